@@ -1,9 +1,10 @@
-"""Draws the sequence diagrams of the documentation as SVG, for the site.
+"""Draws the sequence and state diagrams of the documentation as SVG, for the site.
 
 The text of a diagram is Mermaid's, so code hosts draw it too. Of Mermaid's language it may use:
 `sequenceDiagram`, `participant NAME as TITLE`, `A->>B: text` (a message), `A-->>B: text` (an
-answer), `Note over A,B: text`. Mermaid itself is not used on the site: its 3 MB of JavaScript would
-have to come from somewhere.
+answer), `Note over A,B: text`; or `stateDiagram-v2` with arrows `A --> B: events`, `[*] --> A:
+event` and `A --> [*]`. A state diagram has a column for each state and a row for each arrow.
+Mermaid itself is not used on the site: its 3 MB of JavaScript would have to come from somewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _MARGIN = 90
 _ARROW = re.compile(r"(\w+)\s*(--?>>)\s*(\w+)\s*:\s*(.+)")
 _NOTE = re.compile(r"Note over (\w+)(?:,\s*(\w+))?\s*:\s*(.+)")
 _PARTICIPANT = re.compile(r"participant (\w+)(?: as (.+))?")
+_TRANSITION = re.compile(r"(\w+|\[\*\])\s*-->\s*(\w+|\[\*\])(?:\s*:\s*(.+))?")
 
 
 def fence(source: str, *_: object, **__: object) -> str:
@@ -31,8 +33,10 @@ def svg(source: str) -> str:
         ValueError: a line is none of those that are drawn.
     """
     lines = [line.strip() for line in source.strip().splitlines() if line.strip()]
+    if lines and lines[0] == "stateDiagram-v2":
+        lines = _as_sequence(lines)
     if not lines or lines[0] != "sequenceDiagram":
-        raise ValueError("A diagram begins with the line `sequenceDiagram`.")
+        raise ValueError("A diagram begins with `sequenceDiagram` or `stateDiagram-v2`.")
     columns: dict[str, int] = {}
     heads: list[str] = []
     body: list[str] = []
@@ -60,6 +64,22 @@ def svg(source: str) -> str:
         + "".join([*lifelines, *heads, *body])
         + "</svg>"
     )
+
+
+def _as_sequence(lines: list[str]) -> list[str]:
+    """Return a state diagram as a sequence diagram; its start and end are columns of their own."""
+    columns: dict[str, str] = {}
+    arrows: list[str] = []
+    for line in lines[1:]:
+        if (found := _TRANSITION.fullmatch(line)) is None:
+            raise ValueError(f"This line of a diagram is not drawn: {line!r}")
+        start = "begin" if found[1] == "[*]" else found[1]
+        end = "end" if found[2] == "[*]" else found[2]
+        columns |= {name: name.replace("_", " ") for name in (start, end)}
+        arrows.append(f"{start}->>{end}: {found[3] or 'final'}")
+    order = sorted(columns, key=lambda name: name == "end")  # a stable sort: the end goes last
+    titles = [f"participant {name} as {columns[name]}" for name in order]
+    return ["sequenceDiagram", *titles, *arrows]
 
 
 def _line(x1: int, y1: int, x2: int, y2: int, style: str = "") -> str:

@@ -21,7 +21,7 @@ from indilog.config import ClusterConfig
 from indilog.config.group import Group
 from indilog.config.node import GROUPS
 from indilog.wire import base_messages, messages, sequencer_messages, tag_messages, time_messages
-from tests.support import protocol_table, settings_table
+from tests.support import protocol_table, settings_table, state_diagrams
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("indilog", "ordering", "storage", "index_tier", "compute", "libs", "functions", "bench")
@@ -282,6 +282,12 @@ def test_the_configuration_document_equals_the_code() -> None:
     assert settings_table.renewed(document) == document, (
         "python -m tests.support.settings_table --write"
     )
+
+
+@pytest.mark.parametrize("diagram", state_diagrams.DIAGRAMS, ids=lambda diagram: diagram.name)
+def test_the_state_diagrams_equal_the_code(diagram: state_diagrams.Diagram) -> None:
+    document = diagram.document.read_text()
+    assert diagram.renewed(document) == document, "python -m tests.support.state_diagrams --write"
 
 
 def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:

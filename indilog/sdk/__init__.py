@@ -8,7 +8,7 @@ package. What an application needs is in `indilog`; what only a library needs is
 - **Record format**: `RecordFormat` frames a library's records and refuses those of later versions.
 - **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
   that appends a record and then reads which effect it had.
-- **Damage and trims**: `surviving_records`, `may_go_further`, `Losses`, `name_loss`.
+- **Damage and trims**: `read_surviving_records`, `may_go_further`, `Losses`, `name_loss`.
 - **Time and waiting**: `LogClock` estimates the time of a log, `Event` lets callers wait on an
   event loop or under a stepper.
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
@@ -26,7 +26,7 @@ from indilog.sdk.log_clock import LogClock
 from indilog.sdk.losses import Losses, name_loss
 from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
 from indilog.sdk.record_format import RecordFormat
-from indilog.sdk.surviving_records import may_go_further, surviving_records
+from indilog.sdk.surviving_records import may_go_further, read_surviving_records
 
 if TYPE_CHECKING:
     from indilog.apps.context import current_context
@@ -55,7 +55,7 @@ __all__ = [
     "may_go_further",
     "name_loss",
     "plain_value",
-    "surviving_records",
+    "read_surviving_records",
 ]
 
 __getattr__ = lazy_names(

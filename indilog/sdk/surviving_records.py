@@ -13,7 +13,7 @@ from indilog.base.ids import SeqNum, UserTag
 from indilog.base.log import Log, Record
 
 
-async def surviving_records(
+async def read_surviving_records(
     log: Log, tag: UserTag, start: SeqNum = 0, *, limit: int
 ) -> AsyncIterator[Record | DataLossError]:
     """Yield the records of a sub-stream that are left, in their order; where some of them are lost,

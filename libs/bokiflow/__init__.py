@@ -29,7 +29,7 @@ from bokiflow.runs.errors import (
     UnfinishedOperationError,
     UnknownRunError,
 )
-from bokiflow.runs.fold import State
+from bokiflow.runs.states import State
 from bokiflow.workflow import Workflow
 
 __all__ = [

@@ -21,7 +21,7 @@ from bokiflow.runs.errors import (
     RunFailedError,
     UnknownRunError,
 )
-from bokiflow.runs.fold import Run, State
+from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
@@ -35,6 +35,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.states import State
 from bokiflow.takeover import crash_loops as suspects
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
@@ -70,6 +71,7 @@ class Status:
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
     """Return how a run is that has begun."""
     assert run.started is not None, "only what began has a status"
+    assert run.state is not None, "what began has a state"
     finished, parked = run.finished, run.parked
     problem = parked.reason if parked else None
     if run.state is State.RUNNING and run.crashes:

@@ -19,7 +19,7 @@ import msgspec
 
 from bokiqueue.records import QueueCheckpoint, checkpoint_decoded, encoded
 from indilog import DataLossError, Log, TooLargeError
-from indilog.sdk import SeqNum, may_go_further, surviving_records
+from indilog.sdk import SeqNum, may_go_further, read_surviving_records
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000
@@ -82,7 +82,7 @@ async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
     best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
     parts: defaultdict[SeqNum, dict[int, QueueCheckpoint]] = defaultdict(dict)
-    async for record in surviving_records(log, tag, limit=_PAGE):
+    async for record in read_surviving_records(log, tag, limit=_PAGE):
         if isinstance(record, DataLossError):
             lost = record  # one before or behind it may do
             continue

@@ -28,7 +28,7 @@ from indilog.sdk import (
     check_own_append,
     may_go_further,
     name_loss,
-    surviving_records,
+    read_surviving_records,
 )
 
 SNAPSHOT_EVERY: Final = 1000
@@ -178,7 +178,7 @@ class Replica(Generic[_ResultT]):
         # agree on it, so it never gives way to one that is behind what was given back.
         best: tuple[SeqNum, SeqNum] = 0, 0
         lost: DataLossError | None = None
-        async for record in surviving_records(
+        async for record in read_surviving_records(
             self._log, self._snapshots_tag, limit=_SNAPSHOTS_PAGE
         ):
             if isinstance(record, DataLossError):

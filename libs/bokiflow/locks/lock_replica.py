@@ -27,7 +27,7 @@ from indilog.sdk import (
     check_own_append,
     may_go_further,
     name_loss,
-    surviving_records,
+    read_surviving_records,
 )
 
 CHECKPOINT_EVERY: Final = 256
@@ -159,7 +159,9 @@ class LockReplica:
         """
         place, furthest = 0, None
         lost: DataLossError | None = None
-        async for record in surviving_records(log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE):
+        async for record in read_surviving_records(
+            log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE
+        ):
             if isinstance(record, DataLossError):
                 lost = record  # one before or behind it may do
                 continue

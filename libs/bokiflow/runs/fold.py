@@ -7,7 +7,6 @@ nothing. Of several decisions of one step the first counts.
 
 from __future__ import annotations
 
-import enum
 from typing import assert_never
 
 from bokiflow.runs.records import (
@@ -21,17 +20,8 @@ from bokiflow.runs.records import (
     Signalled,
     StepDecided,
 )
+from bokiflow.runs.states import State, next_state
 from indilog.sdk import SeqNum
-
-
-class State(enum.StrEnum):
-    """How far a run is."""
-
-    RUNNING = "running"
-    PARKED = "parked"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 class Run:
@@ -39,6 +29,7 @@ class Run:
 
     Attributes:
         end: records below this seqnum are applied.
+        state: as of those records; None: the run has not begun.
         clock: when the last applied record was ordered, seconds since 1970 (`Record.ordered_at`).
         started: how it began; None: there is no such run.
         started_at: that record's place. Valid once `started` is there.
@@ -61,11 +52,12 @@ class Run:
     __slots__ = (
         "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "epoch", "executor",
         "finished", "is_given_up", "parked", "parked_at", "places", "signals", "started",
-        "started_at", "steps", "taken_at",
+        "started_at", "state", "steps", "taken_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.end: SeqNum = 0
+        self.state: State | None = None
         self.clock = 0.0
         self.started: RunStarted | None = None
         self.started_at: SeqNum = 0
@@ -84,35 +76,27 @@ class Run:
         self.is_given_up = False
         self.finished: RunFinished | None = None
 
-    @property
-    def state(self) -> State:
-        """How far it is."""
-        if self.finished is None:
-            return State.RUNNING if self.parked is None else State.PARKED
-        if self.finished.was_cancelled:
-            return State.CANCELLED
-        return State.DONE if self.finished.failure is None else State.FAILED
-
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
         """Take in the record at `seqnum`; tell whether it counts."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
         self.clock = max(self.clock, ordered_at)
-        if record is None or self.finished is not None:
+        if record is None:
             return False
-        if self.started is None:
-            return isinstance(record, RunStarted) and self._start(seqnum, record)
-        return self._effect(seqnum, record)
-
-    def _start(self, seqnum: SeqNum, record: RunStarted) -> bool:
-        self.started, self.started_at, self.began = record, seqnum, self.clock
-        self.epoch, self.executor, self.taken_at = 1, record.executor, seqnum
+        state = next_state(self.state, record, self.epoch)
+        if state is None or not self._effect(seqnum, record):
+            return False
+        self.state = state
+        assert (self.parked is not None) == (state is State.PARKED), "a parked run has its reason"
+        assert self.finished is None or state not in {State.RUNNING, State.PARKED}
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
+        """Apply a record that the state allows; False: the step has an outcome already."""
         match record:
-            case RunStarted():
-                return False
+            case RunStarted(executor=executor):
+                self.started, self.started_at, self.began = record, seqnum, self.clock
+                self.epoch, self.executor, self.taken_at = 1, executor, seqnum
             case Signalled(key=key):
                 if key not in self._signal_keys:
                     self._signal_keys.add(key)
@@ -122,19 +106,20 @@ class Run:
             case CancelAsked():
                 self.cancel_asked = True
                 self.is_given_up = self.is_given_up or self.parked is not None
-            case RunTaken(epoch, executor, crashes):
-                if epoch != self.epoch + 1:
-                    return False
-                self.epoch, self.executor, self.parked = epoch, executor, None
-                self.taken_at, self.crashes = seqnum, crashes
-            case StepDecided() | RunParked() | RunFinished():
-                return record.epoch == self.epoch and self._of_executor(seqnum, record)
+            case RunTaken() | StepDecided() | RunParked() | RunFinished():
+                return self._executor_effect(seqnum, record)
             case unreachable:
                 assert_never(unreachable)
         return True
 
-    def _of_executor(self, seqnum: SeqNum, record: StepDecided | RunParked | RunFinished) -> bool:
+    def _executor_effect(
+        self, seqnum: SeqNum, record: RunTaken | StepDecided | RunParked | RunFinished
+    ) -> bool:
         match record:
+            case RunTaken(epoch, executor, crashes):
+                assert epoch == self.epoch + 1, "epochs grow one by one"
+                self.epoch, self.executor, self.parked = epoch, executor, None
+                self.taken_at, self.crashes = seqnum, crashes
             case StepDecided(number=number):
                 if number in self.steps:
                     return False

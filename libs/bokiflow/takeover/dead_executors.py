@@ -30,7 +30,7 @@ from bokiflow.runs.records import (
     run_record,
 )
 from indilog import DataLossError, Log, Record
-from indilog.sdk import SeqNum, surviving_records
+from indilog.sdk import SeqNum, read_surviving_records
 
 AGE_S_MIN: Final = 1.0
 """How long after an executor went its stream is looked at again first."""
@@ -137,7 +137,7 @@ async def read_readable(
         bound: where to begin.
         unreadable: gets the place of what is lost and passed over, if anything is.
     """
-    async for record in surviving_records(log, tag, bound, limit=_PAGE):
+    async for record in read_surviving_records(log, tag, bound, limit=_PAGE):
         if isinstance(record, DataLossError):
             unreadable.append(bound if record.seqnum is None else record.seqnum)
         else:

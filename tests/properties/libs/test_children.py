@@ -157,7 +157,8 @@ def run_once(seed: int, *, with_cancel: bool) -> tuple[str, str, list[str]]:
         assert child_ended[0] < ended_at(plain, PARENT)[0], "nothing runs on under a run that ended"
     parent = now(read_run(plain, PARENT, Run()))
     child = now(read_run(plain, CHILD, Run()))
-    return parent.state.value, "" if child.started is None else child.state.value, ran
+    assert parent.state is not None
+    return parent.state.value, "" if child.state is None else child.state.value, ran
 
 
 def check_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.fold import Run, State
+from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     CancelAsked,
     ExecutorDead,
@@ -22,6 +22,7 @@ from bokiflow.runs.records import (
     executor_record,
     run_record,
 )
+from bokiflow.runs.states import State
 from bokiflow.takeover.executors import NEW_OWNER_S, Executors
 
 

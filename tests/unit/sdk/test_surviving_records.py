@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.base.errors import DataLossError
-from indilog.sdk.surviving_records import may_go_further, surviving_records
+from indilog.sdk.surviving_records import may_go_further, read_surviving_records
 from tests.support.damaged_log import DamagedLogs
 from tests.support.hooked_log import HookedLog, Read
 
@@ -18,7 +18,7 @@ async def test_what_is_left_is_found_behind_what_was_trimmed_and_around_what_is_
         await log.append(b"%d" % number, tags=["a"])
     await log.trim(2, tag="a")
     logs.lost = {4, 8}
-    found = [one async for one in surviving_records(log, "a", limit=2)]
+    found = [one async for one in read_surviving_records(log, "a", limit=2)]
     places = [one.seqnum for one in found]
     assert places == [2, 3, 4, 5, 6, 7, 8]
     assert [one.seqnum for one in found if isinstance(one, DataLossError)] == [4, 8]
@@ -31,7 +31,7 @@ async def test_a_loss_of_which_nobody_knows_the_end_is_told() -> None:
             raise DataLossError("Lost.")
 
     with pytest.raises(DataLossError):
-        [one async for one in surviving_records(Broken("work"), "a", limit=2)]
+        [one async for one in read_surviving_records(Broken("work"), "a", limit=2)]
 
 
 @pytest.mark.parametrize(("end", "may"), [(0, True), (6, True), (7, False), (8, False)])

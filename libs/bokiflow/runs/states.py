@@ -1,0 +1,133 @@
+"""The states of a run, and which record moves it from one to another: a table.
+
+The fold (`bokiflow.runs.fold`) looks each record up here; the diagram in docs/libs/bokiflow.md is
+generated from it. A pair of state and event that the table does not have is a record without
+effect: a second start, any record before the start, any record after the end.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+from bokiflow.runs.records import (
+    CancelAsked,
+    ChildEnded,
+    RunFinished,
+    RunParked,
+    RunRecord,
+    RunStarted,
+    RunTaken,
+    Signalled,
+    StepDecided,
+)
+
+
+class State(enum.StrEnum):
+    """The state of a run that has begun."""
+
+    RUNNING = "running"
+    PARKED = "parked"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunEvent(enum.StrEnum):
+    """What a record reports of a run."""
+
+    STARTED = "started"
+    TAKEN = "taken"
+    DECIDED = "decided"
+    SIGNALLED = "signalled"
+    CHILD_ENDED = "child ended"
+    CANCEL_ASKED = "cancel asked"
+    PARKED = "parked"
+    RETURNED = "returned"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Epoch(enum.Enum):
+    """Which epoch a record must have to take effect, compared with that of the run."""
+
+    CURRENT = enum.auto()
+    NEXT = enum.auto()
+
+
+EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
+    RunEvent.TAKEN: Epoch.NEXT,
+    RunEvent.DECIDED: Epoch.CURRENT,
+    RunEvent.PARKED: Epoch.CURRENT,
+    RunEvent.RETURNED: Epoch.CURRENT,
+    RunEvent.FAILED: Epoch.CURRENT,
+    RunEvent.CANCELLED: Epoch.CURRENT,
+}
+"""The other events are not an executor's, so their records have no epoch."""
+
+TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
+    (None, RunEvent.STARTED): State.RUNNING,
+    (State.RUNNING, RunEvent.TAKEN): State.RUNNING,
+    (State.RUNNING, RunEvent.DECIDED): State.RUNNING,
+    (State.RUNNING, RunEvent.SIGNALLED): State.RUNNING,
+    (State.RUNNING, RunEvent.CHILD_ENDED): State.RUNNING,
+    (State.RUNNING, RunEvent.CANCEL_ASKED): State.RUNNING,
+    (State.RUNNING, RunEvent.PARKED): State.PARKED,
+    (State.RUNNING, RunEvent.RETURNED): State.DONE,
+    (State.RUNNING, RunEvent.FAILED): State.FAILED,
+    (State.RUNNING, RunEvent.CANCELLED): State.CANCELLED,
+    (State.PARKED, RunEvent.TAKEN): State.RUNNING,
+    # Appends of the same executor that were in flight when it parked the run.
+    (State.PARKED, RunEvent.DECIDED): State.PARKED,
+    (State.PARKED, RunEvent.PARKED): State.PARKED,
+    (State.PARKED, RunEvent.RETURNED): State.DONE,
+    (State.PARKED, RunEvent.FAILED): State.FAILED,
+    (State.PARKED, RunEvent.CANCELLED): State.CANCELLED,
+    (State.PARKED, RunEvent.SIGNALLED): State.PARKED,
+    (State.PARKED, RunEvent.CHILD_ENDED): State.PARKED,
+    (State.PARKED, RunEvent.CANCEL_ASKED): State.PARKED,
+}
+"""The next state; None is a run that has not begun."""
+
+
+def event_of(record: RunRecord) -> RunEvent:  # noqa: PLR0911 - one for each kind of record
+    """Return what a record reports."""
+    match record:
+        case RunStarted():
+            return RunEvent.STARTED
+        case RunTaken():
+            return RunEvent.TAKEN
+        case StepDecided():
+            return RunEvent.DECIDED
+        case Signalled():
+            return RunEvent.SIGNALLED
+        case ChildEnded():
+            return RunEvent.CHILD_ENDED
+        case CancelAsked():
+            return RunEvent.CANCEL_ASKED
+        case RunParked():
+            return RunEvent.PARKED
+        case RunFinished(was_cancelled=True):
+            return RunEvent.CANCELLED
+        case RunFinished(failure=failure):
+            return RunEvent.RETURNED if failure is None else RunEvent.FAILED
+        case unreachable:
+            assert_never(unreachable)
+
+
+def next_state(state: State | None, record: RunRecord, epoch: int) -> State | None:
+    """Return the state after a record, None if the record has no effect.
+
+    Args:
+        state: before it; None: the run has not begun.
+        record: of the run.
+        epoch: of the run, before the record; 0 if it has not begun.
+    """
+    event = event_of(record)
+    match record:
+        case RunTaken() | StepDecided() | RunParked() | RunFinished():
+            due = epoch + (EPOCHS[event] is Epoch.NEXT)
+            return TRANSITIONS.get((state, event)) if record.epoch == due else None
+        case _:
+            return TRANSITIONS.get((state, event))

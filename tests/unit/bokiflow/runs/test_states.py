@@ -1,0 +1,103 @@
+"""Claims about the transition table of runs (`bokiflow.runs.states`)."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import (
+    CancelAsked,
+    ChildEnded,
+    RecordedFailure,
+    RunFinished,
+    RunParked,
+    RunRecord,
+    RunStarted,
+    RunTaken,
+    Signalled,
+    StepDecided,
+)
+from bokiflow.runs.states import TRANSITIONS, RunEvent, State, event_of
+from tests.support.state_diagrams import Diagram
+
+STARTED = RunStarted("order", b"{}", "a", "v1")
+FAILURE = RecordedFailure("ValueError", "no")
+TO_STATE: dict[State | None, list[RunRecord]] = {
+    None: [],
+    State.RUNNING: [STARTED],
+    State.PARKED: [STARTED, RunParked(1, "v1", "changed")],
+    State.DONE: [STARTED, RunFinished(1, b"1")],
+    State.FAILED: [STARTED, RunFinished(1, b"", FAILURE)],
+    State.CANCELLED: [STARTED, RunFinished(1, b"", FAILURE, was_cancelled=True)],
+}
+RECORDS: dict[RunEvent, RunRecord] = {
+    RunEvent.STARTED: STARTED,
+    RunEvent.TAKEN: RunTaken(2, "b"),
+    RunEvent.DECIDED: StepDecided(1, "1", "book", "step", b"1"),
+    RunEvent.SIGNALLED: Signalled("paid", b"1", "k"),
+    RunEvent.CHILD_ENDED: ChildEnded("c"),
+    RunEvent.CANCEL_ASKED: CancelAsked(),
+    RunEvent.PARKED: RunParked(1, "v1", "again"),
+    RunEvent.RETURNED: RunFinished(1, b"2"),
+    RunEvent.FAILED: RunFinished(1, b"", FAILURE),
+    RunEvent.CANCELLED: RunFinished(1, b"", FAILURE, was_cancelled=True),
+}
+MOVES = {
+    RunEvent.TAKEN: State.RUNNING,
+    RunEvent.PARKED: State.PARKED,
+    RunEvent.RETURNED: State.DONE,
+    RunEvent.FAILED: State.FAILED,
+    RunEvent.CANCELLED: State.CANCELLED,
+}
+
+
+def run_in(state: State | None) -> Run:
+    run = Run()
+    for seqnum, record in enumerate(TO_STATE[state]):
+        assert run.apply(seqnum, 1.0, record)
+    assert run.state is state
+    return run
+
+
+def expected(state: State | None, event: RunEvent) -> State | None:
+    """Return the next state by the rules of docs/libs/bokiflow.md; None: no effect."""
+    if state is None:
+        return State.RUNNING if event is RunEvent.STARTED else None
+    if state not in {State.RUNNING, State.PARKED} or event is RunEvent.STARTED:
+        return None
+    return MOVES.get(event, state)
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(TO_STATE, RunEvent)))
+def test_a_record_moves_a_run_as_the_rules_say(state: State | None, event: RunEvent) -> None:
+    run, following = run_in(state), expected(state, event)
+    assert event_of(RECORDS[event]) is event
+    assert run.apply(5, 2.0, RECORDS[event]) is (following is not None)
+    assert run.state is (state if following is None else following)
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.PARKED])
+@pytest.mark.parametrize("record", [
+    RunTaken(1, "b"), RunTaken(3, "b"), StepDecided(2, "1", "book", "step", b"1"),
+    RunParked(2, "v1", "again"), RunFinished(2, b"2"), RunFinished(2, b"", FAILURE),
+    RunFinished(2, b"", FAILURE, was_cancelled=True),
+])  # fmt: skip
+def test_an_executors_record_of_a_wrong_epoch_has_no_effect(
+    state: State, record: RunRecord
+) -> None:
+    run = run_in(state)
+    assert not run.apply(5, 2.0, record)
+    assert (run.state, run.epoch, run.executor, run.steps) == (state, 1, "a", {})
+
+
+def test_no_event_leaves_an_ended_state() -> None:
+    assert {state for state, _ in TRANSITIONS} == {None, State.RUNNING, State.PARKED}
+
+
+def test_a_diagram_without_its_place_in_the_document_is_refused() -> None:
+    diagram = Diagram("x", Path("doc.md"), TRANSITIONS)
+    with pytest.raises(ValueError, match="has no place for x"):
+        diagram.renewed("no comments")
