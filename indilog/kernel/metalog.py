@@ -167,13 +167,10 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
     def with_entries(self, entries: Iterable[Entry]) -> Base:
         """Return what the entries from `position` on add to it."""
-        replay = MetalogReplay(self.position, self.tail, self.cut, self.trims)
-        last, time_us, writers = self.last, self.time_us, dict(self.writers)
+        growing = GrowingBase(self)
         for entry in entries:
-            replay.apply(entry)
-            last, time_us = entry.epoch, max(time_us, entry.time_us)
-            writers.update(entry.writers)
-        return Base(replay.position, last, replay.tail, replay.cut, replay.trims, time_us, writers)
+            growing.apply(entry)
+        return growing.base()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -283,3 +280,25 @@ class MetalogReplay:
         if isinstance(entry, Trim):
             self.trims += 1
         return spans
+
+
+class GrowingBase(MetalogReplay):
+    """A base to which entries are added one by one."""
+
+    __slots__ = ("_time_us", "_writers")
+
+    def __init__(self, base: Base) -> None:
+        super().__init__(base.position, base.tail, base.cut, base.trims, base.last)
+        self._time_us = base.time_us
+        self._writers = dict(base.writers)
+
+    def apply(self, entry: Entry) -> list[Span]:
+        """Add the next entry; return what it ordered."""
+        self._time_us = max(self._time_us, entry.time_us)
+        self._writers.update(entry.writers)
+        return super().apply(entry)
+
+    def base(self) -> Base:
+        """Return what all entries so far add up to."""
+        cut, writers = dict(self.cut), dict(self._writers)
+        return Base(self.position, self.last, self.tail, cut, self.trims, self._time_us, writers)

@@ -115,9 +115,10 @@ class Entries:
         self._cached.clear()
         self.start = start
 
-    def first_pack(self) -> Sequence[Entry]:
-        """Return the entries that `drop_pack` would drop; none: all are unpacked."""
-        return self._at(0) if self._packed else ()
+    @property
+    def first_pack_end(self) -> MetalogPosition | None:
+        """The position behind the entries that `drop_pack` would drop; None: all are unpacked."""
+        return self._first(1) if self._packed else None
 
     def drop_pack(self) -> None:
         """Forget the oldest entries, those of one pack."""

@@ -30,7 +30,7 @@ from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, Sh
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import MetalogReplay, NewRecords, Trim
+from indilog.kernel.metalog import NewRecords, Trim
 from indilog.kernel.view import View
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
@@ -83,12 +83,9 @@ class Primary:
         self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._published: MetalogPosition | None = None
         """How many entries were published by this incarnation, or before; None: none was yet."""
-        base, last_us = metalog.committed, metalog.time_us
-        proposed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
-        for entry in metalog.iterate(base.position, len(metalog)):
-            proposed.apply(entry)
-            last_us = max(last_us, entry.time_us)
-        self._clock = EntryClock(last_us, now, config.node.ordering.clock_gap_s_max)
+        recovered = metalog.iterate(metalog.committed.position, len(metalog))
+        proposed = metalog.committed.base().with_entries(recovered)
+        self._clock = EntryClock(proposed.time_us, now, config.node.ordering.clock_gap_s_max)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims

@@ -44,7 +44,7 @@ from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import (
     Base,
     Entry,
-    MetalogReplay,
+    GrowingBase,
     entries_decoded,
     entries_encoded,
     entry_decoded,
@@ -103,7 +103,7 @@ class StoredMetalog:
 
     __slots__ = (
         "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_kept", "_later", "_unstored",
-        "base", "committed", "epoch_seen", "incomplete", "promised", "stored", "time_us",
+        "base", "committed", "epoch_seen", "incomplete", "promised", "stored",
     )  # fmt: skip
 
     def __init__(self, *, grows: bool = False, kept: int = UNPACKED_MIN) -> None:
@@ -136,12 +136,10 @@ class StoredMetalog:
         off.
         """
         self.stored: MetalogPosition = 0
-        self.committed = MetalogReplay()
+        self.committed = GrowingBase(Base())
         """What the entries add up to that are committed, as far as the primary knows; a backup does
         not. A checkpoint keeps it, so that the next life goes on from there.
         """
-        self.time_us = 0
-        """The time of the last of these."""
 
     def __len__(self) -> int:
         return self._entries.end
@@ -304,21 +302,9 @@ class StoredMetalog:
         """
         assert not self._unstored, "a checkpoint is taken between two turns"
         entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
-        committed = self._committed_base()
         states = self.stored, self.incomplete, self._fetches, self.promised, self.epoch_seen
-        columns = self.base, committed, *states, later
+        columns = self.base, self.committed.base(), *states, later
         return lambda: _encoder.encode(StoredColumns(*columns, entries()))
-
-    def _committed_base(self) -> Base:
-        committed = self.committed
-        return Base(
-            committed.position,
-            self.epoch_before(committed.position),
-            committed.tail,
-            dict(committed.cut),
-            committed.trims,
-            self.time_us,
-        )
 
     def restore(self, payload: bytes) -> None:
         """Begin with what was copied once.
@@ -330,8 +316,7 @@ class StoredMetalog:
             columns = _decoder.decode(payload)
         except msgspec.DecodeError as error:
             raise MalformedFrameError(f"not the checkpoint of a sequencer: {error}") from error
-        self.base = columns.base
-        self._commit_base(columns.committed)
+        self.base, self.committed = columns.base, GrowingBase(columns.committed)
         self.stored, self.incomplete = columns.stored, columns.incomplete
         self._fetches = columns.fetches
         self.promised, self.epoch_seen = columns.promised, columns.epoch_seen
@@ -421,21 +406,12 @@ class StoredMetalog:
         assert self.base.position <= end <= len(self), "only what is here can be cut off"
         self._entries.cut_off(end)
         self.stored = min(self.stored, end)
-        self._forget_committed()
+        if self.committed.position > end:
+            self.committed = GrowingBase(self.base)
         self._unstored = deque(
             None if isinstance(content, int) and content >= end else content
             for content in self._unstored
         )
-
-    def _forget_committed(self) -> None:
-        """Begin to add up anew where entries are missing that had been added."""
-        if self.committed.position > len(self):
-            self._commit_base(self.base)
-
-    def _commit_base(self, base: Base) -> None:
-        """Take what a base stands for, and nothing else, for committed."""
-        self.committed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
-        self.time_us = base.time_us
 
     # --- the base
 
@@ -443,14 +419,14 @@ class StoredMetalog:
         """Let the base stand for one more pack of entries, if they are all below `end` and there
         are enough behind them; tell whether it does now.
         """
-        pack = self._entries.first_pack()
-        end = min(end, self.stored)
-        if not pack or pack[-1].position >= end or pack[-1].position + self._kept >= len(self):
+        pack_end = self._entries.first_pack_end
+        end = min(end, self.stored, len(self) - self._kept)
+        if pack_end is None or pack_end > end:
             return False
-        self.base = self.base.with_entries(pack)
+        self.base = self.base.with_entries(self._entries.between(self.base.position, pack_end))
         self._entries.drop_pack()
-        if self.committed.position < self.base.position:
-            self._commit_base(self.base)
+        if self.committed.position < pack_end:
+            self.committed = GrowingBase(self.base)
         return True
 
     def install(self, base: Base) -> Persist:
@@ -472,9 +448,8 @@ class StoredMetalog:
         return self._record(MetalogState(self.promised, extent, whole=False, base=base))
 
     def _put_base(self, base: Base) -> None:
-        self.base = base
+        self.base, self.committed = base, GrowingBase(base)
         self._entries.restart(base.position)
-        self._commit_base(base)
 
     @property
     def installing(self) -> bool:
@@ -487,7 +462,6 @@ class StoredMetalog:
         alone = end == start + 1
         for entry in (self._entries[start],) if alone else self.iterate(start, end):
             self.committed.apply(entry)
-            self.time_us = max(self.time_us, entry.time_us)
 
     def on_persisted(self, token: int) -> None:
         """Note that the frame with this token is durable."""

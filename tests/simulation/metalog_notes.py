@@ -50,9 +50,9 @@ class MetalogNotes:
             return effects
 
         def noted(metalog: StoredMetalog, end: MetalogPosition) -> bool:
-            pack = metalog._entries.first_pack()
-            if metalog._grows and pack and pack[-1].position < end:
-                for entry in pack:
+            pack_end = metalog._entries.first_pack_end
+            if metalog._grows and pack_end is not None and pack_end <= end:
+                for entry in metalog.iterate(metalog.base.position, pack_end):
                     if entry.position == len(self._entries):
                         self._append(entry)
             return fold(metalog, end)

@@ -128,8 +128,11 @@ BUGS: Final = (
     Bug(
         "a base says of its last entry who proposed its first one",
         "indilog/kernel/metalog.py",
-        "last, time_us = entry.epoch, max",
-        "last, time_us = self.last or entry.epoch, max",
+        "        return super().apply(entry)\n",
+        "        last = self.last\n"
+        "        spans = super().apply(entry)\n"
+        "        self.last = last or entry.epoch\n"
+        "        return spans\n",
     ),
     Bug(
         "who asks for entries below the base is sent those behind it",
@@ -505,8 +508,8 @@ BUGS: Final = (
     Bug(
         "a checkpoint takes entries for committed that are not",
         "ordering/indilog_ordering/stored_metalog.py",
-        "        committed = self.committed\n",
-        "        self.commit(len(self))\n        committed = self.committed\n",
+        "        assert not self._unstored, ",
+        "        self.commit(len(self))\n        assert not self._unstored, ",
     ),
     Bug(
         "a damaged checkpoint is an empty state",
