@@ -1,5 +1,6 @@
-"""The messages about what stands for old metalog entries: the base and the history (decision 0030);
-how to read them is said in `indilog.wire.messages`.
+"""The messages about the base and the history, which replace old metalog entries (decision 0030).
+
+`indilog.wire.messages` says how to read them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ class MetalogCovered(WireMessage, frozen=True):
     """storage → primary: everything that the metalog says below `position` is in both checkpoints
     of this node.
 
-    `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. So the
-    primary knows how much of that equals its own metalog.
+    `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. With it
+    the primary computes how many of these entries equal its own.
     Lost: the primary keeps its entries until the next one.
     Repeated: absolute.
     """
@@ -38,8 +39,9 @@ class MetalogBase(WireMessage, frozen=True):
 class HistoryWanted(WireMessage, frozen=True):
     """storage → storage: asks what the entries from `start` on ordered, below position `end`.
 
-    `last` is the incarnation that proposed the last entry that the sender has, `end_epoch` the one
-    that proposed the entry before `end`: who has that one there has the right entries below it.
+    `last` is the incarnation that proposed the last entry that the sender has. `end_epoch` is the
+    one that proposed the entry before `end`: a node that has that entry there has the right entries
+    below it.
     Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """
@@ -54,9 +56,9 @@ class HistoryWanted(WireMessage, frozen=True):
 class History(WireMessage, frozen=True):
     """storage → storage: the entries from `start` on, without their writers and without floors.
 
-    `previous` is the incarnation that proposed the entry before `start`, which is where the asker's
-    copy ends, or 0: then what the asker has is not what was committed. `lacking`: this node lacks
-    what the entries below `end` ordered, too.
+    `start` is where the sender's copy of `HistoryWanted` ends, or 0: then what that node has is not
+    what was committed. `previous` is the incarnation that proposed the entry before `start`.
+    `lacking`: this node lacks what the entries below `end` ordered, too.
     Lost: another storage node is asked after a pause.
     Repeated: the second one matches no question.
     """

@@ -60,8 +60,9 @@ def envelope_packed(
     receiver: NodeId,
     messages: Sequence[msgspec.Raw],
 ) -> bytes:
-    """Return the bytes of an envelope of messages that are encoded already: to several receivers
-    each is encoded once.
+    """Return the bytes of an envelope of encoded messages.
+
+    So a message to several receivers is encoded once.
     """
     return _encoder.encode(_Packed(WIRE_VERSION, view, epoch, sender, receiver, tuple(messages)))
 

@@ -1,16 +1,19 @@
-"""Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
-or repeated; those among sequencers are in `indilog.wire.sequencer_messages`, about tags in
+"""Every message between nodes: its sender and receiver, its meaning, what happens if it is lost or
+repeated.
+
+Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags in
 `indilog.wire.tag_messages`, about times in `indilog.wire.time_messages`, about old metalog entries
 in `indilog.wire.base_messages`.
 
-The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
-then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
-them equal. A transport may lose, delay and repeat messages; it never changes one. On a socket
-messages travel in an `Envelope` (`indilog.wire.envelope`), which carries the sender's view and
-epoch; in one process they are passed by reference, so nobody may change one.
+The first line of each docstring reads `sender → receiver: meaning.` The line `Lost:` says what
+happens then, the line `Repeated:` why that is harmless. docs/PROTOCOL.md is generated from these
+docstrings, and a test keeps them equal.
 
-Where a field is an absolute figure ("how far", "from where") rather than a step, repetition is
-harmless by itself.
+A transport may lose, delay and repeat messages; it never changes one. On a socket, messages travel
+in an `Envelope` (`indilog.wire.envelope`) with the sender's view and epoch. Inside one process they
+are passed by reference, so they are immutable.
+
+Repetition is harmless where a field is an absolute figure (a length, a start) rather than a step.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ class ShardStoredWanted(WireMessage, frozen=True):
     """engine → storage: asks for the stored prefix of a shard; sent by its writer `epoch` while it
     waits for an order.
 
-    Asked instead of sending batches again: they may be lost, or a replica may be slow. The answer
-    says which batches it lacks.
+    The question is cheaper than resending batches, which may be lost or only late. The answer says
+    which batches the replica lacks.
     Lost: asked again after a pause.
     Repeated: answered again.
     """
@@ -89,13 +92,11 @@ class ShardStoredWanted(WireMessage, frozen=True):
 
 
 class ShardStored(WireMessage, frozen=True):
-    """storage → engine: up to where this replica needs no batch of a shard again; sent for a
-    refused or known batch, on request, and after a start of the storage node.
+    """storage → engine: the gap-free prefix of a shard at this replica; sent for a refused or known
+    batch, on request, and after a start of the storage node.
 
-    Below `stored` it may lack ordered records, which it gets from other replicas, and unordered
-    ones of earlier writers, which no node sends again.
-    `epoch` is the newest writer known here. If it is older than the receiver, this replica does not
-    know where the receiver opened the shard; the receiver claims and opens it here again.
+    `epoch` is the newest writer known at the replica. If it is older than the receiver, the replica
+    does not know the receiver (any more). The receiver then claims and opens the shard there again.
     Lost: the engine sends `ShardStoredWanted` after a pause.
     Repeated: absolute.
     """
@@ -106,11 +107,10 @@ class ShardStored(WireMessage, frozen=True):
 
 
 class ShardProgress(WireMessage, frozen=True):
-    """storage → primary: how far this node has stored each of its shards durably.
+    """storage → primary: how far this node has stored each of its shards durably, without gaps.
 
-    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 were
-    durable here. After damage the node may lack ordered records among them, and unordered ones of
-    earlier writers; it lacks no unordered record of this writer.
+    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
+    durable.
     Lost: resent with the next change, and periodically while something stored is not ordered.
     Repeated: the receiver keeps the largest prefix of the newest epoch, from the newest incarnation
     of the sender.
@@ -123,11 +123,12 @@ class MetalogEntries(WireMessage, frozen=True):
     """primary → engine, storage: committed metalog entries from `start` on: the type-O data (thesis
     4.1).
 
-    `previous` is the incarnation that proposed the entry before `start` (0: there is none), so a
-    reader sees whether its copy has the same entries up to there; `committed` entries are committed
-    in all. Sent when entries are committed, without any when the primary has started, and as the
-    answer to the `MetalogWanted` of number `request` (0: it is none). An answer begins where the
-    asker's copy ends, or earlier: then what the copy has from there on was replaced.
+    `previous` is the incarnation that proposed the entry before `start` (0: there is none). With it
+    a reader checks that its copy has the same entries up to `start`. `committed` is the number of
+    committed entries in all.
+    Sent when entries are committed, and without entries when the primary has started. Also the
+    answer to the `MetalogWanted` of number `request` (0: it is no answer). An answer begins where
+    the reader's copy ends, or earlier; what the copy has from there on was replaced.
     Lost: the next one does not follow, and the receiver sends `MetalogWanted`. With no next one, it
     asks when it waits for a missing ordering.
     Repeated: entries already applied are skipped; the second answer matches no question.
@@ -143,8 +144,8 @@ class MetalogEntries(WireMessage, frozen=True):
 class MetalogWanted(WireMessage, frozen=True):
     """engine, storage → primary: asks for the committed entries from `start` on.
 
-    `last` is the incarnation that proposed the last entry that the sender has, before `start` (0:
-    it has none). The primary answers from where the sender's copy and its own are equal.
+    `last` is the incarnation that proposed the entry before `start`, the last one that the sender
+    has (0: it has none). The primary answers from the position up to which both copies are equal.
     Lost: asked again after a pause, under a new `request`.
     Repeated: answered again, which is harmless.
     """
@@ -167,7 +168,8 @@ class TailWanted(WireMessage, frozen=True):
 class TailIs(WireMessage, frozen=True):
     """primary → engine: everything committed is below `tail`; `position` and `cut` belong to it.
 
-    `time_us` is the primary's time: no committed entry is stamped later, no later entry earlier.
+    `time_us` is the primary's time. No committed entry has a later stamp, no later entry an earlier
+    one.
     Lost: asked again.
     Repeated: the second one finds no request.
     """
@@ -202,8 +204,8 @@ class ShardClaimed(WireMessage, frozen=True):
     """storage → engine: older writers are refused, durably; reports how much of the shard is stored
     here.
 
-    `authoritative`: this replica never had more. One that is new, or whose disk was damaged or
-    wiped, cannot say so (PITFALLS 14).
+    `authoritative`: this replica never had more. A replica that is new, damaged or wiped is not
+    authoritative (PITFALLS 14).
     Lost: the claim is resent.
     Repeated: absolute.
     """
@@ -218,8 +220,8 @@ class ShardOpen(WireMessage, frozen=True):
     """engine → storage: continue the shard at `start`, the smallest prefix of all its authoritative
     replicas.
 
-    What lies beyond was never on the ack quorum, so it was never ordered; it is dropped. A replica
-    that lacks what lies before fetches it from the others.
+    Records from `start` on were never on the ack quorum, so they were never ordered; the replica
+    drops them. A replica that lacks records before `start` fetches them from the others.
     Lost: resent until all replicas have answered.
     Repeated: a shard already open under this epoch does not change.
     """
@@ -245,10 +247,11 @@ class ShardOpened(WireMessage, frozen=True):
 
 
 class ShardTags(msgspec.Struct, frozen=True, array_like=True):
-    """The tags of consecutive records of one shard: counts as u8 a record, tags as u64 each.
+    """The tags of consecutive records of one shard: a count for each record (u8) and the tags (u64
+    each).
 
-    `lost`: those whose tags no replica has, ascending. Their counts are 0, as those of trimmed
-    records are; but a lost record may have had any tag.
+    `lost`: the records whose tags no replica has, ascending. Their counts are 0, like those of
+    trimmed records; but a lost record may have had any tag.
     """
 
     shard: ShardId
@@ -262,10 +265,10 @@ class ShardTags(msgspec.Struct, frozen=True, array_like=True):
 class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
     """Index data of one metalog position: all productive shards, and the tags of some of them.
 
-    `tail` is the log's tail after this position. An entry that ordered nothing has no productive
-    shard. `epoch` is the incarnation of the primary that proposed the entry, `previous` the one
-    that proposed the entry before it among the positions of the same index shard (0: there is
-    none).
+    `tail` is the tail of the log after this position. An entry that ordered nothing has no
+    productive shard. `epoch` is the incarnation of the primary that proposed the entry. `previous`
+    is the one that proposed the entry before it among the positions of the same index shard (0:
+    there is none).
     """
 
     position: MetalogPosition
@@ -280,9 +283,10 @@ class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions: the type-S data.
 
     The first replica of a shard sends it unasked: each position to one index shard, and to every
-    engine. Of positions without records two storage nodes tell, and of the last position of each
-    index shard when they hear the first entry of a new incarnation. `copy_of` is the incarnation
-    that proposed the sender's last entry: what the sender says is true of that one's metalog.
+    engine. Two storage nodes send it for positions without records. They also resend the last
+    position of each index shard after the first entry of a new incarnation.
+    `copy_of` is the incarnation that proposed the sender's last entry: the data agrees with that
+    incarnation's metalog.
     Lost: an index node asked about a later position, or an engine that sees a gap, sends
     `IndexDataWanted`.
     Repeated: positions and parts already applied are skipped.
@@ -315,10 +319,10 @@ class IndexLookup(WireMessage, frozen=True):
 
     NEXT: the smallest seqnums in [bound, limit), ascending. PREV: the largest in [0, min(bound,
     limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
-    `position`; so every index shard answers about the same prefix of the log, and the aggregate
+    `position`. So every index shard answers about the same prefix of the log, and the aggregate
     skips nothing.
-    `names_first`: the engine may have the record, so it wants to be told where a single match is
-    that is not the bound itself, and asks storage on its own.
+    `names_first`: the engine may have the record. For a single match that is not the bound itself
+    it wants the seqnum first, and asks storage itself.
     Lost: the engine restarts the lookup under a new `request` after its deadline.
     Repeated: answered again; the aggregator counts each index shard once.
     """
@@ -333,14 +337,12 @@ class IndexLookup(WireMessage, frozen=True):
     aggregator: NodeId
     names_first: bool = False
     log: TagHash = 0
-    """The tag of the log that is read: its floor holds for all its tags."""
+    """The tag of the log that is read: the floor of a log holds for all its tags."""
     trims: int = 0
-    """How many trims are among the entries below `position`: the node knows them all when it
-    answers.
-    """
+    """Trims among the entries below `position`; the node answers when it has applied them all."""
     epoch: Epoch = NO_INCARNATION
-    """The incarnation that proposed the entry before `position`: the node answers when what it has
-    is of that one's metalog, or of a later one's.
+    """The incarnation that proposed the entry before `position`. The node answers when its data is
+    of the metalog of that incarnation, or of a later one.
     """
 
 
@@ -348,7 +350,7 @@ class IndexAnswer(WireMessage, frozen=True):
     """index → aggregator, index: the matches of one index shard, best first, at most `count`.
 
     It goes to the node that the lookup names: an aggregator, or the index node that is its master.
-    `exact`: the only match asked for is the bound itself, and the node has already told storage to
+    `exact`: the only match asked for is the bound itself, and the node has already asked storage to
     answer.
     Lost: the lookup is restarted.
     Repeated: the aggregator counts each index shard once.
@@ -365,7 +367,7 @@ class IndexAnswer(WireMessage, frozen=True):
     names_first: bool = False
     bound: SeqNum = 0
     floor: SeqNum = 0
-    """The higher one of the floors of the tag and of the log; what lies below is left out."""
+    """The higher of the floors of the tag and of the log; records below it are left out."""
     log_floor: SeqNum = 0
     trims: int = 0
     """As in the lookup."""
@@ -374,8 +376,8 @@ class IndexAnswer(WireMessage, frozen=True):
     epoch: Epoch = NO_INCARNATION
     """As in the lookup."""
     lost: tuple[LostRange, ...] = ()
-    """Lost records between the bound and the last match, or the end of what was looked through:
-    the nearest first, at most 64 ranges. Each of them may have been a match.
+    """Lost records between the bound and the last match, or the end of the search: the nearest
+    first, at most 64 ranges. Each of them may have been a match.
     """
 
 
@@ -395,9 +397,10 @@ class LookupResult(WireMessage, frozen=True):
     floor: SeqNum = 0
     log_floor: SeqNum = 0
     position: MetalogPosition = 0
-    """Who has applied so many metalog entries has applied all trims that are in the answer."""
+    """A node that has applied this many metalog entries has applied all trims in the answer."""
     lost: LostRange | None = None
-    """Lost records behind the last match: which of them match is not known, nor what comes after.
+    """Lost records after the last match. Which of them match is unknown, and so is what follows
+    them.
     """
 
 
@@ -408,8 +411,8 @@ class ReadRecords(WireMessage, frozen=True):
     """engine, index, aggregator → storage: asks for the records at these seqnums of a shard; the
     answer goes to `origin`.
 
-    Storage waits until it has applied the metalog up to them, so many trims, and an entry of
-    incarnation `epoch` of the primary, or of a later one.
+    Storage waits until it has applied the metalog up to them, `trims` trims, and an entry of
+    incarnation `epoch` of the primary or of a later one.
     Lost: the engine asks another replica after its deadline.
     Repeated: answered again.
     """
@@ -436,14 +439,14 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 STORED_RECORD_OVERHEAD_BYTES: Final = 32
-"""What one adds to an answer beside its data, names and aux data, roughly."""
+"""Bytes that a record adds to an answer besides its data, names and aux data; an estimate."""
 
 
 class RecordsRead(WireMessage, frozen=True):
     """storage → engine: the requested records; `unknown` are those that this replica cannot show.
 
-    Unknown never means absent: the engine asks another replica. `trimmed` are those that are
-    trimmed as of `position` (that of the last trim known here): whole, or in all of their tags.
+    Unknown never means absent: the engine asks another replica. `trimmed` are those trimmed as of
+    `position`, the position of the last trim known here: with their log, or in all of their tags.
     Lost: asked again at another replica.
     Repeated: the second one finds no request.
     """
@@ -455,7 +458,7 @@ class RecordsRead(WireMessage, frozen=True):
     trimmed: tuple[SeqNum, ...] = ()
     position: MetalogPosition = 0
     names: tuple[tuple[SeqNum, bytes], ...] = ()
-    """Of those that are unknown, the names of those of which only the data is damaged."""
+    """The names of those unknown records of which only the data is damaged."""
 
 
 class AuxSet(WireMessage, frozen=True):
@@ -477,7 +480,7 @@ class DiskFull(WireMessage, frozen=True):
     """storage, primary → engine: this node's disk is full and takes no appends (`full`), or has
     room again.
 
-    Lost: resent while the disk is full; a receiver relies on it for a few repetitions only.
+    Lost: resent while the disk is full. A receiver discards the report when resends stay away.
     Repeated: absolute.
     """
 
@@ -500,8 +503,8 @@ class BatchesWanted(WireMessage, frozen=True):
 class Batches(WireMessage, frozen=True):
     """storage → storage: intact batches among the requested ones from `first` on, as many as fit.
 
-    None at all: this replica does not have the batch of `first` either. They are of ordered records
-    only, about which replicas cannot differ.
+    None at all: this replica does not have the batch of `first` either. Only batches of ordered
+    records are sent; replicas cannot differ about these.
     Lost: asked again.
     Repeated: batches no longer missing are ignored.
     """
@@ -510,10 +513,10 @@ class Batches(WireMessage, frozen=True):
     first: LocalId
     batches: tuple[bytes, ...]
     gone: tuple[tuple[LocalId, LocalId], ...] = ()
-    """Localids [first, end) among those asked for that were trimmed, and discarded here."""
+    """Localids [first, end) among the requested ones that were trimmed and discarded here."""
     lacking_to: LocalId = 0
-    """This replica has lost everything from `first` up to here, and its disk says so: a restart
-    would not find it either. Not beyond `first`: it cannot say that.
+    """This replica has lost everything from `first` up to here, durably: a restart would not find
+    it either. Not greater than `first`: the replica cannot tell.
     """
     trims: int = 0
     """How many trims this replica has applied: those of `gone` are among them."""

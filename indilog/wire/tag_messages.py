@@ -1,7 +1,6 @@
-"""The messages about tags: which are trimmed (ARCHITECTURE 13), which records are discarded by
-that, and which tags are new (thesis 5.7).
+"""The messages about tags: floors (ARCHITECTURE 13), discarded records, and new tags (thesis 5.7).
 
-How to read them is said in `indilog.wire.messages`.
+`indilog.wire.messages` says how to read them.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class TrimIs(WireMessage, frozen=True):
 class TagFloors(WireMessage, frozen=True):
     """storage → index, storage: floors that lead from the first `start` trims to the first `trims`.
 
-    Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
-    (`start` None): a page has the floors after the cursor `after`, in order, and says whether it is
-    the last one; a floor in it may be newer than `trims` says. A node that has applied `position`
-    metalog entries has applied all trims of the message. `epoch` is the incarnation of the primary
-    that proposed the last of the trims, `previous` the one that proposed the last of the first
-    `start`, `copy_of` is as in `IndexData`. Without floors and with `start` equal to `trims` it
-    says which trims there are.
+    Two storage nodes send it unasked for every trim. On request (`start` None) it is a page of all
+    floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a page
+    may be newer than `trims` says.
+    A node that has applied `position` metalog entries has applied all trims of the message. `epoch`
+    is the incarnation of the primary that proposed the last of the trims, `previous` the one that
+    proposed the last of the first `start`. `copy_of` is as in `IndexData`. Without floors and with
+    `start` equal to `trims` the message says which trims there are.
     Lost: a lookup names more trims than are applied, or the next one does not follow; the index
     node sends `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -71,9 +70,11 @@ class TagFloors(WireMessage, frozen=True):
 
 
 class TagFloorsWanted(WireMessage, frozen=True):
-    """index, storage → storage: send me all floors after `after`; none, if I have them all.
+    """index, storage → storage: asks for all floors after `after`; for none, if the sender has them
+    all.
 
-    I have those of `trims` trims, of which incarnation `epoch` of the primary proposed the last.
+    The sender has the floors of `trims` trims; incarnation `epoch` of the primary proposed the last
+    of them.
     Lost: asked again after a while.
     Repeated: answered again.
     """
@@ -105,8 +106,8 @@ class Discarded(WireMessage, frozen=True):
     """storage → index: these records of the shard are discarded; all records below seqnum `end`
     were checked.
 
-    No read may return them any more: the first `trims` trims say so. Records that were lost are not
-    among them. `runs` is as in the question, `copy_of` as in `IndexData`.
+    No read may return them any more, by the first `trims` trims. Lost records are not among them.
+    `runs` is as in the question, `copy_of` as in `IndexData`.
     Lost: the question is asked again.
     Repeated: ignored.
     """
@@ -127,8 +128,9 @@ NOT_KNOWN: Final = 2**64 - 2
 class TagFirstsWanted(WireMessage, frozen=True):
     """engine → index: asks for the first record with each of these tags (u64 each), below `limit`.
 
-    Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
-    answered as a lookup is: when all its positions below `position` are applied.
+    Every index shard is asked, about tags that are appended and not known at the engine (thesis
+    5.7). An index node answers as it answers a lookup: when all its positions below `position` are
+    applied.
     Lost: the engine does not learn whether the tags are new.
     Repeated: answered again.
     """
@@ -138,7 +140,7 @@ class TagFirstsWanted(WireMessage, frozen=True):
     limit: SeqNum
     position: MetalogPosition
     trims: int = 0
-    """As in a lookup. Of a tag that has a floor it is not told which record was the first."""
+    """As in a lookup. For a tag with a floor the answer does not name the first record."""
     epoch: Epoch = UNSAID
     """As in a lookup."""
 

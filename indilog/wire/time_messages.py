@@ -22,7 +22,7 @@ class TimeFound(WireMessage, frozen=True):
     """storage → engine: the answer is `seqnum`; a node that has applied `position` metalog entries
     has it.
 
-    Not `found`: nothing was ordered so late among the `position` entries applied here; `seqnum` is
+    Not `found`: no entry of the `position` applied here was ordered that late; `seqnum` is
     the tail after them.
     Lost: another storage node is asked after a pause.
     Repeated: the second one finds no request.

@@ -11,8 +11,8 @@ class WireMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of all messages.
 
     Attributes:
-        promises: whether it says anything that must hold after a crash of its sender. What promises
-            nothing may leave before the sync of what the sender wrote (decision 0006).
+        promises: whether the message claims anything that must hold after a crash of its sender.
+            One that does not may leave before the sync of what the sender wrote (decision 0006).
     """
 
     promises: ClassVar[bool] = True
