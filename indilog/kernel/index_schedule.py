@@ -1,9 +1,9 @@
-"""Which index shard has the index data of which metalog position: the one place that knows (thesis
-5.3.1, round robin; 5.6.3, index shards come and go).
+"""Which index shard has the index data of which metalog position (thesis 5.3.1, round robin; 5.6.3,
+index shards come and go).
 
-The schedule is a list of eras that only grows. Inside an era positions go round robin over its
-index shards; an index shard that a later era leaves out is retired: it gets no further positions
-and still answers for its own.
+No other module knows it. The schedule is a list of eras that only grows. Inside an era positions go
+round robin over its index shards. An index shard that a later era leaves out is retired: it gets no
+further positions and still answers for its own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from indilog.base.ids import MetalogPosition
 
 NO_POSITION: Final[MetalogPosition] = 2**62
-"""Beyond every position."""
+"""A position after every possible one."""
 
 
 class IndexEra(msgspec.Struct, frozen=True):
-    """From `start` on, until the next era, position p belongs to `shards[p % len(shards)]`."""
+    """From `start` until the next era, position p belongs to `shards[p % len(shards)]`."""
 
     start: MetalogPosition
     shards: tuple[int, ...]
@@ -55,12 +55,12 @@ def last_below(eras: Eras, index_shard: int, end: MetalogPosition) -> MetalogPos
 
 
 def eras_below(eras: Eras, position: MetalogPosition) -> tuple[IndexEra, ...]:
-    """Return the eras that say something about positions below `position`."""
+    """Return the eras that cover positions below `position`."""
     return tuple(era for era in eras if era.start < position)
 
 
 class PositionRange(NamedTuple):
-    """The positions first, first + step, ... below `end`; there is at least one."""
+    """The positions first, first + step, ... below `end`; at least one."""
 
     first: MetalogPosition
     end: MetalogPosition
@@ -77,7 +77,7 @@ class IndexPositions:
 
     @classmethod
     def of(cls, eras: Eras, index_shard: int) -> IndexPositions:
-        """Return those of one index shard."""
+        """Return the positions of one index shard."""
         ranges = []
         ends = [*(era.start for era in eras[1:]), NO_POSITION]
         for era, end in zip(eras, ends, strict=True):
@@ -96,15 +96,15 @@ class IndexPositions:
 
     @property
     def end(self) -> MetalogPosition:
-        """Where they end; `NO_POSITION`: never, the index shard is not retired."""
+        """The end of the positions; `NO_POSITION`: none, because the index shard is not retired."""
         return self._ranges[-1].end if self._ranges else 0
 
     def first_from(self, position: MetalogPosition) -> MetalogPosition:
-        """Return the first of them not before `position`; `NO_POSITION`: there is none."""
+        """Return the first position not before `position`; `NO_POSITION`: there is none."""
         return self.from_on(position).first
 
     def from_on(self, position: MetalogPosition) -> PositionRange:
-        """Return those not before `position`, up to where they stop being evenly spaced."""
+        """Return the positions not before `position`, up to where their step changes."""
         for first, end, step in self._ranges:
             if position < end:
                 following = max(first, position + (first - position) % step)
@@ -113,7 +113,7 @@ class IndexPositions:
         return PositionRange(NO_POSITION, NO_POSITION, 1)
 
     def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
-        """Return the one that follows the first `count` of those not before `position`."""
+        """Return the position that follows the first `count` positions not before `position`."""
         run = self.from_on(position)
         while run.first < NO_POSITION:
             here = (run.end - run.first + run.step - 1) // run.step
@@ -125,4 +125,4 @@ class IndexPositions:
 
 
 EVERY_POSITION: Final = IndexPositions([PositionRange(0, NO_POSITION, 1)])
-"""What an engine follows."""
+"""All positions; an engine follows them."""

@@ -1,9 +1,9 @@
-"""Which incarnation of the primary proposed each entry of a copy of the metalog.
+"""The incarnation of the primary that proposed each entry of a copy of the metalog.
 
 A primary that lost entries proposes others in their places, under a newer epoch (decision 0006).
 One incarnation proposes once at a position and has one metalog. So two copies that have entries of
-the same epoch at one position are equal up to it, and epochs ascend along a copy: a copy is told
-from all others by where its epochs change. There are as many changes as starts of a primary.
+the same epoch at one position are equal up to it, and epochs ascend along a copy. The positions
+where its epochs change identify a copy. There are as many changes as starts of a primary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from indilog.base.ids import Epoch, MetalogPosition
 
 
 class HasEpoch(Protocol):
-    """An entry, as far as it matters here."""
+    """An entry, of which a lineage needs only the epoch."""
 
     @property
     def epoch(self) -> Epoch:
@@ -74,7 +74,8 @@ class TrimExtent(NamedTuple):
     def covers(self, trims: int, copy_of: Epoch) -> bool:
         """Whether the first `trims` trims of incarnation `copy_of` are among these.
 
-        Not if this copy is older: the newer incarnation may have other trims in their places.
+        They are not if this copy is older: the newer incarnation may have other trims in their
+        places.
         """
         return not trims or (trims <= self.trims and copy_of <= self.copy_of)
 
@@ -141,7 +142,7 @@ class Lineage:
         self.position = end
 
     def copied(self, end: MetalogPosition | None = None) -> LineageColumns:
-        """Return a copy, for a checkpoint; `end`: of the entries below it, if there are more."""
+        """Return the columns for a checkpoint; `end`: only of the entries below it."""
         position = self.position if end is None else min(end, self.position)
         runs = bisect_left(self._starts, position, lo=1)
         epochs = tuple(Epoch(epoch) for epoch in self._epochs[:runs])
@@ -149,7 +150,7 @@ class Lineage:
 
     @classmethod
     def restored(cls, columns: LineageColumns) -> Lineage:
-        """Return what was copied once."""
+        """Return the lineage of some columns."""
         lineage = cls(columns.base)
         lineage._starts = array("Q", columns.starts)
         lineage._epochs = array("Q", columns.epochs)

@@ -1,9 +1,8 @@
-"""Records whose tags are lost: ranges of seqnums about which no index can say anything (decision
-0024).
+"""Records whose tags are lost: ranges of seqnums that no index covers (decision 0024).
 
-Storage says in index data which records of a position are lost. Index nodes and compute nodes keep
-these ranges, and a read whose answer would pass over one raises `DataLossError`. They never become
-smaller, except below the floor of a trim, where nothing is asked any more.
+Storage reports in index data which records of a position are lost. Index nodes and compute nodes
+keep these ranges. A read whose answer would cross one raises `DataLossError`. A range never
+shrinks, except below the floor of a trim, where no read looks any more.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class LostRange(NamedTuple):
     end: SeqNum
 
     def error(self) -> DataLossError:
-        """Return what a read raises that cannot be answered because of this range."""
+        """Return the error of a read that this range makes unanswerable."""
         last = self.end - 1
         one = self.start == last
         which = f"seqnum {last} is" if one else f"seqnums {self.start} to {last} are"
@@ -36,10 +35,10 @@ class LostRange(NamedTuple):
 
 
 class LostRanges:
-    """At most `ranges_max` ranges, ascending, none touching another.
+    """At most `ranges_max` ranges, ascending; none touches another.
 
-    Beyond the limit the two neighbours with the smallest gap become one range. The records between
-    them then count as lost for lookups by tag; reading one by its seqnum still finds it.
+    Above the limit the two neighbours with the smallest gap are merged. The records between them
+    then count as lost for lookups by tag; a read by seqnum still finds them.
     """
 
     __slots__ = ("_ends", "_ranges_max", "_starts")
@@ -58,15 +57,15 @@ class LostRanges:
         return map(LostRange, self._starts, self._ends)
 
     def add(self, lost: LostRange) -> None:
-        """Add a range; ranges that it touches become one with it."""
+        """Add a range, merged with those that it touches."""
         first = bisect_left(self._ends, lost.start)
-        behind = bisect_right(self._starts, lost.end)
+        after = bisect_right(self._starts, lost.end)
         start, end = lost
-        if first < behind:
+        if first < after:
             start = min(start, self._starts[first])
-            end = max(end, self._ends[behind - 1])
-        self._starts[first:behind] = [start]
-        self._ends[first:behind] = [end]
+            end = max(end, self._ends[after - 1])
+        self._starts[first:after] = [start]
+        self._ends[first:after] = [end]
         if len(self) > self._ranges_max:
             self._join_nearest()
 
@@ -76,21 +75,21 @@ class LostRanges:
         del self._starts[index + 1], self._ends[index]
 
     def ascending(self, start: SeqNum, end: SeqNum) -> Iterator[LostRange]:
-        """Yield what is lost of [start, end), ascending."""
+        """Yield the lost parts of [start, end), ascending."""
         for index in range(bisect_right(self._ends, start), len(self)):
             if max(start, self._starts[index]) >= end:
                 return
             yield LostRange(max(start, self._starts[index]), min(end, self._ends[index]))
 
     def descending(self, start: SeqNum, end: SeqNum) -> Iterator[LostRange]:
-        """Yield what is lost of [start, end), descending."""
+        """Yield the lost parts of [start, end), descending."""
         for index in range(bisect_left(self._starts, end) - 1, -1, -1):
             if min(end, self._ends[index]) <= start:
                 return
             yield LostRange(max(start, self._starts[index]), min(end, self._ends[index]))
 
     def any(self, start: SeqNum, end: SeqNum) -> bool:
-        """Tell whether anything of [start, end) is lost."""
+        """Return whether any part of [start, end) is lost."""
         return next(self.ascending(start, end), None) is not None
 
     def check_invariants(self) -> None:
@@ -101,7 +100,10 @@ class LostRanges:
 
 
 def within(ranges: Sequence[LostRange], start: SeqNum, end: SeqNum) -> bool:
-    """Tell whether these are ranges of [start, end), ascending: a message may say anything."""
+    """Return whether these ranges ascend and lie in [start, end).
+
+    A message may have any ranges, so they are checked.
+    """
     for one in ranges:
         if not start <= one.start < one.end <= end:
             return False

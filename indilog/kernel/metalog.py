@@ -1,11 +1,13 @@
-"""The metalog: the one thing that is agreed on, and how everybody derives the same order from it
-(ARCHITECTURE 2).
+"""The metalog: what all nodes agree on, and how each derives the same order from it (ARCHITECTURE
+2).
 
-An entry has a dense position. `NewRecords` is a cut, written as what it adds: how many further
-records of each productive shard are ordered. Whoever has applied the entries below position p knows
-exactly the records below seqnum `tail(p)`. Order inside an entry: ascending shard id (Scalog 4.1),
-so a shard's records of one entry are consecutive. `Trim` raises floors: what lies below is
-forgotten (ARCHITECTURE 13). Trims are counted as well, so that who needs only them sees a gap.
+An entry has a dense position. `NewRecords` is a cut, written as a difference: how many further
+records of each productive shard are ordered. A node that has applied all entries below position p
+knows exactly the records below seqnum `tail(p)`. The order inside an entry ascends by shard id
+(Scalog 4.1), so a shard's records of one entry are consecutive.
+
+`Trim` raises floors; records below a floor are forgotten (ARCHITECTURE 13). Trims are numbered, so
+that a node that follows only trims detects a gap.
 """
 
 from __future__ import annotations
@@ -38,23 +40,24 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     epoch: Epoch
     counts: dict[ShardId, int]
     writers: dict[ShardId, Epoch] = {}
-    """The newest writer of each productive shard; an older one learns from it that it was fenced.
+    """The newest writer of each productive shard; an older writer learns from it that it was
+    fenced.
     """
     time_us: int = 0
-    """When it was proposed, in microseconds since 1970 on the primary's clock
-    (`indilog_ordering.entry_clock`): never smaller than that of an entry before it. It is
-    `ordered_at` of the records.
+    """When the entry was proposed, in microseconds since 1970 on the primary's clock
+    (`indilog_ordering.entry_clock`). Never smaller than in an entry before it. It is `ordered_at`
+    of the records.
     """
 
 
 class Floor(NamedTuple):
     """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
 
-    Floors only grow: of two for one tag the higher one holds, in whatever order they come.
+    Floors only grow: the higher of two for one tag holds, in any order of arrival.
 
     Attributes:
-        log: the tag of the log whose records have `tag`; 0: not said. A floor that is not above
-            that of its log says nothing further.
+        log: the tag of the log whose records have `tag`; 0: not given. A floor not above that of
+            its log has no effect.
     """
 
     tag: TagHash
@@ -64,7 +67,9 @@ class Floor(NamedTuple):
 
 
 class FloorCursor(NamedTuple):
-    """How far floors were sent, page by page: all floors of tags, ascending, then those of logs."""
+    """How far pages of floors were sent: floors of tags come first, ascending, then those of
+    logs.
+    """
 
     of_log: bool = False
     tag: TagHash = 0
@@ -75,7 +80,7 @@ NO_FLOORS: Final = FloorCursor()
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
-    """Floors of logs and tags rise; it orders no records. `number` trims came before it."""
+    """Floors of logs and tags rise; the entry orders no records. `number` trims came before it."""
 
     position: MetalogPosition
     view: ViewNumber
@@ -90,12 +95,12 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
 
     @property
     def writers(self) -> Mapping[ShardId, Epoch]:
-        """Nobody."""
+        """No writers."""
         return _NO_WRITERS
 
     @property
     def time_us(self) -> int:
-        """No time of its own: that of the entry before it."""
+        """0: a trim has no stamp of its own and takes that of the entry before it."""
         return 0
 
 
@@ -103,7 +108,7 @@ _NOTHING: Final[Mapping[ShardId, int]] = {}
 _NO_WRITERS: Final[Mapping[ShardId, Epoch]] = {}
 
 Entry: TypeAlias = NewRecords | Trim
-"""Union of all entry types; `AddShard`, `FinalizeShard` and `Fence` join it with their features."""
+"""All kinds of entries."""
 
 TRIM_FLOORS_MAX: Final = 1024
 """Floors in one entry."""
@@ -111,14 +116,14 @@ _SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
-"""What an entry, a floor in it and a shard's number in it take at most: integers have up to nine
-bytes, shards three.
+"""Largest encoded size of an entry, of a floor in it, and of a shard's number in it: an integer
+takes at most nine bytes, a shard three.
 """
 
 
 def is_possible(entry: Entry) -> bool:
-    """Whether an entry orders what can be: shards of two bytes (thesis 5.1.1), some records; or
-    trims what can be there.
+    """Whether an entry can be one: shards of two bytes (thesis 5.1.1) with some records each, or
+    floors of possible tags and seqnums.
     """
     if isinstance(entry, Trim):
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(
@@ -133,15 +138,15 @@ def is_possible(entry: Entry) -> bool:
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
-    """What the entries below `position` add up to; it stands for them (decision 0030).
+    """What the entries below `position` add up to, in their place (decision 0030).
 
     Attributes:
-        position: how many entries it stands for.
+        position: the number of entries that it replaces.
         last: the incarnation that proposed the last of them; 0: there is none.
         tail: how many records they order.
-        cut: how many of each shard.
-        trims: how many of them are trims. Their floors are kept by storage nodes.
-        time_us: the stamp of the last that has one.
+        cut: how many records of each shard they order.
+        trims: how many of them are trims. Storage nodes keep the floors.
+        time_us: the last stamp among them.
         writers: the newest writer of each shard.
     """
 
@@ -179,7 +184,7 @@ _page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def size_bound(entry: Entry) -> int:
-    """Return how many bytes an entry takes at most, encoded; without encoding it."""
+    """Return the largest size of an encoded entry in bytes, without encoding it."""
     if isinstance(entry, Trim):
         return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
     return _ENTRY_BYTES + _COUNT_BYTES * (len(entry.counts) + len(entry.writers))
@@ -202,7 +207,8 @@ def entry_decoded(payload: bytes) -> Entry:
         raise MalformedFrameError(f"not a metalog entry: {error}") from error
 
 
-UNSAID = Epoch(0)
+UNSAID: Final = Epoch(0)
+"""An incarnation that is not given, or that does not exist: epochs begin at 1."""
 
 
 def entries_encoded(entries: Sequence[Entry]) -> bytes:
@@ -230,7 +236,7 @@ class Span(NamedTuple):
     first_seqnum: SeqNum
     length: int
     writer: Epoch = UNSAID
-    """The newest writer among those of its records; 0: not said."""
+    """The newest writer among those of its records; 0: not known."""
 
     @property
     def end_seqnum(self) -> SeqNum:
@@ -242,7 +248,7 @@ class MetalogReplay:
     """The state that the entries below `position` add up to.
 
     Invariant: `tail == sum(cut.values())` for a replay that started at the beginning. A replay may
-    also start in the middle, from somebody's `(position, tail, cut, trims)`.
+    also start at a given `(position, tail, cut, trims)`.
     """
 
     __slots__ = ("cut", "last", "position", "tail", "trims")
@@ -258,7 +264,7 @@ class MetalogReplay:
         self.trims = trims
         """How many of the entries are `Trim`s."""
         self.last = last
-        """The incarnation that proposed the last entry; 0: there is none, or it is not said."""
+        """The incarnation that proposed the last entry; 0: there is none, or it is not known."""
         self.position = position
         self.tail = tail
         self.cut: dict[ShardId, LocalId] = dict(cut or {})
@@ -274,6 +280,7 @@ class MetalogReplay:
             spans.append(Span(shard, first, tail, count, entry.writers.get(shard, UNSAID)))
             cut[shard] = first + count
             tail += count
+        assert tail >= self.tail, "an entry orders records or none"
         self.tail = tail
         self.position += 1
         self.last = entry.epoch

@@ -1,19 +1,21 @@
 """The record batch: one byte string from the function to the disk and back (ARCHITECTURE 7).
 
-A batch holds consecutive records of one shard as columns, so that no tier loops over records where
-it can move a batch. Layout, little endian, without padding:
+A batch has consecutive records of one shard as columns, so that tiers move batches instead of
+looping over records. Layout, little endian, without padding:
 
     header   magic "ILRB", version u8, flags u8, logspace u16, shard u16, epoch u32, first localid
-             u64, time u64 (µs since 1970), count u32, tags u32 (sum), names bytes u32, data bytes
-             u32, columns CRC32C u32, data CRC32C u32, header CRC32C u32
-    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · data CRC32Cs
-             u32 * count · tag counts u8 * count · names (see `indilog.base.ids.tag_columns`)
+        u64, time u64 (µs since 1970), count u32, tags u32 (sum), names bytes u32, data bytes u32,
+        columns CRC32C u32, data CRC32C u32, header CRC32C u32
+    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · data CRC32Cs u32 *
+        count · tag counts u8 * count · names (see `indilog.base.ids.tag_columns`)
     data     concatenated
 
 The columns CRC covers the columns with the names, the data CRC all data, and each record's own CRC
-its data: so damage to data costs the records that it hit, and leaves tags, names and times readable
-(decision 0024). The first tag of a record is the tag of its log. A batch is written and read whole,
-and cuts fall between batches only: that is what makes an `append_batch` atomic and consecutive.
+its data. So damage to data costs only the records that it hit; tags, names and times stay readable
+(decision 0024). The first tag of a record is the tag of its log.
+
+A batch is written and read whole, and cuts fall between batches only. That makes an `append_batch`
+atomic and its seqnums consecutive.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _HEADER: Final = Struct("<4sBBHHIQQIIIIII")
 _CRC: Final = Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 RECORD_OVERHEAD_BYTES: Final = 13
-"""Bytes that a record adds to its batch beside its tags (8 each), names and data."""
+"""Bytes that a record adds to its batch besides its tags (8 each), names and data."""
 
 
 def record_bytes(data: bytes, tags: Sequence[TagHash], names: bytes) -> int:
@@ -51,7 +53,7 @@ def record_bytes(data: bytes, tags: Sequence[TagHash], names: bytes) -> int:
 
 
 def tags_bytes_max(tags_max: int) -> int:
-    """Return how many bytes a record of `tags_max` tags adds beside its data, at most."""
+    """Return the most bytes that a record with `tags_max` tags adds besides its data."""
     names = LOG_NAME_BYTES_MAX + tags_max * (TAG_BYTES_MAX + 2)
     return names + 8 * (tags_max + 1) + RECORD_OVERHEAD_BYTES
 
@@ -98,13 +100,14 @@ class RawRecord(NamedTuple):
 class BatchBuilder:
     """Collects records until they are packed; the open batch of a writer.
 
-    The hot part of every append: kept to a few list operations.
+    Every append runs `add`, so it is kept to a few list operations.
 
     Attributes:
-        data, names: of each record; kept by others when the batch is packed, so not to be changed.
+        data, names: of each record. Others keep these lists after the batch is packed, so they must
+            not change then.
         tags: of all records.
-        counts: how many each record has.
-        bytes: what the batch will have.
+        counts: the number of tags of each record.
+        bytes: the size that the batch will have.
     """
 
     __slots__ = ("bytes", "counts", "data", "names", "tags")
@@ -120,7 +123,7 @@ class BatchBuilder:
         return len(self.data)
 
     def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
-        """Add one record with at most 255 tags; limits are the caller's to check."""
+        """Add one record with at most 255 tags; the caller checks limits."""
         self.data.append(data)
         self.names.append(names)
         self.tags.extend(tags)
@@ -153,7 +156,7 @@ class BatchBuilder:
 
 
 def batch_header(buffer: bytes | memoryview) -> BatchHeader:
-    """Read and check a batch's header; the body is not looked at, but must be all there.
+    """Read and check a batch's header; of the body only the length is checked.
 
     Raises:
         MalformedFrameError: too short, not a batch, of an unknown version, or the header's CRC is
@@ -179,22 +182,20 @@ def batch_header(buffer: bytes | memoryview) -> BatchHeader:
 
 
 def header_crc_stated(batch: bytes) -> int:
-    """Return the CRC that a batch's header states of itself, and so of all other CRCs; nothing is
-    checked.
-    """
+    """Return the CRC in a batch's header, unchecked. It covers all other CRCs."""
     crc: int = _CRC.unpack_from(batch, _HEADER.size)[0]
     return crc
 
 
 class RecordBatch:
-    """A batch that was read: its CRCs are verified, its records are taken out one by one.
+    """A batch that was read, with verified CRCs; records are decoded on demand.
 
     Args:
         buffer: all of its bytes.
-        partly: whether a batch is taken of which only data is damaged.
+        partly: whether to accept a batch of which only data is damaged.
 
     Attributes:
-        damaged: indexes of the records whose data is damaged; with `partly` only.
+        damaged: indexes of the records whose data is damaged; only with `partly`.
 
     Raises:
         MalformedFrameError: as `batch_header`, or a CRC is wrong; with `partly`, that of the
@@ -220,7 +221,7 @@ class RecordBatch:
             self.damaged = self._find_damaged()
 
     def _find_damaged(self) -> frozenset[int]:
-        """Return the records whose data is not what its CRC says; never none."""
+        """Return the records whose data does not match its CRC; if all do, all records."""
         count, crcs = self.header.records, HEADER_BYTES + 8 * (self.header.tags + len(self))
         stated = array("I", self.buffer[crcs : crcs + 4 * count])
         found = (crc32c(self.buffer[slice(*self._data_at(index))]) for index in range(count))
@@ -242,7 +243,7 @@ class RecordBatch:
 
     def record(self, index: int) -> RawRecord:
         """Return the record with localid `header.first + index`, whose data is intact."""
-        assert index not in self.damaged, "what is damaged is never given to anyone"
+        assert index not in self.damaged, "damaged data never leaves its batch"
         data_from, data_end = self._data_at(index)
         return RawRecord(
             data=self.buffer[data_from:data_end],
@@ -258,14 +259,14 @@ class RecordBatch:
 
     @property
     def ends(self) -> tuple[array[int], array[int]]:
-        """Where the data and the names of each record end; not to be changed.
+        """Where the data and the names of each record end; must not be changed.
 
-        Taken out when they are first asked for: an append asks for none of them.
+        Decoded on first use: an append does not use them.
         """
         if self._ends is None:
             count = self.header.records
             start = HEADER_BYTES + 8 * self.header.tags
-            # From bytes: of a memoryview, array() would take each byte for a number.
+            # From bytes: array() reads each byte of a memoryview as a number.
             self._ends = (
                 array("I", self.buffer[start : start + 4 * count]),
                 array("I", self.buffer[start + 4 * count : start + 8 * count]),
@@ -274,18 +275,20 @@ class RecordBatch:
 
     @property
     def tag_counts(self) -> bytes:
-        """How many tags each record has; 0: it is hollow, only its place is left."""
+        """The number of tags of each record; 0: the record is a tombstone, of which only the place
+        is left.
+        """
         start = HEADER_BYTES + 8 * self.header.tags + 12 * self.header.records
         return self.buffer[start : start + self.header.records]
 
     def with_tombstones(self, dead: Sequence[bool]) -> bytes:
-        """Return a batch of as many records, of which the dead ones have nothing but their place:
-        no tags, not even that of a log, no names, no data.
+        """Return a batch of as many records in which the dead ones are tombstones: no tags, not
+        even that of a log, no names, no data.
         """
         header, builder, at = self.header, BatchBuilder(), 0
         tags = array("Q", self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * header.tags])
-        for index, (count, hollow) in enumerate(zip(self.tag_counts, dead, strict=True)):
-            if hollow:
+        for index, (count, is_dead) in enumerate(zip(self.tag_counts, dead, strict=True)):
+            if is_dead:
                 builder.add(b"", (), b"")
             else:
                 raw = self.record(index)
@@ -300,7 +303,7 @@ class RecordBatch:
         )
 
     def tag_columns(self) -> tuple[bytes, bytes]:
-        """Return tag counts (u8 a record) and tags (u64 each), as they are in the batch."""
+        """Return tag counts (u8 each record) and tags (u64 each), as the batch has them."""
         return (
             self.tag_counts,
             self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * self.header.tags],

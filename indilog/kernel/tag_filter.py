@@ -1,9 +1,10 @@
-"""A Bloom filter over tags (B. H. Bloom, CACM 13(7), 1970): says "no" only of a tag that was never
-added, and "yes" wrongly of about one in a hundred others.
+"""A Bloom filter over tags (B. H. Bloom, CACM 13(7), 1970).
 
-A tag has `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006). The number of
-bits is a power of two, so that a filter made for more tags than came is folded: a half is laid over
-the other one, and the places of a tag stay right, modulo the smaller size.
+It answers "no" only for a tag that was never added, and "yes" wrongly for about one in a hundred
+others. A tag sets `PROBES` bits, found by double hashing (Kirsch and Mitzenmacher, ESA 2006). The
+number of bits is a power of two. So a filter that was built for more tags than were added is
+folded: one half is combined with the other, and the places of a tag stay right modulo the smaller
+size.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class TagFilter:
-    """Tags that were added, and some others.
+    """The tags that were added, and false positives.
 
     Args:
-        bits: eight to a byte, the lowest bit first; a power of two of them, at least 64.
+        bits: eight to a byte, the lowest bit first; their number is a power of two, at least 64.
     """
 
     __slots__ = ("_bits", "_mask")
@@ -54,7 +55,7 @@ class TagFilter:
         return self._bits
 
     def may_hold(self, tag: TagHash) -> bool:
-        """Tell whether the tag may have been added; False: it was not."""
+        """Return whether the tag may have been added; False: it was not."""
         bits, mask = self._bits, self._mask
         mixed = tag * _MIX & _WORD
         place, step = mixed & _LOW, mixed >> 32 | 1
@@ -95,7 +96,7 @@ class TagFilterBuilder:
             place += step
 
     def built(self) -> TagFilter:
-        """Return the filter, as small as it may be."""
+        """Return the filter, folded as far as allowed."""
         found = self._bytes
         while len(found) * 8 >= max(2 * _BITS_MIN, 2 * BITS_PER_TAG * self._tags):
             half = len(found) // 2
@@ -104,6 +105,6 @@ class TagFilterBuilder:
 
 
 def is_filter(bits: bytes) -> bool:
-    """Tell whether this can be a filter as it is stored."""
+    """Return whether these bytes can be a stored filter."""
     count = 8 * len(bits)
     return _BITS_MIN <= count <= _BITS_MAX and count & (count - 1) == 0

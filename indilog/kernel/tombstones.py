@@ -1,8 +1,8 @@
-"""What is left in a journal of discarded record batches once their segment was rewritten
-(ARCHITECTURE 13, decision 0016).
+"""What a journal keeps of discarded record batches after their segment was rewritten (ARCHITECTURE
+13, decision 0016).
 
-Which localids they had, and of which writer: so much recovery has to know to go on behind them.
-Batches that followed one another in the journal are one such frame together.
+It keeps their localids and their writer, which recovery needs to continue the shard after them.
+Consecutive batches of the journal share one such frame.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYOUT: Final = Struct("<BBHIQQ")
 class GoneRecords(NamedTuple):
     """Records [first, end) of a shard, written under `epoch`.
 
-    `repaired`: they filled a hole, so they do not follow on what stands before them.
+    `repaired`: they filled a hole, so they need not follow the records before them in the journal.
     """
 
     shard: ShardId
@@ -31,19 +31,19 @@ class GoneRecords(NamedTuple):
     repaired: bool
 
     def joined(self, other: GoneRecords) -> GoneRecords | None:
-        """Return these and those that follow on them as one; None: `other` does not follow on."""
+        """Return these records and the next ones as one; None: `other` does not follow on."""
         if self.repaired or other != (self.shard, self.epoch, self.end, other.end, False):
             return None
         return self._replace(end=other.end)
 
 
 def gone_of(header: BatchHeader, *, repaired: bool) -> GoneRecords:
-    """Return what is left of a batch."""
+    """Return what a journal keeps of a discarded batch."""
     return GoneRecords(header.shard, header.epoch, header.first, header.end, repaired)
 
 
 def gone_encoded(gone: GoneRecords) -> bytes:
-    """Return the bytes of it, as journals hold them; always equally many."""
+    """Return the bytes of a frame of discarded records; their number is constant."""
     return _LAYOUT.pack(_VERSION, gone.repaired, gone.shard, gone.epoch, gone.first, gone.end)
 
 

@@ -1,8 +1,8 @@
 """The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
 
-Every message carries the number of the view that its sender lives in. Reads walk the chain of
-views, newest first, because a shard stays where the view that created it put it. There is one view
-until reconfiguration arrives; nothing here relies on that.
+Every message carries the number of its sender's view. Reads walk the chain of views, newest first,
+because a shard stays where the view that created it placed it. There is one view until
+reconfiguration is built; nothing here relies on that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
-    """Where one shard lives: its replicas, in order of preference, and its only writer."""
+    """Where one shard is: its replicas, in order of preference, and its only writer."""
 
     replicas: tuple[NodeId, ...]
     writer: NodeId
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Who does what. `sequencers[0]` is the primary; `index_shards[i]` are the replicas of index
-    shard i, retired ones included: an index shard keeps its number for ever.
+    """The nodes of a cluster and their roles. `sequencers[0]` is the primary. `index_shards[i]` are
+    the replicas of index shard i, including retired ones: an index shard keeps its number
+    permanently.
     """
 
     number: ViewNumber
@@ -37,7 +38,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     aggregators: tuple[NodeId, ...]
     engines: tuple[NodeId, ...]
     index_eras: tuple[IndexEra, ...] = ()
-    """Which positions go to which index shard; none: all index shards from the beginning."""
+    """Which positions go to which index shard; empty: all index shards, from the beginning."""
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
 
@@ -63,7 +64,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Everyone."""
+        """All nodes."""
         return (
             self.sequencers
             + self.storage_nodes
@@ -79,7 +80,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.shards[shard].replicas)
 
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
-        """The shards that storage node `node` keeps."""
+        """The shards of storage node `node`."""
         return tuple(s for s, placement in self.shards.items() if node in placement.replicas)
 
     def shard_written_by(self, engine: NodeId) -> ShardId | None:
@@ -99,7 +100,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a view that no cluster can run.
 
         Raises:
-            ConfigError: naming what contradicts.
+            ConfigError: one sentence that names the contradiction.
         """
         if not (self.sequencers and self.shards and self.index_shards):
             raise ConfigError("A view needs a sequencer, a shard and an index shard.")
@@ -121,14 +122,12 @@ Views: TypeAlias = Sequence[View]
 
 
 def placement_of(views: Views, shard: ShardId) -> ShardPlacement | None:
-    """Return where `shard` lives, walking the chain of views from the newest; None: no view knows
-    it.
-    """
+    """Return where `shard` is, by the newest view that has it; None: no view has it."""
     return next((v.shards[shard] for v in reversed(views) if shard in v.shards), None)
 
 
 def replicas_of(views: Views, shard: ShardId) -> tuple[NodeId, ...]:
-    """Return the replicas of a shard; none: no view knows it."""
+    """Return the replicas of a shard; empty: no view has it."""
     placement = placement_of(views, shard)
     return placement.replicas if placement is not None else ()
 
@@ -144,7 +143,7 @@ def view_of(
     engines: int = 1,
     addresses: dict[NodeId, str] | None = None,
 ) -> View:
-    """Lay out the first view: one shard an engine, its replicas on consecutive storage nodes.
+    """Lay out the first view: one shard for each engine, its replicas on consecutive storage nodes.
 
     Raises:
         ConfigError: fewer storage nodes than replicas, or a count below 1.
@@ -178,11 +177,11 @@ def view_of(
 
 
 def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> View:
-    """Return the view that follows `view`, with the index tier that `wanted` has.
+    """Return the view that follows `view`, with the index tier of `wanted`.
 
-    Index shards that are new get metalog positions from `position` on. Those that `wanted` has no
-    more are retired: they keep what they have and stay where they are. Nothing that was said about
-    positions below `position` changes.
+    New index shards get metalog positions from `position` on. Those that `wanted` lacks are
+    retired: they keep their positions and their nodes. The schedule below `position` does not
+    change.
     """
     kept = view.index_shards[len(wanted.index_shards) :]
     active = tuple(range(len(wanted.index_shards)))

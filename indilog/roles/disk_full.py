@@ -1,6 +1,4 @@
-"""Telling others that this node's disk is full, for as long as it is (ARCHITECTURE 11, decision
-0009).
-"""
+"""Notifying other nodes while this node's disk is full (ARCHITECTURE 11, decision 0009)."""
 
 from __future__ import annotations
 
@@ -13,11 +11,13 @@ from indilog.wire.messages import DiskFull
 
 _REPEAT_S: Final = 2.0
 BELIEVED_S: Final = 5 * _REPEAT_S
-"""After this without a repetition a receiver takes the disk for usable again."""
+"""Seconds without a notification after which a receiver treats the disk as usable again."""
 
 
 class DiskFullNotifier:
-    """Says `DiskFull` to `receivers`: at once, again while it holds, and when it is over."""
+    """Sends `DiskFull` to `receivers`: at once, periodically while the disk is full, and when it
+    has room.
+    """
 
     def __init__(self, receivers: Iterable[NodeId]) -> None:
         self._receivers = tuple(dict.fromkeys(receivers))
@@ -25,17 +25,17 @@ class DiskFullNotifier:
         self._due: Instant | None = None
 
     def changed(self, *, full: bool, now: Instant) -> None:
-        """Take note how it is now; it is said in `conclude`."""
+        """Note whether the disk is full now; `conclude` sends the notification."""
         if full != self._full:
             self._full, self._due = full, now
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Say it, if it is time to."""
+        """Return the notifications that are due."""
         if self._due is None or now < self._due:
             return []
         self._due = Instant(now + _REPEAT_S) if self._full else None
         return [Send(receiver, DiskFull(self._full)) for receiver in self._receivers]
 
     def deadline(self) -> Instant | None:
-        """When to say it again."""
+        """When the next notification is due."""
         return self._due

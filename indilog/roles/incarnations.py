@@ -1,9 +1,9 @@
-"""Which incarnation of each node was heard last.
+"""The newest incarnation of each node.
 
-A process that restarts takes a greater epoch (`Received.incarnation`). What an earlier incarnation
-said may be untrue by then: it may have lost its disk. The transport refuses frames of an
-incarnation older than the newest that it has heard; a role that rests its decisions on what a node
-said checks it too, so that it holds in any order of arrival.
+A process that restarts takes a greater epoch (`Received.incarnation`). Reports of an earlier
+incarnation may be untrue by then: the process may have lost its disk. The transport refuses frames
+of an incarnation older than the newest one that it received. A role whose decisions depend on
+reports checks the incarnation too, so that it is correct in any order of arrival.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indilog.base.ids import Epoch, NodeId
 
 
 class Heard(enum.Enum):
-    """How the incarnation of a message relates to the newest one heard of its sender."""
+    """How the incarnation of a message relates to the newest one received from its sender."""
 
     OLDER = enum.auto()
     SAME = enum.auto()
@@ -23,7 +23,7 @@ class Heard(enum.Enum):
 
 
 class Incarnations:
-    """The newest incarnation heard of each of some nodes; epochs begin at 1."""
+    """The newest incarnation received from each of some nodes; epochs begin at 1."""
 
     __slots__ = ("_newest",)
 
@@ -31,9 +31,9 @@ class Incarnations:
         self._newest = dict.fromkeys(nodes, Epoch(0))
 
     def note(self, node: NodeId, incarnation: Epoch) -> Heard:
-        """Compare a message's incarnation with the newest one, which it becomes if it is newer.
+        """Compare a message's incarnation with the newest one, and keep the greater.
 
-        The first message of a node is `NEWER`. A node that is not among those given is `SAME`.
+        The first message of a node is `NEWER`. A node that is not among the given ones is `SAME`.
         """
         newest = self._newest.get(node, incarnation)
         if incarnation == newest:

@@ -1,4 +1,4 @@
-"""Puts index data in order: what engines and index nodes do with type-S messages before they apply
+"""Puts index data in order: how engines and index nodes treat type-S messages before they apply
 them.
 
 Parts of one metalog position may come from several storage nodes, early, late and repeated. A
@@ -18,7 +18,7 @@ from indilog.wire.messages import IndexBlock, ShardTags
 from indilog.wire.sequencer_messages import NO_INCARNATION
 
 _OVERHEAD_BYTES: Final = 512
-"""What a position and its parts cost beside their columns, about."""
+"""Bytes that a position and its parts take besides their columns; an estimate."""
 
 
 class ReadyBlock:
@@ -26,7 +26,7 @@ class ReadyBlock:
 
     Attributes:
         epoch, previous: as in `IndexBlock`.
-        copy_of: the newest incarnation in whose metalog the position is, as a sender said.
+        copy_of: the newest incarnation whose metalog has the position, according to the senders.
     """
 
     __slots__ = ("copy_of", "epoch", "parts", "position", "previous", "tail")
@@ -47,7 +47,7 @@ class ReadyBlock:
 
 
 class _Gathering:
-    """A position of which something is here, but not everything, or not in turn."""
+    """A position with some of its data; it is incomplete, or an earlier position is."""
 
     __slots__ = ("copy_of", "epoch", "missing", "parts", "previous", "size_bytes", "tail")
 
@@ -72,10 +72,10 @@ class _Gathering:
 
 
 class IndexFeed:
-    """Those of `positions` that are not before `position`, in order.
+    """The positions of `positions` that are not before `position`, in order.
 
-    Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them beside
-    the next position; the farthest are dropped, to be asked for again.
+    Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them
+    besides the next position. Above that the farthest are dropped; their owner requests them again.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class IndexFeed:
 
     @property
     def behind(self) -> bool:
-        """Whether later index data is here already while the next position is not complete."""
+        """Whether data of a later position is here while the next one is incomplete."""
         return bool(self._gathering)
 
     @property
     def end(self) -> MetalogPosition:
-        """The position after the farthest of which something is here."""
+        """The position after the farthest one with data here."""
         return max(self._gathering, default=self.position - 1) + 1
 
     @property
     def horizon(self) -> MetalogPosition:
-        """The first position that is too far to be held now."""
+        """The first position that is too far ahead to be held."""
         return self._positions.after(self.position, self._positions_max)
 
     def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NO_INCARNATION) -> None:
-        """Take in what arrived; what is known already, or not of this feed, is skipped.
+        """Take in blocks; positions already taken or not of this feed are skipped.
 
-        Of two entries at one position, that of the newer incarnation replaced the other one.
+        Of two entries at one position, that of the newer incarnation has replaced the other one.
         `copy_of` is as in `IndexData`.
         """
         horizon = self.horizon
@@ -153,11 +153,11 @@ class IndexFeed:
             yield block
 
     def reject(self, block: ReadyBlock) -> None:
-        """Give back the block just taken, which cannot be true: its position is missed again."""
+        """Undo `take` of a block whose data cannot be true: its position is missing again."""
         self.position = block.position
 
     def _shed(self) -> None:
-        """Drop the farthest positions, never the next one: half of all, so that this is rare."""
+        """Drop the farthest positions, never the next one: half of the bytes, so it is rare."""
         for position in sorted(self._gathering, reverse=True):
             if self._held_bytes <= self._bytes_max // 2 or position == self.position:
                 return

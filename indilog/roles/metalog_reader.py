@@ -1,14 +1,17 @@
-"""What every reader of the metalog checks before it applies entries, and what it asks for.
+"""What a reader of the metalog checks before it applies entries, and which entries it requests.
 
-A reader (storage node, engine) holds a copy of the committed entries. The primary may have lost
-some that it had published, by damage that looked like a torn end of its journal, and then proposes
-others in their places. So a message of entries says which incarnation proposed the entry before
-them and how many entries are committed, and a reader applies an entry only if all before it are
-equal to the primary's. When it hears a new incarnation of the primary it has its copy confirmed: it
-asks for what follows on its last entry and says which incarnation proposed that one; the primary
-answers from where both are equal. What a copy has beyond is wrong: it was replaced.
+A reader (storage node, engine) has a copy of the committed entries. The primary may have lost some
+that it had published, by damage that looked like a torn end of its journal; it then proposes others
+in their places. So a message of entries names the incarnation that proposed the entry before them,
+and how many entries are committed. A reader applies an entry only if all entries before it equal
+the primary's.
 
-Answers are matched with questions by a number, so a late or repeated answer, or entries that were
+After the first message of a new incarnation of the primary a reader has its copy confirmed: it
+requests what follows its last entry and names the incarnation that proposed that entry. The primary
+answers from the position up to which both copies are equal. Entries of the copy after that position
+were replaced.
+
+Answers are matched with questions by a number. So a late or repeated answer, or entries that were
 sent unasked, never end a catch-up.
 """
 
@@ -25,16 +28,17 @@ from indilog.wire.base_messages import MetalogBase
 from indilog.wire.messages import MetalogEntries, MetalogWanted
 
 _REQUESTS_PER_EPOCH = 1 << 32
-"""Requests are numbered from the reader's epoch times this: answers to an earlier life match none.
+"""Requests are numbered from the reader's epoch times this, so that answers to an earlier
+incarnation match none.
 """
 
 
 class Taken(NamedTuple):
-    """What comes of a message.
+    """The result of a message.
 
     Attributes:
         entries: those to apply now, in order; they count as applied.
-        wrong_from: first forget the entries from this position on; None: none is wrong.
+        wrong_from: first drop the entries from this position on; None: none is wrong.
         restarted: it is the first message of a new incarnation of the primary.
         refused: why the message was ignored; None: it was not.
     """
@@ -50,8 +54,8 @@ class MetalogReader:
 
     Attributes:
         lineage: of the entries that the reader has applied.
-        known_end: entries below this are committed, as far as the primary has said.
-        doubted: whether it must be asked if there are more, or if those here are the right ones.
+        known_end: entries below this are committed, according to the primary.
+        doubted: whether the copy is unconfirmed: entries may be missing or wrong.
         asked_from: where the last question began; None: none is open.
         progressed: entries were applied since the owner last reset it.
     """
@@ -68,7 +72,7 @@ class MetalogReader:
         self.asked_from: MetalogPosition | None = None
         self.progressed = False
         self._eager = True
-        """Whether no question was asked since there was a new reason for one."""
+        """Whether no question was asked since the newest reason for one."""
         self._request = 0
         self._incarnation = Epoch(0)
 
@@ -84,30 +88,33 @@ class MetalogReader:
 
     @property
     def behind(self) -> bool:
-        """Whether entries are known or feared to be missing, or to be wrong."""
+        """Whether entries are missing, or may be missing or wrong."""
         return self.doubted or self.lineage.position < self.known_end
 
     def doubt(self) -> None:
-        """Suppose that something was missed; only an answer to a later question ends it."""
+        """Mark the copy as unconfirmed; only an answer to a later question confirms it."""
         self.doubted, self.asked_from, self._eager = True, None, True
 
     @property
     def eager(self) -> bool:
-        """Whether to ask at once; else only after a pause: the last question may be on its way."""
+        """Whether to ask at once; otherwise after a pause, because an answer may be in flight."""
         return self.behind and self._eager and self.asked_from is None
 
     def wanted(self) -> MetalogWanted:
-        """Ask for what follows on the last entry; an answer to an earlier question ends nothing."""
+        """Return a new question for what follows the last entry; answers to earlier ones no longer
+        count.
+        """
         self._request += 1
         self._eager = False
         self.asked_from = self.lineage.position
         return MetalogWanted(self.asked_from, self.lineage.last, self._request)
 
     def heard(self, incarnation: Epoch) -> bool | None:
-        """Note an incarnation of the primary: True: a new one; None: it is over, hear it no more.
+        """Note an incarnation of the primary. True: it is a new one; None: a newer one is known, so
+        the message must be ignored.
 
-        With a new one the copy must be confirmed, and what the one before had committed is open.
-        The first one that is heard at all answers what the reader asked at its start.
+        A new incarnation makes the copy unconfirmed and the committed end unknown. The very first
+        one does not: the reader asked at its start.
         """
         if incarnation == self._incarnation:
             return False
@@ -121,14 +128,15 @@ class MetalogReader:
         return True
 
     def refused_base(self, event: Received, message: MetalogBase) -> str | None:
-        """Take in that the entries that were wanted are gone; return why it was ignored, or None.
+        """Note that the requested entries are gone; return why the message was ignored, or None.
 
-        What is missing is asked for again after a pause: who gets it elsewhere needs what follows.
+        Missing entries are requested again after a pause: a reader that gets the history elsewhere
+        needs the entries after it.
         """
         if event.incarnation < self._incarnation:
             return "a base of an earlier incarnation of the primary"
         if self.asked_from is None or message.request != self._request:
-            return "a base that nobody asked for, or no longer"
+            return "a base that was not requested, or no longer is"
         if not message.base.is_possible:
             return "a base that no entries add up to"
         self.doubted, self.asked_from = True, None
@@ -138,7 +146,8 @@ class MetalogReader:
     def take(self, event: Received, message: MetalogEntries) -> Taken:
         """Take in a message of the primary; the caller applies the entries that are returned.
 
-        If `wrong_from` lies before the copy's base, no entries are: the caller begins a new copy.
+        If `wrong_from` lies before the copy's base, none are returned: the caller starts a new
+        copy.
         """
         if (restarted := self.heard(event.incarnation)) is None:
             return Taken(refused="metalog entries of an earlier incarnation of the primary")
@@ -163,7 +172,7 @@ class MetalogReader:
         return Taken(self._following(message), wrong_from, restarted)
 
     def _ask_on(self, fit: Fit, *, answered: bool) -> None:
-        """Note a message that does not reach the copy's end, or contradicts it somewhere before."""
+        """Note a message that begins after the copy's end, or contradicts the copy before it."""
         if fit is Fit.UNRELATED:
             self.doubted = True
             self._eager = self._eager or not answered
@@ -171,7 +180,7 @@ class MetalogReader:
             self._eager = self._eager or self.asked_from != self.lineage.position
 
     def _following(self, message: MetalogEntries) -> Sequence[Entry]:
-        """Return what follows on the copy, which has it now."""
+        """Return the entries after the copy's end, and append them to its lineage."""
         entries = message.entries[self.lineage.position - message.start :]
         for entry in entries:
             self.lineage.append(entry.epoch)

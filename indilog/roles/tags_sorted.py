@@ -15,11 +15,11 @@ from indilog.base.ids import TagHash
 from indilog.wire.messages import ShardTags
 
 WAITING_MAX: Final = 2048
-"""Tags that an index lets wait, about: to take them in may last a millisecond or two."""
+"""Tags that an index lets wait; taking in that many lasts a millisecond or two."""
 _FEW: Final = 48
 _SAMPLE: Final = 256
 _TAG_SHARE: Final = 3
-"""Sorting is worth it if of the newest tags fewer than one in so many differ."""
+"""Sorting pays if the distinct tags among the newest are fewer than one in this many."""
 _TAG_BYTES: Final = 8
 
 
@@ -29,8 +29,8 @@ class RowsByTag(NamedTuple):
     Attributes:
         seqnums: u64 each.
         shards: u16 each.
-        groups: of each tag its rows from start on, below end; in the order in which the last record
-            of each came. A record that has a tag twice is one row.
+        groups: for each tag its rows [start, end), in the order of each tag's last record. A record
+            that has a tag twice is one row.
     """
 
     seqnums: bytes
@@ -39,9 +39,9 @@ class RowsByTag(NamedTuple):
 
 
 def rows_by_tag(parts: Sequence[ShardTags]) -> RowsByTag | None:
-    """Return the rows of parts that ascend by seqnum, and whose columns fit each other.
+    """Return the rows of parts that ascend by seqnum and whose columns have matching lengths.
 
-    None: they are few, or their tags mostly differ, so taking them one by one is faster.
+    None: there are few rows, or their tags mostly differ, so taking them one by one is faster.
     """
     joined = b"".join([part.tags for part in parts])
     size = len(joined) // _TAG_BYTES

@@ -314,7 +314,7 @@ def test_a_base_that_nobody_asked_for_or_that_is_nonsense_is_ignored() -> None:
     node.tell(MetalogBase(base, asked.request), sender=B)
     node.tell(MetalogBase(Base(5, Epoch(1), 9), asked.request), sender=PRIMARY)
     assert node.ignored[-3:] == [
-        "a base that nobody asked for, or no longer",
+        "a base that was not requested, or no longer is",
         "a base of somebody who is not the primary",
         "a base that no entries add up to",
     ]
