@@ -32,7 +32,9 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import Entry, MetalogReplay, Span, Trim
 from indilog.kernel.view import Views, replicas_of
+from indilog.roles.catch_up import CatchUp
 from indilog.roles.index_feed import IndexFeed
+from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import (
     Answer,
     Effect,
@@ -56,6 +58,7 @@ from indilog.wire.messages import (
     IndexData,
     LookupResult,
     MetalogEntries,
+    MetalogWanted,
     RecordsRead,
     ShardClaimed,
     ShardOpened,
@@ -65,7 +68,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import TagFirsts, TrimIs
 from indilog.wire.time_messages import TimeFound
-from indilog_compute.catch_up import CatchUp
+from indilog_compute.index_fetch import IndexFetch
 from indilog_compute.local_index import LocalIndex
 from indilog_compute.reads.local_reads import LocalReads
 from indilog_compute.reads.log_floors import LogFloors
@@ -103,10 +106,14 @@ class Engine:
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
         self._ready_waiters = ReadyWaiters(config.node.reads.lookups_pending_max)
-        self._join = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
+        self._join = self._new_resend()
         self._join_request = 0
-        resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
-        self._catch_up = CatchUp(views, resend)
+        self._catch_up = CatchUp(MetalogReader(), self._new_resend())
+        self._index_fetch = IndexFetch(views, self._new_resend())
+
+    def _new_resend(self) -> Resend:
+        messages = self._config.node.messages
+        return Resend(messages.resend_s, messages.resend_s_max)
 
     def _begin(self) -> None:
         """Have nothing of the log, and wait to join."""
@@ -285,7 +292,7 @@ class Engine:
         if now >= self._upkeep_at or self._waited_for():
             effects += self._upkeep(now)
         elif events:
-            self._catch_up.note(now, self.position, self.tag_position)
+            self._index_fetch.note(now, self.position, self.tag_position)
             self._upkeep_at = min(
                 self._upkeep_at, Instant(now + self._config.node.messages.resend_s)
             )
@@ -293,7 +300,7 @@ class Engine:
             if (due := writer.deadline()) is not None and now >= due:
                 effects += writer.on_time(now)
                 if self._local is not None:
-                    effects += self._catch_up.want_metalog()
+                    effects.append(self._to_primary(self._catch_up.reader.wanted()))
             if self._local is not None:
                 effects += writer.flush(now)
         return effects
@@ -454,7 +461,8 @@ class Engine:
         effects: list[Effect] = []
         for entry in taken.entries:
             effects += self._apply_entry(entry, self._local)
-        effects += self._catch_up.gap()
+        if (wanted := self._catch_up.ask_at_once(now)) is not None:
+            effects.append(self._to_primary(wanted))
         if self._feed.behind or self._reads.parked:
             effects += self._apply_index_data(self._local, now)
         return effects
@@ -502,7 +510,7 @@ class Engine:
         self._feed.put(message.blocks, message.copy_of)
         effects = self._apply_index_data(local, now)
         if event.sender in self._views[-1].storage_nodes:
-            effects += self._catch_up.on_index_data(before, self.tag_position)
+            effects += self._index_fetch.on_index_data(before, self.tag_position)
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
@@ -531,14 +539,13 @@ class Engine:
 
     # --- time
 
-    def _behind(self) -> bool:
-        """Whether something is missing here."""
-        return (
-            self.tag_position < self._replay.position
-            or self._catch_up.reader.behind
-            or self._feed.behind
-            or self._reads.parked
-        )
+    def _awaits_entries(self) -> bool:
+        """Whether an entry that is not here may exist: index data or a reader is ahead."""
+        ahead = self._feed.behind and self._feed.end > self.position
+        return bool(ahead or self._reads.parked or self.watches)
+
+    def _to_primary(self, message: MetalogWanted) -> Send:
+        return Send(self._views[-1].primary, message)
 
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
@@ -551,7 +558,7 @@ class Engine:
         times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
         if self._local is None:
             times.append(self._join.due)
-        times.append(self._catch_up.due())
+        times += [self._catch_up.deadline(), self._index_fetch.deadline()]
         return min((t for t in times if t is not None), default=_NEVER)
 
     def _on_time(self, now: Instant) -> list[Effect]:
@@ -560,13 +567,10 @@ class Engine:
             if self._join.is_due(now):
                 effects += self._ask_to_join(now)
             return effects
-        return effects + self._catch_up.check(
-            now,
-            self.position,
-            self.tag_position,
-            behind=self._behind(),
-            watched=bool(self.watches),
-        )
+        wanted = self._catch_up.ask(now, waiting=self._awaits_entries())
+        if wanted is not None:
+            effects.append(self._to_primary(wanted))
+        return effects + self._index_fetch.ask(now, self.position, self.tag_position)
 
     def check_invariants(self) -> None:
         """Index data never runs ahead of the metalog; the writer's queues add up."""

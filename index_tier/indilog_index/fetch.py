@@ -1,8 +1,8 @@
-"""Fetching index data that is missed from storage, page by page (thesis 5.6.2).
+"""Fetching missed index data from storage nodes, page by page (thesis 5.6.2).
 
-An index node has no disk: after a restart, and after loss, it asks the storage nodes. Each answers
-only about the shards that it keeps, so several are asked side by side until together they keep
-every shard; each has a cursor of its own.
+After a restart an index node fetches what its snapshot and its checkpoint lack; after a loss, what
+was lost. A storage node has index data of its own shards only. So several are asked side by side,
+which together keep every shard; each has a cursor of its own.
 """
 
 from __future__ import annotations

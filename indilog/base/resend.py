@@ -1,8 +1,7 @@
-"""When to send again what was not answered: the one mechanism of all resends.
+"""The pauses between resends of a message that was not answered.
 
-A message that is not answered may be lost, or its receiver may be slow. Sending it again at a fixed
-rate would keep a slow receiver slow. So the pause doubles each time up to a bound, and begins anew
-with any progress.
+Such a message may be lost, or its receiver may be slow. A fixed rate would keep a slow receiver
+slow. So the pause doubles with each resend up to a bound, and progress resets it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
+from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import (
     Effect,
@@ -57,7 +58,6 @@ from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWante
 from indilog.wire.time_messages import TimeFound, TimeLookup
 from indilog_storage.appends import Appends, Stored
 from indilog_storage.batch_reads import BatchReads, BatchTask
-from indilog_storage.catch_up import CatchUp
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
 from indilog_storage.discarded import discarded_of
 from indilog_storage.disk_care import DiskCare

@@ -1,0 +1,64 @@
+"""When an engine asks storage for index data that it has missed (PITFALLS 8: a gap is fetched, it
+never stalls).
+
+The metalog says of which positions there is index data. What is missing is asked for after a pause
+without progress in the index data, because under load it always lags behind the metalog a little.
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Instant, MetalogPosition
+from indilog.base.resend import Resend
+from indilog.kernel.view import Views
+from indilog.roles.role import Effect, Send
+from indilog.wire.messages import IndexDataWanted
+
+
+class IndexFetch:
+    """The fetch of one engine; it asks every storage node, each about its shards."""
+
+    __slots__ = ("_end", "_resend", "_tag_position", "_views")
+
+    def __init__(self, views: Views, resend: Resend) -> None:
+        self._views = views
+        self._resend = resend
+        self._end: MetalogPosition = 0
+        """Index data below this was asked for, and each page that comes asks for the next one.
+
+        What is ordered later comes unasked: under load the metalog may stay ahead for ever.
+        """
+        self._tag_position: MetalogPosition = 0
+        """How far the index data was when `note` was last called."""
+
+    def on_index_data(self, before: MetalogPosition, tag_position: MetalogPosition) -> list[Effect]:
+        """Ask for the next page after one that took the engine from `before` to `tag_position`."""
+        if before < tag_position < self._end:
+            return self._wanted(tag_position, self._end)
+        return []
+
+    def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
+        """Note how far the engine is: the pause begins with the last progress of the index data."""
+        if tag_position != self._tag_position or tag_position >= position:
+            self._tag_position = tag_position
+            self._resend.progressed()
+        if tag_position < position and self._resend.due is None:
+            self._resend.sent(now)
+
+    def ask(
+        self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition
+    ) -> list[Effect]:
+        """Ask for the index data of [tag_position, position), after a pause without progress."""
+        self.note(now, position, tag_position)
+        if not self._resend.is_due(now):
+            return []
+        self._resend.sent(now)
+        return self._wanted(tag_position, position)
+
+    def _wanted(self, start: MetalogPosition, end: MetalogPosition) -> list[Effect]:
+        self._end = end
+        wanted = IndexDataWanted(start, end, 1)
+        return [Send(node, wanted) for node in self._views[-1].storage_nodes]
+
+    def deadline(self) -> Instant | None:
+        """When to ask again; None: nothing is missed."""
+        return self._resend.due
