@@ -41,9 +41,9 @@ GROUP_ROWS: Final = 16_384
 """Rows of a row group; the last one of a file may have fewer."""
 ROW_BYTES: Final = 18
 """What a row takes in memory."""
-_VERSION_KEY: Final = b"indilog.kernel.index_snapshot.version"
-_INFO_KEY: Final = b"indilog.kernel.index_snapshot.info"
-_TAGS_KEY: Final = b"indilog.kernel.index_snapshot.tags"
+_VERSION_KEY: Final = b"indilog.index_snapshot.version"
+_INFO_KEY: Final = b"indilog.index_snapshot.info"
+_TAGS_KEY: Final = b"indilog.index_snapshot.tags"
 _NAME: Final = re.compile(r"snapshot-(?P<position>\d{20})-(?P<crc>[0-9a-f]{8})\.parquet")
 _CHUNK_BYTES: Final = 1 << 20
 

@@ -119,7 +119,7 @@ def test_a_snapshot_of_another_version_is_refused_with_both_named(tmp_path: Path
     written(folder, 10)
     ((_, file),) = snapshot_files(tmp_path)
     table = pq.read_table(file)
-    newer = {**table.schema.metadata, b"indilog.kernel.index_snapshot.version": b"3"}
+    newer = {**table.schema.metadata, b"indilog.index_snapshot.version": b"3"}
     pq.write_table(table.replace_schema_metadata(newer), file)
     with pytest.raises(MalformedFrameError, match=r"version b'3'; .* version 2"):
         opened_snapshot(file)
