@@ -142,6 +142,7 @@ class Checkpointing:
             self._wake_after(_POLL_S)
 
     def _write(self, taken: _Taken) -> int:
+        assert self._journal.reached(taken.mark), "a checkpoint is not ahead of its journal"
         roles = {stream: encode() for stream, encode in taken.encoders.items()}
         derived = frozenset(stream for stream, role in self._roles.items() if role.derived)
         checkpoint = Checkpoint(roles, derived, taken.uses)

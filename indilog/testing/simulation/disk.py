@@ -85,6 +85,8 @@ class SimulatedDisk:
         syncs_until_killed: so many more syncs are made, then one kills the process; None: none.
         unreadable: the share of reads that fail with `EIO`.
         syncs: how many syncs there were.
+        overlapping_syncs: how many began while a thread waited for one of the same file. Only one
+            of them is told of a failed write-back (decision 0022).
     """
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
@@ -102,6 +104,7 @@ class SimulatedDisk:
         self.syncs_until_killed: int | None = None
         self.unreadable = 0.0
         self.syncs = 0
+        self.overlapping_syncs = 0
         self.bytes_written = 0
 
     # --- what happens to it
@@ -238,6 +241,7 @@ class SimulatedDisk:
                 file.write_back()
             raise Killed
         overlaps = self.syncing[self._open[fd]] > 0
+        self.overlapping_syncs += overlaps
         if self.sync_fails and file.pending and (overlaps or not self.overlap_fails):
             self.sync_fails = self.overlap_fails = False
             file.fail_write_back()

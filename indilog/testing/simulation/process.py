@@ -265,7 +265,8 @@ class SimulatedProcess:
         loop.call_soon(transport.on_frames, [frame])
 
     def check_invariants(self) -> None:
-        """Have every role assert its local facts."""
+        """Have every role assert its local facts, and the disk that its syncs took turns."""
+        assert not self.disk.overlapping_syncs, "no two syncs of one file overlap"
         if self.shell is not None:
             for role in self.shell.roles.values():
                 role.check_invariants()
