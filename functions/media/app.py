@@ -2,7 +2,7 @@
 
 `compose` uploads a review. Five functions run in parallel, each works out one part (a unique id,
 the user, the movie's id, the text, the rating) and adds it to the upload with one append. The log's
-order says which part came fifth; whoever added it stores the review in three places by one
+order says which part came fifth; the call that added it stores the review in three places by one
 transaction. A request that is repeated, however often and wherever it broke off, leaves one review.
 
 State is objects of BokiStore in the log `media`: `user:{name}` and `movie:{id}` (how many reviews,
@@ -39,7 +39,7 @@ _NAME_LENGTH_MAX: Final = 128
 
 @dataclass(frozen=True)
 class Review:
-    """What somebody wrote about a movie; `movie` is its id."""
+    """A review of a movie; `movie` is its id."""
 
     id: str
     user: str

@@ -22,12 +22,12 @@ from indilog import App, Context
 app = App("social")
 
 LOG: Final = "social"
-EVERYBODY: Final = "timeline"
+PUBLIC: Final = "timeline"
 TEXT_LENGTH_MAX: Final = 280
 FOLLOWERS_TOLD_MAX: Final = 4
 """A post goes to so many timelines, of followers chosen at random (Boki's benchmark)."""
 TIMELINE_POSTS_MAX: Final = 24
-EVERYBODY_POSTS_MAX: Final = 96
+PUBLIC_POSTS_MAX: Final = 96
 POSTS_SHOWN_MAX: Final = 8
 PEOPLE_LOADED_MAX: Final = 20
 """Each is three objects, and a record has at most 64 tags."""
@@ -37,7 +37,7 @@ _EMPTY_TIMELINE: Final[dict[str, list[str]]] = {"posts": []}
 
 @dataclass(frozen=True)
 class Post:
-    """What somebody wrote."""
+    """A post of a user."""
 
     id: str
     author: str
@@ -48,7 +48,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Profile:
-    """What everybody may know of a person."""
+    """The public part of a profile."""
 
     user: str
     follows: int
@@ -89,7 +89,7 @@ async def login(ctx: Context, user: str, password: str) -> Profile | None:
 
 @app.function
 async def profile(ctx: Context, user: str) -> Profile:
-    """Return what everybody may know of a person."""
+    """Return the public part of a profile."""
     store = _store(ctx)
     account, person, timeline = await asyncio.gather(
         store.get(f"account:{user}"), store.get(f"user:{user}"), store.get(f"timeline:{user}")
@@ -109,9 +109,9 @@ async def profile(ctx: Context, user: str) -> Profile:
 
 @app.function
 async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
-    """Return the newest posts for a person, or those of everybody; newest first."""
+    """Return the newest posts for a person, or those of all people; newest first."""
     async with _store(ctx).transaction() as txn:
-        listed = await txn.get(EVERYBODY if user is None else f"timeline:{user}")
+        listed = await txn.get(PUBLIC if user is None else f"timeline:{user}")
         newest = listed.get("posts", [])[: -POSTS_SHOWN_MAX - 1 : -1]
         posts = await asyncio.gather(*[txn.get(f"post:{post}") for post in newest])
     return [Post(**post.value) for post in posts]
@@ -121,7 +121,7 @@ async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
 async def post(ctx: Context, user: str, text: str) -> str:
     """Publish a text; return the post's id.
 
-    The post and the timelines of a few followers change together; everybody's timeline follows.
+    The post and the timelines of a few followers change together; the public timeline follows.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A post has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
@@ -141,7 +141,7 @@ async def post(ctx: Context, user: str, text: str) -> str:
 
     store = _store(ctx)
     published = await store.transact(body)
-    await store.push(EVERYBODY, "posts", published, limit=EVERYBODY_POSTS_MAX)
+    await store.push(PUBLIC, "posts", published, limit=PUBLIC_POSTS_MAX)
     return published
 
 

@@ -49,7 +49,7 @@ def read_graph(file: Path) -> Graph:
     """Return the graph in a file of friendships: two integers a line, with white space or a comma
     between them.
 
-    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are passed
+    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are skipped
     over; a person is no friend of their own; a friendship said twice is one.
 
     Raises:

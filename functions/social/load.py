@@ -19,7 +19,7 @@ from functions.workload.replay import TraceReplay
 MIX: Final = {"login": 15, "profile": 30, "timeline": 50, "post": 5}
 """Percent of the requests (Boki's benchmark)."""
 PEOPLE_PER_LOAD: Final = 20
-_EVERYBODY_PROBABILITY: Final = 0.25
+_PUBLIC_PROBABILITY: Final = 0.25
 
 
 class SocialNetwork:
@@ -104,7 +104,7 @@ class Browser:
         match function:
             case "login":
                 return {"user": user, "password": user}
-            case "timeline" if self._choose.random() < _EVERYBODY_PROBABILITY:
+            case "timeline" if self._choose.random() < _PUBLIC_PROBABILITY:
                 return {}
             case "post":
                 self._posts += 1

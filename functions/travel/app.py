@@ -2,8 +2,8 @@
 
 `reserve` starts a workflow. Its first operation is one transaction over the hotel's and the
 flight's capacity: both are decremented, or neither; its second begins the order, a workflow of its
-own that nobody waits for. The log decides each of them once, so a reservation takes one room and
-one seat and leads to one order, whichever workers die on the way.
+own that runs in the background. The log decides each of them once, so a reservation takes one room
+and one seat and leads to one order, also if workers crash meanwhile.
 
 State is objects of BokiStore in the log `travel`: `map` (where the hotels are, what they cost),
 `hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity`, and what is `left`), `user:{name}`,
@@ -61,7 +61,7 @@ class Hotel:
 
 @dataclass(frozen=True)
 class Order:
-    """A room and a seat that somebody wants; `id` is the request's."""
+    """A request for a room and a seat; `id` is the request's."""
 
     id: str
     user: str

@@ -135,7 +135,7 @@ def _faults_of_capacities(
     kind: str, capacities: dict[str, dict[str, int]], used: Counter[str]
 ) -> Iterable[str]:
     """Compare what is left with what was reserved. Nothing adds to what is left, so what is not
-    below zero in the end never was.
+    below zero finally never was.
     """
     for name in capacities.keys() | used.keys():
         known = capacities.get(name, {"capacity": 0, "left": 0})

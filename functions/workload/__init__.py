@@ -2,5 +2,5 @@
 
 `load` has clients over HTTP, `replay` the check against the log, `demonstration` puts both together
 with progress bars and a table. An application says what is its own: what it loads, what its clients
-ask for, and what must hold in the end.
+ask for, and what must hold finally.
 """

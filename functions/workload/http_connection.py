@@ -62,7 +62,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 await loop.create_connection(lambda: self, *self._address, ssl=self._tls)
             except OSError as error:
-                raise ConnectionRefusedError(f"Nobody answers at {self._address}.") from error
+                raise ConnectionRefusedError(f"No server answers at {self._address}.") from error
         assert self._transport is not None, "a connection was made"
         assert self._answer is None, "one request at a time"
         self._answer = loop.create_future()

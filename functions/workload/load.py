@@ -2,7 +2,7 @@
 
 Each client is one person at a browser: one request after the other over one connection, in a
 session of their own. In a closed loop the next request comes as soon as the answer is there. At a
-rate, requests fall due at even intervals, whoever is free takes the next one, and its latency
+rate, requests fall due at even intervals, a free client takes the next one, and its latency
 counts from when it was due: what waits because the platform is slow is measured, not left out.
 """
 
@@ -186,7 +186,7 @@ async def run_load(
 
 
 def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
-    """Yield when each request is due; in a closed loop that is when somebody is free for it."""
+    """Yield when each request is due; in a closed loop that is when a client is free for it."""
     if rate is not None:
         yield from (began + n / rate for n in range(max(1, int(seconds * rate))))
         return

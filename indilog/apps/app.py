@@ -104,7 +104,8 @@ class App:
             body: the function, when this stands above it without arguments.
             name: other than the function's own.
             timeout_s: seconds that a call may take.
-            public: it is called over HTTP without the platform's token, as a webhook is: whoever
+            public: it is called over HTTP without the platform's token, as a webhook is: any client
+            that
                 reaches the gateway may call it.
 
         Raises:

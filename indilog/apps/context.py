@@ -117,12 +117,12 @@ class Context:
     ) -> Any:
         """Run another function and return its result.
 
-        A function given as an object gives back its return type; one given as `"app.function"`
+        A function given as an object returns its return type; one given as `"app.function"`
         gives plain JSON values. The session goes with the call and comes back with the result, also
         when it failed.
 
         With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
-        first. Whoever calls with the same key gets the outcome of the one run, also later and after
+        first. Each call with the same key gets the outcome of the one run, also later and after
         a crash, for `results_kept_s`. A run whose worker is lost is begun again: the body may run
         more than once, the outcome is decided once.
 
@@ -152,8 +152,8 @@ class Context:
         """Start another function without waiting for it; return the invocation's id.
 
         With `delay` it starts that many seconds later. When this returns it is recorded, as durably
-        as an append: whatever process is lost, it is run until one outcome of it is recorded, which
-        is kept for `results_kept_s`. So its body may run more than once. One whose worker or
+        as an append: although processes are lost, it is run until one outcome of it is recorded,
+        which is kept for `results_kept_s`. So its body may run more than once. One whose worker or
         compute node was lost `invocation_tries_max` times is given up. With an `idempotency_key` as
         `call`: the id is that of the first one with it.
 

@@ -97,7 +97,7 @@ class ResultType:
 
     Args:
         name: of what returns it, for the words of errors.
-        hint: the type; `Any` takes whatever JSON can say.
+        hint: the type; `Any` takes any JSON value.
 
     Raises:
         TypeError: the hint cannot be used.
@@ -178,7 +178,7 @@ def _check_numbers(text: bytes) -> None:
         raise _NoNumberError("NaN and Infinity have no JSON form; give None or a text") from None
 
 
-def plain_value(text: bytes) -> Any:  # noqa: ANN401 - whatever JSON says
+def plain_value(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
     """Return what JSON text says, in plain Python values."""
     return pydantic_core.from_json(text)
 

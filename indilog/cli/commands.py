@@ -257,7 +257,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _json(text: str, where: str) -> Any:  # noqa: ANN401 - whatever JSON says
+def _json(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
         return json.loads(text)
     except ValueError as error:

@@ -61,12 +61,12 @@ class Gateway:
         self.url = endpoint.url
         self._client = httpx.Client(**endpoint.for_httpx, timeout=_TIMEOUT_S)
 
-    def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says
+    def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - any JSON value
         """Return the JSON value at `path`; a query value None is left out."""
         return self._value("GET", path, query=query)
 
-    def get_records(self, path: str, *, bound: int | None, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says
-        """Return a page of records from `bound` on; what is lost is passed over with a warning."""
+    def get_records(self, path: str, *, bound: int | None, **query: object) -> Any:  # noqa: ANN401 - any JSON value
+        """Return a page of records from `bound` on; lost records are skipped with a warning."""
         while True:
             response = self._response("GET", path, query=query | {"bound": bound})
             behind = _next_seqnum(response, "DataLossError")
@@ -83,17 +83,17 @@ class Gateway:
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
         query: dict[str, object] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever JSON says
+    ) -> Any:  # noqa: ANN401 - any JSON value
         """Send JSON or bytes to `path` and return the JSON value that comes back."""
         return self._value(
             "POST", path, json=json, content=content, headers=headers, query=query or {}
         )
 
-    def put(self, path: str, *, json: object, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - whatever JSON says
+    def put(self, path: str, *, json: object, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - any JSON value
         """Put JSON at `path` and return the JSON value that comes back."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 
-    def delete(self, path: str, *, headers: dict[str, str]) -> Any:  # noqa: ANN401 - whatever JSON says
+    def delete(self, path: str, *, headers: dict[str, str]) -> Any:  # noqa: ANN401 - any JSON value
         """Delete what is at `path` and return the JSON value that comes back."""
         return self._value("DELETE", path, headers=headers, query={})
 
@@ -121,7 +121,7 @@ class Gateway:
         json: object = None,
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever JSON says
+    ) -> Any:  # noqa: ANN401 - any JSON value
         return self._json(self._response(method, path, query, json, content, headers))
 
     def _response(
@@ -153,7 +153,7 @@ class Gateway:
                 )
             self.unreachable(error)
 
-    def _json(self, response: httpx.Response) -> Any:  # noqa: ANN401 - whatever JSON says
+    def _json(self, response: httpx.Response) -> Any:  # noqa: ANN401 - any JSON value
         if response.is_error:
             self._refused(response)
         try:

@@ -59,7 +59,7 @@ def _path(invocation: str) -> str:
     return f"/invocations/{name}"
 
 
-def _told(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - whatever JSON says
+def _told(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - any JSON value
     """Return the answer as soon as it has an outcome, or when the time is over."""
     end = time.monotonic() + wait_s
     while True:

@@ -42,7 +42,7 @@ OrderedOption = Annotated[
     typer.Option("--ordered", help="Show when the log ordered each, not its writer's time."),
 ]
 FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="See all that was appended before, by anybody.")
+    bool, typer.Option("--fresh", help="See all that was appended before, by any client.")
 ]
 
 
@@ -217,7 +217,7 @@ def trim(
     ] = None,
     url: Url = DEFAULT,
 ) -> None:
-    """Forget the records below --until for good, of the whole log or of one tag."""
+    """Delete the records below --until permanently, of the whole log or of one tag."""
     body = {"until": until, "tag": tag, "tag_int": tag_int}
     told = Gateway(url).post(_path(log, "trim"), json=body)
     show.line(f"{log} is trimmed below seqnum {told['until']}.")

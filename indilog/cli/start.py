@@ -193,7 +193,8 @@ def configured() -> NodeConfig:
 
 
 def check_port_free(port: int) -> None:
-    """Refuse a port that is taken: whoever answers there could be mistaken for our platform.
+    """Refuse a port that is taken: the server that answers there could be mistaken for our
+    platform.
 
     Raises:
         StartError: it is taken.
@@ -292,7 +293,7 @@ def what_next(url: str, data: Path) -> str:
         with httpx.Client(**reach(url).for_httpx, timeout=10.0) as client:
             there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
     except (httpx.HTTPError, IndilogError):
-        there = []  # whatever is wrong with it shows in what comes next
+        there = []  # the next step reports what is wrong with it
     of_apps = [command for app in APPLICATIONS if app in there for command in _WITH[app]]
     commands = ["indilog status --url {url}", *([_AUTH, *of_apps] if of_apps else _WITHOUT)]
     lines = "\n".join(f"  {command.format(url=url)}" for command in commands)

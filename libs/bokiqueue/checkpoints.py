@@ -2,8 +2,8 @@
 
 Processes write checkpoints whenever they have seen enough, so one that lags may write an older
 state behind a newer one. What is trimmed is decided by the checkpoint that is furthest on, never
-by the newest: all who trim agree on it, so it never gives way to one that is behind what was given
-back.
+by the newest: all replicas that trim agree on it, so the one that counts is never older than what
+was trimmed.
 
 A checkpoint of many messages is several records. It counts when all of them are there.
 """
@@ -35,7 +35,7 @@ class StoredCheckpoint:
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record of the shard that whoever begins here needs."""
+        """The first record of the shard that a replica needs that begins here."""
         checkpoint = self.checkpoint
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
 

@@ -36,7 +36,7 @@ class Contents:
         return data
 
     def forget(self, seqnums: Iterable[SeqNum]) -> None:
-        """Forget messages that nobody will be delivered any more."""
+        """Forget messages that will not be delivered any more."""
         for seqnum in seqnums:
             self._data.pop(seqnum, None)
 

@@ -22,7 +22,7 @@ class QueueVersionError(QueueError):
 
 
 class QueueTrimmedError(QueueError):
-    """Records of the queue were trimmed with its whole log, so nobody knows what is in it."""
+    """Records of the queue were trimmed with its whole log, so its content is unknown."""
 
     def __init__(self, name: str, first_seqnum: int) -> None:
         super().__init__(

@@ -207,7 +207,7 @@ class ShardFold:
 
     @property
     def leased(self) -> int:
-        """Messages that somebody holds."""
+        """Messages that consumers hold."""
         return self._leased
 
     @property

@@ -119,9 +119,9 @@ class Popping:
     """`async with queue.pop() as msg`: acknowledged on leaving the block, given back if it raises,
     unless the block has done either itself.
 
-    What raises is given back with a pause that grows, so that what is away for a while does not
-    make dead letters of all that comes meanwhile. A block that is cancelled says nothing about its
-    message, which is ready for others at once. `msg` is None if nothing came in time.
+    A message whose block raises is given back with a growing pause, so that a short outage of a
+    dependency does not make dead letters of all messages meanwhile. A message whose block is
+    cancelled is ready for others at once. `msg` is None if nothing came in time.
     """
 
     def __init__(self, queue: Queue, wait: float | None, lease: float, backoff: float) -> None:
@@ -270,7 +270,7 @@ class Queue:
         return Popping(self, wait, lease, backoff)
 
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
-        """Take the next message; whoever takes it acknowledges it or gives it back.
+        """Take the next message; the caller acknowledges it or gives it back.
 
         None is proven: no message whose push had returned before the call was ready.
 

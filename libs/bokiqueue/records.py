@@ -102,8 +102,8 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
     """An outstanding message in a checkpoint.
 
-    `until`: when its lease or delay ends; None: it is ready. `claim`: who holds it, if somebody
-    does.
+    `until`: when its lease or delay ends; None: it is ready. `claim`: which consumer holds it, if
+    any does.
     """
 
     seqnum: _SeqNum
@@ -178,7 +178,7 @@ def command_decoded(data: bytes) -> Command | None:
     """Return the command in a record, or None for what BokiQueue did not write.
 
     Raises:
-        QueueVersionError: a later version wrote it, so it must not be passed over.
+        QueueVersionError: a later version wrote it, so it must not be skipped.
     """
     command: Command | None = _FORMAT.decoded(data, _decode_command)
     return command

@@ -5,7 +5,7 @@ consumer. Everything in it follows from the log. Which shards have news is known
 `pushed`, which stands on every record that can make a message ready, so looking for work costs one
 read however many shards there are.
 
-Coroutines share a fold: whatever a read brings, only what the fold has not seen is applied, and
+Coroutines share a fold: of what a read brings, only what the fold has not seen is applied, and
 nothing is awaited in between. Of those who need what is new in a shard at the same time one reads
 for all.
 """
@@ -55,7 +55,7 @@ _MESSAGES_PER_RECORD: Final = 4
 KEPT_BEHIND: Final[int] = 128
 """Records behind a checkpoint that are not trimmed yet: others may not have read theirs of them."""
 _OUTCOMES_MAX: Final = 4096
-"""Outcomes of commands that a shard remembers for whoever appended them."""
+"""Outcomes of commands that a shard remembers for the replicas that appended them."""
 _CLAIMS_PER_LOOK: Final = 8
 _REST_S: Final = 0.1
 """After a claim that found nothing, none for what seems to be due alone."""
@@ -109,7 +109,7 @@ class ShardReplica:
 
     @property
     def recent(self) -> SeqNum:
-        """The first of the last records, those that somebody may be about to read."""
+        """The first of the last records, those that a consumer may be about to read."""
         return self._recent[0] if self._recent else self.fold.end
 
     def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
@@ -261,7 +261,7 @@ class QueueReplica:
     async def catch_up(
         self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool = False
     ) -> None:
-        """Apply the records of a shard below `until`, as far as nobody else does.
+        """Apply the records of a shard below `until`, as far as no other coroutine does.
 
         Args:
             log: read from it.
@@ -428,7 +428,7 @@ class QueueReplica:
     # --- checkpoints
 
     async def save(self, log: Log, shard: ShardReplica) -> None:
-        """After many records, write a checkpoint and trim what nobody needs any more.
+        """After many records, write a checkpoint and trim what no replica needs any more.
 
         Processes that do it at the same time do no harm: each checkpoint is true, and what is
         trimmed is decided by the one that is furthest on, which stays. It raises nothing of the
@@ -453,8 +453,8 @@ class QueueReplica:
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
     def _pushed_needed_from(self, shard: ShardReplica) -> SeqNum:
-        """Return from where on news of a shard are needed. One that nobody uses holds nothing
-        back: all that was pushed below the cursor is heard of.
+        """Return the first notification of a shard that is needed. A shard that is not in use
+        needs none: all that was pushed below the cursor is known.
         """
         if shard.fold.kept or shard.stale:
             return shard.fold.needed_from

@@ -1,7 +1,7 @@
 """Consumers that wait: one read waits for all of a process, and each message wakes one of them.
 
 This is the only part of the library that needs an event loop; it awaits nothing but the log and
-futures of its own, and nobody polls.
+futures of its own, and none polls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _TIMER_S_MIN: Final = 0.001
 
 
 def seconds_now() -> float:
-    """Return seconds that only grow and that nobody sets, also while the machine sleeps; only to
-    know when to look, never to decide.
+    """Return seconds of a clock that only grows, also while the machine sleeps. It tells when to
+    look; no decision rests on it.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -47,7 +47,7 @@ class Notifications:
         self._until = 0.0
         """When the watcher's read ends by itself, as `seconds_now` counts."""
         self._passed_on = False
-        """A wake-up was passed on and nobody waited; whoever comes next has it."""
+        """A wake-up was passed on while no consumer waited; the next one takes it."""
 
     async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
         """Return when something at or after `since` may be ready, or when time is over; the value
@@ -98,7 +98,7 @@ class Notifications:
             self._watcher = None
 
     async def _watch(self, log: Log) -> None:
-        """Wait for news as long as anybody does; what goes wrong goes to all who wait."""
+        """Wait for records while a consumer does; an error goes to all waiting consumers."""
         try:
             while self._waiting:
                 await self._look(log)

@@ -99,11 +99,11 @@ class ViewCache:
             self.bytes -= sum(map(_size, evicted))
 
     def line(self, log: str, name: str) -> Line:
-        """Return the line of an object's operations; there is one as long as somebody waits."""
+        """Return the line of an object's operations; there is one as long as a caller waits."""
         return self._lines.setdefault((log, name), Line())
 
     def leave(self, log: str, name: str, line: Line) -> None:
-        """Forget a line in which nobody waits any more."""
+        """Forget a line in which no caller waits any more."""
         if not line.waiting:
             self._lines.pop((log, name), None)
 

@@ -129,7 +129,7 @@ def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | 
 
 
 def is_due(view: ObjectView) -> bool:
-    """Tell whether whoever brought an object to this view appends a checkpoint.
+    """Tell whether the replica that brought an object to this view appends a checkpoint.
 
     One writer meets each multiple of the distance, so one checkpoint is appended; where that writer
     died, the next multiple makes up for it.

@@ -1,16 +1,16 @@
-"""Giving superseded history back: what nobody can ask for any more is trimmed.
+"""Garbage collection: trims superseded history that no read can ask for any more.
 
 An object's history is needed from the last checkpoint before the retention span on; what is before
 is trimmed from its sub-stream, so that `at`, `history` and transactions go back as far as the span
 and are told `TrimmedError` below. An object that was deleted before the span goes wholly, and an id
 of a transaction is forgotten with its record.
 
-Three things make this safe while everybody works on. Before anything is trimmed, a record says what
-was decided about the transactions of that part of the log, so that a record which is kept because
-of one object never hangs on the trimmed history of another (`bokistore.decisions`). A floor is
-always one above a record as of which the object is known (`bokistore.checkpoints`). And the seqnum
-where a collection ended is in the log too, so each record is looked at once, by whoever collects
-next; two at the same time do the same twice, which is harmless.
+Three things make this safe while all clients work on. Before anything is trimmed, a record says
+what was decided about the transactions of that part of the log, so that a record which is kept
+because of one object never hangs on the trimmed history of another (`bokistore.decisions`). A floor
+is always one above a record as of which the object is known (`bokistore.checkpoints`). And the
+seqnum where a collection ended is in the log too, so each record is looked at once, by the
+collector at work next; two at the same time do the same twice, which is harmless.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Collection:
         return self.end
 
     async def _ended(self) -> SeqNum:
-        """Append where the collection is, for whoever goes on."""
+        """Append where the collection is, for the collector that goes on."""
         data = collected_encoded(Collected(self.end, self.end))
         return await self._log.append(data, tags=[_COLLECTED_TAG])
 

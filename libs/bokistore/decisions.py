@@ -1,4 +1,4 @@
-"""Did a transaction commit? The log's order says so, and everybody finds the same answer.
+"""Did a transaction commit? The log's order decides, and all replicas find the same answer.
 
 A transaction commits iff no object that it read has a committed write in [its horizon, its seqnum).
 That is optimistic concurrency control with backward validation of the whole read set, so

@@ -249,7 +249,7 @@ def applied(document: Document | None, write: Write, *, name: str) -> Document |
 
 
 def is_whole(write: Write) -> bool:
-    """Tell whether nothing of a document is left after `write`, whatever the document was."""
+    """Tell whether nothing of a document is left after `write`, independent of what it was."""
     if write.path:
         return False
     return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))

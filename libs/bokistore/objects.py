@@ -146,7 +146,7 @@ class Obj(Mapping[str, Json]):
 
 class TxnObject(Obj):
     """An object inside a transaction: its writes are seen by its own reads at once, and by
-    everybody else when the transaction commits.
+    all others when the transaction commits.
 
     Each write returns what was at the path before, None if nothing was. What reading returns is a
     copy: changing it changes nothing here either. After the transaction it can still be read.

@@ -16,7 +16,7 @@ record with `collected`: which transactions of a part of the log did not take ef
 Aux data is JSON too: `committed`, what the log's order decided about the command, and `views`, per
 object its version (the seqnum of the last committed write, or null) and value (or null) after the
 record, and how many records came since a checkpoint. It is a cache: what it says follows from the
-log alone, and whatever does not read as such is taken as not there.
+log alone, and a record that does not decode as one is taken as not there.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def command_decoded(data: bytes) -> Command | None:
     """Return the command in a record, or None for what BokiStore did not write.
 
     Raises:
-        StoreVersionError: a later version wrote it, so it must not be passed over.
+        StoreVersionError: a later version wrote it, so it must not be skipped.
     """
     try:
         command = _decode_command(data)

@@ -209,7 +209,7 @@ class ObjectReplay:
         return base, [record for record in page if record.seqnum <= newest.seqnum]
 
     async def _begins_anew(self, record: Record, name: str) -> bool:
-        """Tell whether `record` replaces or deletes the whole object, whatever it was before."""
+        """Tell whether `record` replaces or deletes the object as a whole."""
         command = command_decoded(record.data)
         if command is None or not any(map(is_whole, command.writes.get(name, ()))):
             return False

@@ -2,9 +2,9 @@
 (CORFU section 3; Scalog section 5.3).
 
 A command is a record. Each replica applies the commands in the order of the log, so replicas that
-have applied the same ones are equal, whoever proposed them. Snapshots of the state are records of a
-sub-stream of their own; a replica that starts, or that fell behind what was trimmed, begins at the
-newest one.
+have applied the same ones are equal, independent of which replica proposed them. Snapshots of the
+state are records of a sub-stream of their own; a replica that starts, or that fell behind what was
+trimmed, begins at the newest one.
 
 A snapshot record's data: a byte for the version of this format, the first seqnum that is not in the
 state and the number of commands that are, 8 bytes each (little-endian), then the state.
@@ -50,9 +50,9 @@ class Replica(Generic[_ResultT]):
         log: where commands and snapshots live; it may also hold other records.
         apply: applies one command to the state and returns its result. It must be deterministic:
             no clock, no randomness, no input but the state and the command. What it raises is the
-            command's result for whoever proposed it, and every replica goes on behind it.
+            command's result for the replica that proposed it, and every replica goes on after it.
         snapshot: returns the state as bytes; equal states as equal bytes.
-        restore: makes the state what `snapshot` returned, whatever it was before.
+        restore: replaces the state by what `snapshot` returned.
         name: which state machine of the log.
         snapshot_every: commands between two snapshots, at least 1; each is appended by the replica
             that proposed the last of them.
@@ -120,7 +120,7 @@ class Replica(Generic[_ResultT]):
             del self._proposals[proposal]
             self._forget()
         if number % self._snapshot_every == 0:
-            with suppress(IndilogError):  # without it whoever starts replays more
+            with suppress(IndilogError):  # without it a replica that starts replays more
                 await self.save()
         if isinstance(result, Exception):
             raise result
@@ -165,7 +165,7 @@ class Replica(Generic[_ResultT]):
         return await self._log.append(data, tags=[self._snapshots_tag])
 
     async def trim(self) -> SeqNum:
-        """Give back the commands that are in the snapshot furthest on, and the snapshots before it.
+        """Trim the commands that are in the snapshot furthest on, and the snapshots before it.
 
         Returns:
             The first seqnum of which commands are kept; 0 if there is no snapshot.
@@ -174,8 +174,8 @@ class Replica(Generic[_ResultT]):
             DataLossError: a snapshot is lost that may be the one furthest on; nothing was trimmed.
                 Once another is saved further on, it is not needed.
         """
-        # The one that is furthest on, not the newest: whoever lags may save, too. All who trim
-        # agree on it, so it never gives way to one that is behind what was given back.
+        # The one that is furthest on, not the newest: a replica that lags may save, too. All
+        # replicas agree on it, so the one that counts is never older than what was trimmed.
         best: tuple[SeqNum, SeqNum] = 0, 0
         lost: DataLossError | None = None
         async for record in read_surviving_records(

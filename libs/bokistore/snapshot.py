@@ -55,7 +55,7 @@ class Snapshot:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to give back."""
+        """Nothing to free."""
 
     async def _place(self) -> SeqNum:
         """Return `end`, decided once.

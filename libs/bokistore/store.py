@@ -268,7 +268,7 @@ class Store:
         return await self._operate(name, delete_at(path))
 
     async def collect(self, *, keep: float = KEEP_S) -> SeqNum:
-        """Give back history that nobody needs: trim what was superseded longer than `keep` seconds
+        """Garbage-collect history: trim what was superseded longer than `keep` seconds
         ago, and forget objects that were deleted before.
 
         Afterwards every object is as before, and time travel goes back as far as the span; what is
@@ -291,8 +291,8 @@ class Store:
         """Begin a transaction: `async with store.transaction() as txn`.
 
         Args:
-            id: with one, it takes effect at most once: of all transactions with this id, whoever
-                runs them, the first that commits counts, and the others get `DoneBeforeError`.
+            id: with one, it takes effect at most once: of all transactions with this id, on
+                any node, the first that commits counts, and the others get `DoneBeforeError`.
 
         Raises:
             InvalidObjectError: the id cannot be one (1 to 252 bytes of text).

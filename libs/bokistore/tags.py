@@ -20,7 +20,7 @@ _INDEX_PREFIX: Final = "$tag:"
 TIDIED_MAX: Final = 256
 """Names that one lookup takes out."""
 STALE_MAX: Final = 16
-"""Names without the tag that a lookup passes over; more are taken out, if they are the most."""
+"""Names without the tag that a lookup skips; beyond it they are removed, if they are the most."""
 
 
 def index_of(tag: str) -> str:

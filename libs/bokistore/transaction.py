@@ -6,7 +6,7 @@ nothing appends nothing; its snapshot is as of one place of the log, taken from 
 sees all that committed before its first read, by whomever (strictly serializable).
 
 A transaction with an id takes effect at most once, however often and by however many processes it
-is run: of all records with the id only the first that commits counts, for everybody who replays.
+is run: of all records with the id only the first that commits counts, for all replicas.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Transaction:
     def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
         """Return what is known of the objects read and written, now that nothing came between.
 
-        Made from the record, as everybody does who replays it.
+        Made from the record, as each replica does that replays it.
         """
         return {
             name: self._replay.written(held.view, command, name, seqnum)

@@ -188,7 +188,7 @@ async def metalog_whole(shell: NodeShell) -> None:
     """Wait until no primary of this process lacks metalog entries that it had once.
 
     Raises:
-        DataLossError: nobody can tell whether it would have all of them.
+        DataLossError: it is not known whether it would have all of them.
     """
     roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
     if all(role.ready for role in roles):
@@ -361,7 +361,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
 
 
 def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many records are lost for good, and what that means for reads."""
+    """Return how many records are permanently lost, and what that means for reads."""
     lost = sum(figures.get("lost_records", 0) for figures in nodes.values())
     if not lost:
         return {"lost_records": 0}
@@ -411,7 +411,8 @@ def run_embedded(
     Args:
         config: whose `node.data_dir` and `node.gateway.port` are used.
         on_ready: called once with the gateway's URL when calls are served.
-        supervisor_fd: a socket to whoever started this process; the platform stops in order when
+        supervisor_fd: a socket to the process that started this one; the platform stops in order
+        when
             the other end is gone.
 
     Raises:

@@ -135,7 +135,7 @@ def _spelled(value: object) -> str:
 
 
 async def node_start(store: MetadataStore) -> NodeStart:
-    """Return what a node needs to start, with an epoch that nobody had.
+    """Return what a node needs to start, with an epoch that no node had before.
 
     Raises:
         NotReadyError: the first process has not published it yet.

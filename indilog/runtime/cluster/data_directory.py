@@ -2,7 +2,7 @@
 11).
 
 Both arrangements write the metadata file before the first journal, and never remove it. So journals
-without a metadata file are a directory of which somebody lost a part, not a new one: to start there
+without a metadata file are a directory that has lost a part, not a new one: to start there
 would give epochs out again that the journals know.
 """
 
@@ -54,7 +54,7 @@ def opened_metadata(config: NodeConfig) -> EmbeddedMetadataStore:
     directory = config.data_dir
     file = directory / "metadata"
     with directory_usable(directory):
-        # In this order: whoever makes the directory at the same time writes the file first.
+        # In this order: a process that makes the directory at the same time writes the file first.
         journals = _journals(directory)
         if journals and not file.exists():
             raise DataDirectoryError(

@@ -1,8 +1,8 @@
 """What the processes of one run tell its gateways about themselves (ARCHITECTURE 11).
 
 Each process writes the figures of its roles into a file of the run's directory every few seconds,
-and whoever is asked for the status reads these files. So a question costs no message, and a process
-that hangs is one whose file has grown old. They are for people: nothing depends on them.
+and the process that is asked for the status reads these files. So a question costs no message, and
+a process that hangs is one whose file has grown old. They are for people: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Told(NamedTuple):
-    """What other processes have told of themselves, and the nodes that tell nothing."""
+    """The figures of other processes, and the nodes without any."""
 
     figures: Figures
     silent: list[NodeId]

@@ -91,7 +91,7 @@ class MetadataStore(Protocol):
     async def watch(self, key: str, *, after: int) -> Versioned:
         """Wait until the version of `key` is above `after`, and return the newest value.
 
-        Values in between may be passed over. Waits for ever; the caller sets the deadline.
+        Values in between may be skipped. Waits for ever; the caller sets the deadline.
         """
 
 

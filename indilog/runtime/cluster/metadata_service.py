@@ -65,7 +65,7 @@ class CompareAndSet(_Request, frozen=True):
 
 
 class NextSequence(_Request, frozen=True):
-    """client → server: a number for `key` that nobody had."""
+    """client → server: a number for `key` that was never given before."""
 
     key: str
 

@@ -82,7 +82,7 @@ class _Adopted:
 def _connected(control: Path) -> tuple[socket.socket, _Adopted] | None:
     """Connect to the process that listens at `control`; None: there is none."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(0)  # a process that stands still and whose queue is full would block us
+    connection.settimeout(0)  # a process that hangs and whose queue is full would block us
     try:
         connection.connect(str(control))
         size = _CREDENTIALS.size
@@ -166,7 +166,7 @@ class SupervisedProcess:
         """Wait until it is ready, and return what it said then.
 
         Args:
-            restarts: wait until it was also started again that often, since somebody killed it.
+            restarts: wait until it was also started again that often, after it was killed.
 
         Raises:
             NotReadyError: it failed to start too often, or was stopped; the process's own sentence

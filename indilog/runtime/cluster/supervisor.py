@@ -67,7 +67,7 @@ class Supervisor:
     """Runs a cluster of processes.
 
     Args:
-        left_out: nodes that somebody else runs (a benchmark or test that is itself a node).
+        left_out: nodes that another process runs (a benchmark or test that is itself a node).
 
     Attributes:
         processes: by node; valid after `start`.

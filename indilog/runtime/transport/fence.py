@@ -2,9 +2,9 @@
 of that node's newest incarnation (ARCHITECTURE 11).
 
 Every start of a process takes an epoch that is greater than all before, and every frame carries it.
-So a process that was paused while its successor started is heard no more by anybody who has heard
-the successor. This is a first line, held in memory: what must hold over restarts of the receiver
-too (who writes a shard, who is primary) the roles fence durably, each with its own epoch.
+So a process that was paused while its successor started is ignored by each node that has received
+a frame of the successor. This is a first line, held in memory: what must hold over restarts of the
+receiver too (who writes a shard, who is primary) the roles fence durably, each with its own epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fence:
         self._senders_of = 0
         """The view whose nodes are the keys of `_newest`."""
         self._newest: dict[NodeId, Epoch] = {}
-        """The greatest epoch heard of each node; as many as the view has nodes."""
+        """The greatest epoch received of each node; as many as the view has nodes."""
 
     def admitted(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or why it is not taken."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from indilog.base.errors import ConfigError
 
 SILENCE_S: Final = 2
-"""The kernel asks a silent TCP peer for a sign of life after this, ..."""
+"""The kernel probes a silent TCP peer (keepalive) after this, ..."""
 SILENCES_MAX: Final = 3
 """... and so often in vain before the connection ends: a host that vanished says nothing."""
 _BACKLOG: Final = 128
@@ -60,7 +60,7 @@ class StreamAddress(NamedTuple):
         """Connect `protocol` to who listens here.
 
         Raises:
-            OSError: nobody does, or it cannot be reached.
+            OSError: no process listens, or it cannot be reached.
         """
         if self.path:
             await loop.create_unix_connection(lambda: protocol, self.path)

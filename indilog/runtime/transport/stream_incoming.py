@@ -34,7 +34,7 @@ class Incoming(asyncio.Protocol):
     The usual case is that one read brings whole frames: they are cut out of it at once. The
     beginning of a frame is kept until the rest has come, without looking at it in between: bytes
     are copied a few times each, however small the pieces are, and no more memory is taken than the
-    peer has sent, whatever length it claims.
+    peer has sent, not by the length that it claims.
 
     Args:
         all_connections: those that are open; this one is among them while it is.

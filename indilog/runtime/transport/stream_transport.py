@@ -300,7 +300,7 @@ class _Peer(asyncio.Protocol):
         self.drain()
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection: nobody answers on it."""
+        """Close the connection: the peer does not answer on it."""
         self._counts.dropped[MALFORMED] += 1
         _log.warning("peer speaks where it should listen", address=self._to.name, size=len(data))
         self._abort()
