@@ -33,7 +33,7 @@ class Aggregator:
         self._merging = Merging(views, config.node)
 
     def status(self) -> dict[str, int]:
-        """Return figures for people: how many lookups are pending."""
+        """Return figures for operators: how many lookups are pending."""
         return {"pending": len(self._merging)}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
@@ -52,7 +52,7 @@ class Aggregator:
         return self._merging.deadline()
 
     def check_invariants(self) -> None:
-        """Assert that what is complete is not kept, and not too much is."""
+        """Assert that complete lookups are not kept, and that the limit holds."""
         self._merging.check_invariants()
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:

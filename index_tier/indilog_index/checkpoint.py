@@ -1,6 +1,4 @@
-"""What an index node writes of itself in a checkpoint: what its newest snapshot has not (decision
-0028, docs/FORMATS.md).
-"""
+"""The checkpoint of an index node: what its newest snapshot lacks (decision 0028, FORMATS)."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     Attributes:
         info: what the rows and the snapshot together cover.
         base: the position of the snapshot; None: there is none.
-        trims, trims_at: how many trims are known, and at which position of the metalog.
+        trims, trims_at: how many trims are known, and the metalog position that has all of them.
         trims_epoch: the incarnation of the primary that proposed the last of them.
         tags, seqnums, shards: rows that are not in the snapshot, packed.
     """
@@ -56,15 +54,16 @@ _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
 class Kept(NamedTuple):
-    """What a checkpoint gives back, to be used when the snapshot is open."""
+    """The part of a checkpoint that is used when the snapshot is open."""
 
     info: SnapshotInfo
     base: MetalogPosition | None
     rows: Rows
 
     def follows(self, snapshot: SnapshotInfo | None) -> bool:
-        """Whether it goes on where a snapshot ends (None: there is none), or within what it covers,
-        and both are of one metalog.
+        """Whether these rows extend a snapshot (None: there is none) of the same metalog.
+
+        They may begin where the snapshot ends, or within what it covers.
         """
         if snapshot is None:
             return self.base is None
@@ -75,7 +74,7 @@ class Kept(NamedTuple):
 
 
 def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Callable[[], bytes]:
-    """Copy what the node knows; return what encodes the copy, which may run in a thread."""
+    """Copy what the node knows; return a function that encodes the copy, in any thread."""
     rows_of = store.unwritten_rows()
     base = store.base.info.position if store.base is not None else None
     (_, trims, trims_epoch), trims_at = floors.known, floors.position
@@ -102,10 +101,10 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
 
 
 def restored(payload: bytes, floors: TrimFeed) -> Kept:
-    """Let `floors` begin with what a checkpoint says, and return the rest.
+    """Restore `floors` from a checkpoint; return the rest.
 
     Raises:
-        MalformedFrameError: it is of a version that this release does not know.
+        MalformedFrameError: the checkpoint is of a version that this release does not know.
     """
     try:
         said = _decoder.decode(payload)

@@ -1,10 +1,10 @@
-"""Which records storage has discarded: what an index node may forget of them (ARCHITECTURE 13).
+"""Which records storage has discarded, so that an index node may drop them (ARCHITECTURE 13).
 
-A record dies with the floor of its log, or when it lies below the floors of all its tags. Index
-nodes know floors, but not which tags a record has: tags are hashes, in columns of their own.
-Storage reads the records and discards the batches of which all are dead. So when an index node has
-grown by an eighth since the last time, and there were trims, it asks storage which of the records
-that it has were discarded: each question is about a bounded number of runs of one shard.
+A record is dead below the floor of its log, or below the floors of all its tags. Index nodes know
+floors, but not which tags a record has: tags are hashes, in columns of their own. Storage reads the
+records and discards a batch when all its records are dead. So an index node asks storage which of
+its records were discarded. It asks after trims, when it has grown by an eighth since the last time.
+Each question is about a bounded number of runs of one shard.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Runs: TypeAlias = NDArray[np.uint64]
 class _Question(NamedTuple):
     shard: ShardId
     runs: Runs
-    """All that is still to be asked about."""
+    """The runs that are still to be asked about."""
     attempt: int
 
 
 class Discards:
-    """Asks about everything in the index once, when it is worth it; one question at a time.
+    """Asks storage about all records in the index, one question at a time.
 
     Attributes:
-        records: how many were found to be discarded.
+        records: how many discarded records were found in the life of the node.
     """
 
     def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
@@ -47,36 +47,38 @@ class Discards:
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._entries_min = config.index_tier.index_forget_entries_min
         self._entries = 0
-        """Entries of the index when it was asked about last."""
+        """Entries of the index when storage was asked last."""
         self._trims = 0
         """How many trims were known then."""
         self._todo: deque[_Question] = deque()
-        """The first one is asked."""
+        """Questions still to be answered; the first one is in flight."""
         self._found: list[Runs] = []
         self.records = 0
 
     @property
     def asking(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether an answer is outstanding."""
         return bool(self._todo)
 
     def is_worth_it(self, entries: int) -> bool:
-        """Whether the index, with so many entries, may have much that was discarded."""
+        """Whether an index with so many entries may have many discarded records."""
         grown = entries - self._entries >= max(self._entries_min, self._entries // 8)
         return grown and self._floors.trims > self._trims and not self.asking
 
     def begin(self, entries: int, runs: dict[ShardId, Runs], now: Instant) -> list[Send]:
         """Ask about `runs`, all that is in the index."""
+        assert not self._todo, "one question at a time"
+        assert not self._found
         self._entries, self._trims = entries, self._floors.trims
         self._todo.extend(_Question(shard, of_shard, 0) for shard, of_shard in runs.items())
         return self._ask(now)
 
-    def swept(self, entries: int) -> None:
-        """Take note how many entries are left."""
+    def note_entries(self, entries: int) -> None:
+        """Note how many entries are left after a sweep."""
         self._entries = min(self._entries, entries)
 
     def stop(self) -> None:
-        """Forget what was asked: the index begins again."""
+        """Drop all questions: the index is rebuilt."""
         self._todo.clear()
         self._found.clear()
         self._resend.progressed()
@@ -85,11 +87,11 @@ class Discards:
     def on_answer(
         self, sender: NodeId, answer: Discarded, copy_of: Epoch, now: Instant
     ) -> tuple[Runs | None, list[Send | Ignore]]:
-        """Take in an answer; return what was discarded once all is answered, and what to ask.
+        """Take in an answer; return the discarded runs when all is answered, and what to ask next.
 
-        `copy_of`: the incarnation of the primary in whose metalog the records of the index are. Of
-        another one the seqnums may be those of other records. Trims that are not known here yet
-        come: until then the answer would make records absent that are trimmed.
+        `copy_of`: the incarnation of the primary in whose metalog the records of the index are. In
+        the metalog of another one the seqnums may be those of other records. An answer that rests
+        on trims not known here is ignored: its records would be absent instead of trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:
             return None, []
@@ -100,7 +102,7 @@ class Discards:
         if answer.end <= runs[0, 0]:
             return None, []  # it answers an earlier page of the same question
         if answer.copy_of != copy_of or not self._floors.known.covers(answer.trims, answer.copy_of):
-            return None, []  # asked again later
+            return None, []  # resent after a pause
         self._resend.progressed()
         self._found.append(_within(found.reshape(-1, 2), runs[:DISCARDED_RUNS_MAX]))
         left = runs[runs[:, 1] > np.uint64(answer.end)].copy()
@@ -120,7 +122,7 @@ class Discards:
         return found[np.argsort(found[:, 0])]
 
     def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
-        """Ask another replica when one stays silent; go on without a shard if all do."""
+        """Ask another replica if one does not answer; skip the shard if none does."""
         if not self._resend.is_due(now):
             return None, []
         question = self._todo[0]._replace(attempt=self._todo[0].attempt + 1)
@@ -157,7 +159,7 @@ def _ascending(bounds: NDArray[np.uint64]) -> bool:
 
 
 def _within(found: Runs, asked: Runs) -> Runs:
-    """Return those of `found` that lie in what was asked about."""
+    """Return those runs of `found` that lie in runs of `asked`."""
     if not len(found):
         return found
     places = np.searchsorted(asked[:, 0], found[:, 0], side="right").astype(np.int64) - 1

@@ -17,9 +17,9 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 
 
 def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
-    """Return storage nodes that together keep every shard; a different one comes first each time.
+    """Return storage nodes that together keep every shard; the first one changes by attempt.
 
-    After as many attempts as there are storage nodes, each has come first once, so every replica of
+    After as many attempts as there are storage nodes, each was first once. So every replica of
     every shard was asked.
     """
     nodes = view.storage_nodes
@@ -34,10 +34,10 @@ def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
 
 
 class Fetch:
-    """Asks `sources` for those of `positions` that are not before `start` and below `end`.
+    """Asks `sources` for those of `positions` that are in [start, end).
 
-    A source is asked for its next page as soon as it has answered, until it has nothing new. What
-    is lost is not asked for again: its owner begins a new fetch when nothing happens any more.
+    A source is asked for its next page as soon as it has answered, until it has nothing new. Lost
+    messages are not resent here: the index node begins a new fetch after a pause without progress.
     """
 
     __slots__ = ("_cursors", "_end", "_held", "_positions")
@@ -53,13 +53,13 @@ class Fetch:
         self._end = end
         self._positions = positions
         self._cursors = dict.fromkeys(sources, start)
-        """Of each source that has not told all, the position that it was asked for last."""
+        """Of each source that has more, the position that it was asked for last."""
         self._held: set[NodeId] = set()
-        """Sources that are ahead of what there is room for."""
+        """Sources whose next page is beyond what can be held now."""
 
     @property
     def over(self) -> bool:
-        """Whether every source has told all that it knows."""
+        """Whether every source has sent all that it has."""
         return not self._cursors
 
     @property
@@ -72,9 +72,9 @@ class Fetch:
         return [self._ask(source) for source in self._cursors]
 
     def is_answer(self, source: NodeId, blocks: Sequence[IndexBlock]) -> bool:
-        """Tell whether this is what `source` was asked for, and not what it sends unasked.
+        """Whether this is the answer of `source`, and not index data that it sent unasked.
 
-        An answer begins where it was asked to; an empty one says that there is nothing.
+        An answer begins at the position asked for; an empty one says that there is nothing.
         """
         cursor = self._cursors.get(source)
         if cursor is None or source in self._held:
@@ -91,10 +91,10 @@ class Fetch:
         """Ask a source that has answered for its next page, unless that would bring nothing new.
 
         Args:
-            source: who answered.
+            source: the storage node that answered.
             blocks: its answer, ascending by position without gaps.
-            applied: the first position that was missed before.
-            horizon: positions from here on could not be kept; they are asked for later.
+            applied: the first position that was missed before the answer.
+            horizon: the first position that cannot be held yet; it is asked for later.
         """
         assert self.is_answer(source, blocks), "only an answer moves a cursor"
         if not blocks or blocks[-1].position < applied:
@@ -110,14 +110,14 @@ class Fetch:
             return []
         return [self._ask(source)]
 
-    def go_on(self, position: MetalogPosition) -> list[Send]:
-        """Ask the sources that were held, now that everything below `position` is applied."""
+    def resume(self, position: MetalogPosition) -> list[Send]:
+        """Ask the sources that were held: all positions below `position` are applied now."""
         held, self._held = self._held, set()
         for source in held:
             self._cursors[source] = max(self._cursors[source], position)
         return [self._ask(source) for source in self._cursors if source in held]
 
     def _ask(self, source: NodeId) -> Send:
-        """Ask for a page; where the spacing of the positions changes, the next page goes on."""
+        """Ask for a page; it ends where the spacing of the positions changes."""
         first, end, step = self._positions.from_on(self._cursors[source])
         return Send(source, IndexDataWanted(first, min(end, self._end), step))

@@ -1,26 +1,24 @@
 """The index node role: the index of one index shard, and lookups in it (thesis 5.3.1, 5.4, 5.6.1).
 
-An index shard has the metalog positions that the schedule gives it
-(`indilog.kernel.index_schedule`). The node applies them strictly in order, each when the parts of
-all productive shards are there. It answers a lookup when it has applied all its positions below the
-lookup's, and looks only below the lookup's `limit`: so all index shards answer about the same
-prefix of the log (ARCHITECTURE 9.2).
+The schedule gives each metalog position to one index shard (`indilog.kernel.index_schedule`). The
+node applies its positions strictly in order, each when the parts of all productive shards are here.
+It answers a lookup when all its positions below the lookup's are applied, and searches only below
+the lookup's `limit`. So all index shards answer about the same prefix of the log (ARCHITECTURE
+9.2). Before it answers, it also knows all trims that the lookup names (`TrimFeed`).
 
-As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
+As the master of a lookup (thesis 5.2, "master-slave-mode") the node merges the answers of all index
 shards, like an aggregator.
 
-It knows all trims that the lookup knows of, too, whichever position they have (`TrimFeed`).
-
 A published metalog entry may be replaced by another one (`indilog.kernel.lineage`, decision 0031).
-So the node knows which incarnation of the primary proposed the entry at each of its positions, and
-answers a lookup when it has heard from storage that all of it is in the metalog of the incarnation
-that the lookup names, or of a later one. If it is not, the node begins again below what was
-replaced.
+So the node keeps the epoch of the entry at each of its positions: the incarnation of the primary
+that proposed it. A lookup names an incarnation. The node answers when storage has confirmed that
+all applied entries are in the metalog of that incarnation or of a later one. If one was replaced,
+the node rebuilds its index from below that position.
 
-What it writes to its disk are snapshots, and in checkpoints what the newest snapshot has not. After
-a restart it begins with both and fetches what it misses from storage, everything if there are none.
-Memory is bounded: what is asked for seldom is in the snapshot only, and a lookup of it waits until
-it is read (`IndexStore`).
+The node writes snapshots to its disk, and into checkpoints what the newest snapshot lacks. After a
+restart it loads both and fetches the rest from storage. Memory is bounded: rows that are seldom
+asked for are in the snapshot only, and a lookup that needs them waits until they are read
+(`IndexStore`).
 """
 
 from __future__ import annotations
@@ -95,16 +93,16 @@ _DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
 _REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
 _OUTDATED: Final = "index data of entries that may have been replaced"
 _SWEEP_PAUSE_S: Final = 0.005
-"""Between two turns of a sweep, for others."""
+"""Pause between two steps of a sweep, seconds: other work runs meanwhile."""
 
 
 class IndexNode:
     """One replica of one index shard.
 
-    Guarantees: an answer is complete for this index shard's part of the prefix that the lookup asks
-    about, whenever it is given; a lookup that cannot be answered in time is dropped, never answered
-    from less. A position whose index data no replica has holds up all lookups beyond it: absent is
-    never guessed.
+    Guarantees: each answer is complete for this index shard's part of the prefix that the lookup
+    asks about. A lookup that cannot be answered within `read_timeout_s` is dropped, never answered
+    from less. A position whose index data no replica has delays all lookups beyond it: the node
+    never guesses that a record is absent.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -131,9 +129,9 @@ class IndexNode:
         )
         self._floors = TrimFeed(view.storage_nodes, config.node)
         self._lineage = Lineage()
-        """The incarnations that proposed the entries at the positions that are applied."""
+        """The epochs of the entries at the applied positions."""
         self._copy_of = Epoch(0)
-        """The newest incarnation of which it is known that its metalog has those entries."""
+        """The newest incarnation whose metalog is known to have all applied entries."""
         self._not_before = Epoch(0)
         """Index data from copies of earlier incarnations is ignored: their entries may have been
         replaced. At least `_copy_of`.
@@ -147,14 +145,17 @@ class IndexNode:
         self._attempts = 0
         self._unsaved = 0
         self._kept: Kept | None = None
-        """What a checkpoint gave back, until the snapshot is open."""
+        """The restored checkpoint, until the snapshot is open."""
         self._kept_payload = b""
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
-        """When a new fetch begins unless something arrives before; not due: nothing is missed."""
+        """When to begin a new fetch without progress; `due` is None while nothing is missed."""
 
     @property
     def position(self) -> MetalogPosition:
-        """Of the positions of this index shard, all below are applied; its end if it is retired."""
+        """All positions of this index shard below this one are applied.
+
+        The end of its positions if the index shard is retired.
+        """
         return min(self._feed.position, self._positions.end)
 
     @property
@@ -163,7 +164,7 @@ class IndexNode:
         return self._store.end
 
     def status(self) -> dict[str, int]:
-        """Return figures for people: what is indexed, its bytes, and the lookups that wait."""
+        """Return figures for operators: index size, memory in bytes, waiting lookups."""
         return {
             "position": self.position,
             "tail": self.tail,
@@ -182,16 +183,16 @@ class IndexNode:
 
     @property
     def derived(self) -> bool:
-        """Whether all of it comes from elsewhere: storage nodes and snapshots."""
+        """Whether the state can be derived again, from storage nodes and snapshots: always."""
         return True
 
     @property
     def unsaved(self) -> int:
-        """How many positions were applied since a checkpoint was taken."""
+        """Positions that were applied since the last checkpoint."""
         return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy what is known here beyond the snapshot; what is returned encodes it, anywhere."""
+        """Copy what the snapshot lacks; return what encodes the copy, in any thread."""
         self._unsaved = 0
         if self._snapshots.opening:
             kept = self._kept_payload
@@ -200,10 +201,10 @@ class IndexNode:
         return checkpoint_of(self._store, self._floors, info)
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Begin with a checkpoint, as soon as the snapshot is open.
+        """Keep a checkpoint until the snapshot is open, then begin with both.
 
         Raises:
-            MalformedFrameError: it is of a version that this release does not know.
+            MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
         assert not self._store.end, f"at first, also if {len(gone)} segments are gone"
         if payload:
@@ -215,7 +216,7 @@ class IndexNode:
         raise AssertionError(f"no {kind.name} frame of {len(payload)} bytes at {location} is ours")
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply index data, answer the lookups that may be answered, ask for what is missed."""
+        """Apply index data, answer ready lookups, and fetch missed index data and trims."""
         position = self._feed.position
         effects = self._merging.expire(now)
         for event in events:
@@ -225,10 +226,10 @@ class IndexNode:
             self._feed.position, self._rests_on_known
         ):
             effects += self._answer_any(origin, lookup, now)
-        effects += self._begin_again_for_lookups(now)
+        effects += self._rebuild_for_lookups(now)
         if advanced:
             if self._fetch is not None:
-                effects += self._fetch.go_on(self._feed.position)
+                effects += self._fetch.resume(self._feed.position)
             self._store.shrink()
         if advanced or self._store.full or self._snapshots.deadline() is not None:
             effects += self._snapshots.write(
@@ -239,13 +240,13 @@ class IndexNode:
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now
             self._store.sweep(self._config.trims.sweep_tags_per_turn)
-        effects += self._look_for_discarded(now)
+        effects += self._ask_for_discarded(now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
         return effects + self._catch_up(now, advanced=advanced)
 
     def deadline(self) -> Instant | None:
-        """When the first lookup expires, or what is missed is asked for again."""
+        """When a lookup expires, a fetch is resent, or a sweep continues; None: never."""
         instants = (
             self._resend.due,
             self._waiting.deadline,
@@ -258,7 +259,7 @@ class IndexNode:
         return min((instant for instant in instants if instant is not None), default=None)
 
     def check_invariants(self) -> None:
-        """Assert that positions are this shard's and that nobody waits for what is here."""
+        """Assert that positions are this shard's, and that no answerable lookup waits."""
         assert self._feed.position in self._positions or self._feed.position == NO_POSITION
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "what can be answered is answered"
@@ -266,6 +267,8 @@ class IndexNode:
         assert self._lineage.last <= self._copy_of
         assert self._copy_of <= self._not_before
         assert self._lineage.position <= self._feed.position
+        self._floors.check_invariants()
+        self._waiting.check_invariants()
         self._merging.check_invariants()
         self._store.check_invariants()
 
@@ -311,14 +314,14 @@ class IndexNode:
         blocks = data.blocks
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "index data from a node that is no storage node")]
-        if not all(self._plausible(block, data.copy_of) for block in blocks):
+        if not all(self._is_plausible(block, data.copy_of) for block in blocks):
             return [Ignore(event, "index data that contradicts itself")]
         if self._snapshots.opening:
-            return []  # it is fetched when the snapshot says from where on
+            return []  # fetched when the snapshot is open: it says from which position on
         if data.copy_of < self._not_before:
             return [Ignore(event, _OUTDATED)]
         if (replaced := self._replaced_by(data)) is not None:
-            return self._begin_again_below(replaced, data.copy_of, now)
+            return self._rebuild_below(replaced, data.copy_of, now)
         position, horizon = self._feed.position, self._feed.horizon
         self._feed.put(blocks, data.copy_of)
         effects = self._apply(event, now)
@@ -328,9 +331,10 @@ class IndexNode:
         return effects
 
     def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
-        """Compare what is applied with a newer copy of the metalog; return where it was replaced.
+        """Compare applied entries with a newer copy of the metalog.
 
-        What an older copy has is not looked at: it may be the one with replaced entries.
+        Returns the first position where they differ; None: none is known. An older copy is not
+        compared: it may be the one with replaced entries.
         """
         applied = self._lineage.position
         for block in data.blocks:
@@ -360,23 +364,23 @@ class IndexNode:
 
     @property
     def _last_applied(self) -> MetalogPosition:
-        """The last position of this index shard that is applied; -1: there is none."""
+        """The last applied position of this index shard; -1: none is applied."""
         return last_below(self._view.eras, self.index_shard, self._lineage.position)
 
     def _apply(self, event: Event, now: Instant) -> list[Effect]:
-        """Index what is complete, as long as there is memory for it."""
+        """Index complete positions in order, while there is memory for them."""
         ready = self._feed.take()
         while not self._store.full and (block := next(ready, None)) is not None:
             if block.previous != self._lineage.last:
                 self._feed.reject(block)
                 if block.copy_of > self._copy_of:
-                    return self._begin_again_below(self._last_applied, block.copy_of, now)
+                    return self._rebuild_below(self._last_applied, block.copy_of, now)
                 return [Ignore(event, "index data that follows on entries that were replaced")]
             if block.copy_of < self._not_before:
                 self._feed.reject(block)  # received before a newer copy was known
                 return [Ignore(event, _OUTDATED)]
             self._unsaved += 1
-            if not self._consistent(block):
+            if not self._is_consistent(block):
                 self._feed.reject(block)
                 return [Ignore(event, "index data that contradicts the log before it")]
             self._lineage.append(block.epoch, block.position)
@@ -390,22 +394,22 @@ class IndexNode:
         return []
 
     def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
-        """Forget what is trimmed; what else a trimmed log has in the index goes bit by bit."""
+        """Drop records below new floors; other tags of a trimmed log are swept step by step."""
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "floors from a node that is no storage node")]
-        news, effects = self._floors.on_floors(event.sender, message, now)
-        for floor in news:
+        risen, effects = self._floors.on_floors(event.sender, message, now)
+        for floor in risen:
             self._store.trim(floor)
         return list(effects)
 
-    def _look_for_discarded(self, now: Instant) -> list[Effect]:
-        """Ask storage what may be forgotten, when the index has grown and nothing else is swept."""
+    def _ask_for_discarded(self, now: Instant) -> list[Effect]:
+        """Ask storage for discarded records when the index has grown and no sweep is running."""
         found, asked = self._discards.on_time(now)
         effects = self._forget(found, asked)
         if self._store.sweeping or self._snapshots.opening:
             return effects
         entries = self._store.entries
-        self._discards.swept(entries)
+        self._discards.note_entries(entries)
         if self._discards.is_worth_it(entries):
             effects += self._discards.begin(entries, self._store.runs(), now)
         return effects
@@ -415,8 +419,8 @@ class IndexNode:
             self._store.forget(found)
         return list(sent)
 
-    def _plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
-        """Tell whether a block is this index shard's and its columns fit each other."""
+    def _is_plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
+        """Whether a block is this index shard's and its columns have consistent lengths."""
         if block.position not in self._positions or block.tail > MAX_SEQNUM:
             return False
         if not block.previous <= block.epoch <= copy_of:
@@ -431,8 +435,8 @@ class IndexNode:
             for part in block.parts
         )
 
-    def _consistent(self, block: ReadyBlock) -> bool:
-        """Tell whether the parts are consecutive up to the block's tail, beyond what is indexed."""
+    def _is_consistent(self, block: ReadyBlock) -> bool:
+        """Whether the parts are consecutive up to the block's tail and follow indexed records."""
         if not block.parts:
             return True
         end = block.parts[0].first_seqnum
@@ -450,7 +454,7 @@ class IndexNode:
         if event.sender not in self._engines:
             return [Ignore(event, "a lookup from a node that is no engine")]
         if lookup.aggregator not in self._merging_nodes:
-            return [Ignore(event, "a lookup that names nobody who merges")]
+            return [Ignore(event, "a lookup that names no merging node")]
         if not 1 <= lookup.count <= READ_RANGE_LIMIT_MAX:
             return [Ignore(event, "a lookup for too many records, or for none")]
         return self._answer_in_time(event, lookup, now)
@@ -467,7 +471,7 @@ class IndexNode:
     def _answer_in_time(
         self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
-        """Answer what is asked about positions and trims that are applied; let the rest wait."""
+        """Answer a lookup, or let it wait until its positions and trims are known here."""
         if lookup.position <= self._feed.position and self._rests_on_known(lookup):
             return self._answer_any(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
@@ -475,20 +479,20 @@ class IndexNode:
         return []
 
     def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
-        """Whether what is applied, and the trims known here, are those that the lookup rests on."""
+        """Whether applied entries and known trims include those that a lookup rests on."""
         of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
         return of_its_copy and self._floors.known.covers(lookup.trims, lookup.epoch)
 
-    def _begin_again_for_lookups(self, now: Instant) -> list[Effect]:
-        """Begin again if a waiting lookup rests on an entry that replaced entries here.
+    def _rebuild_for_lookups(self, now: Instant) -> list[Effect]:
+        """Rebuild if a waiting lookup rests on an entry that replaced entries here.
 
-        Storage cannot say so on an idle log whose newest incarnation ends before our last position:
-        it has no index data of that position.
+        While the log is idle, storage cannot show the replacement: the newest metalog may end
+        before our last position, so storage has no index data of it.
         """
         for lookup in self._waiting.unconfirmed():
             position = self._replaced_after(lookup)
             if position is not None and lookup.epoch > self._copy_of:
-                return self._begin_again_below(position, lookup.epoch, now)
+                return self._rebuild_below(position, lookup.epoch, now)
         return []
 
     def _answer_any(
@@ -504,7 +508,7 @@ class IndexNode:
         for tag in array("Q", lookup.tags):
             search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
             if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
-                search.take(([NOT_KNOWN], [ShardId(0)]))  # trimmed, or likely on the disk
+                search.take(([NOT_KNOWN], [ShardId(0)]))  # trimmed, or may be on the disk
             elif self._store.lost.any(0, *search.seqnums or [lookup.limit]):
                 search.seqnums, search.shards = [NOT_KNOWN], [ShardId(0)]
             seqnums.extend(search.seqnums or [NO_RECORD])
@@ -516,16 +520,16 @@ class IndexNode:
         if lookup.bound < self._floors_of(lookup)[0]:
             return self._found(origin, lookup, ((), ()), now)
         search = Search(lookup.direction, lookup.tag, lookup.bound, lookup.limit, lookup.count)
-        return self._go_on(SpilledLookup(origin, lookup, search), now)
+        return self._resume(SpilledLookup(origin, lookup, search), now)
 
     def _floors_of(self, lookup: IndexLookup) -> tuple[SeqNum, SeqNum]:
-        """Return the floor that holds for a lookup, and that of its log."""
+        """Return the floor that applies to a lookup, and the floor of its log."""
         trimmed = self._floors.trimmed
         log_floor = max(trimmed.logs.of(lookup.log), trimmed.logs.of(lookup.tag))
         return max(trimmed.tags.of(lookup.tag), log_floor), log_floor
 
-    def _go_on(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
-        """Search until the end, or until something must be read from the snapshot first."""
+    def _resume(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
+        """Search to the end, or until a row group of the snapshot must be read."""
         needed = self._store.search(waiting.search)
         if needed is None:
             return self._found(waiting.origin, waiting.lookup, waiting.search.matches, now)
@@ -536,7 +540,7 @@ class IndexNode:
     def _found(
         self, origin: NodeId, lookup: IndexLookup, matches: Matches, now: Instant
     ) -> list[Effect]:
-        """Tell who merges, and for an exact match storage, what was found above the floor."""
+        """Send matches above the floor to the merging node; an exact match to storage, too."""
         floor, log_floor = self._floors_of(lookup)
         seqnums, shards = matches
         if lookup.bound < floor:
@@ -595,20 +599,20 @@ class IndexNode:
                 assert_never(unreachable)
 
     def _on_opened(self, snapshot: Snapshot | None) -> list[Effect]:
-        """Begin with a snapshot if it is one of ours; fetch the rest."""
+        """Begin with a snapshot of this index shard, if there is one; fetch the rest."""
         if not self._snapshots.opening:
-            return [Ignore(snapshot, "a snapshot that nobody waits for")]
+            return [Ignore(snapshot, "a snapshot that was not asked for")]
         if snapshot is not None and not self._snapshots.is_ours(snapshot):
             return [self._snapshots.open(below=snapshot.info.position)]
         self._snapshots.opening = False
         if snapshot is not None:
             self._store.restore(snapshot)
-            self._go_on_from(snapshot.info)
+            self._resume_from(snapshot.info)
         kept, self._kept, self._kept_payload = self._kept, None, b""
         info = snapshot.info if snapshot is not None else None
         if kept is not None and kept.follows(info) and self._snapshots.covers_ours(kept.info):
-            self._store.go_on_with(kept.rows, kept.info)
-            self._go_on_from(kept.info)
+            self._store.add_checkpoint(kept.rows, kept.info)
+            self._resume_from(kept.info)
         return self._begin_fetch(NO_POSITION)
 
     def _on_written(self, answer: SnapshotWritten, now: Instant) -> list[Effect]:
@@ -616,43 +620,44 @@ class IndexNode:
         if not self._snapshots.on_written(answer.position, stored=stored, now=now):
             return []
         if answer.base_lost and base is not None:
-            return self._begin_again(base.info.position, _DAMAGED, now)
+            return self._rebuild(base.info.position, _DAMAGED, now)
         self._store.written(answer.snapshot)
         return self._apply(SnapshotsAnswered(answer), now)
 
     def _on_rows(self, answer: RowsRead, now: Instant) -> list[Effect]:
-        """Go on with the lookups that waited; without the rows, begin again without the file."""
+        """Resume the lookups that waited for rows; if they are damaged, rebuild the index."""
         position, group, rows = answer
         effects: list[Effect] = []
         base = self._store.base
         if base is not None and base.info.position == position:
             if rows is None:
-                effects = self._begin_again(position, _DAMAGED, now)
+                effects = self._rebuild(position, _DAMAGED, now)
             else:
                 self._store.keep(group, rows)
         for waiting in self._spilled.take(ReadRows(position, group)):
-            effects += self._go_on(waiting, now)
+            effects += self._resume(waiting, now)
         return effects
 
-    def _go_on_from(self, info: SnapshotInfo) -> None:
-        """Take what a snapshot or a checkpoint covers for applied, and as proposed as it says."""
+    def _resume_from(self, info: SnapshotInfo) -> None:
+        """Count what a snapshot or a checkpoint covers as applied, with its epochs."""
         self._feed = self._feed_from(info.position)
         self._lineage = Lineage.restored(info.lineage)
         self._confirm(self._lineage.last)
 
-    def _begin_again_below(
+    def _rebuild_below(
         self, replaced: MetalogPosition, copy_of: Epoch, now: Instant
     ) -> list[Effect]:
-        """Rebuild the index without the position `replaced` and those after it: in the metalog of
-        incarnation `copy_of` there is another entry.
+        """Rebuild the index without the position `replaced` and those after it.
+
+        The metalog of incarnation `copy_of` has another entry there.
         """
         self._not_before = max(self._not_before, copy_of)
-        return self._begin_again(replaced + 1, _REPLACED, now)
+        return self._rebuild(replaced + 1, _REPLACED, now)
 
-    def _begin_again(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:
-        """Rebuild the index from an older snapshot, of a position below `below`, and storage.
+    def _rebuild(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:
+        """Rebuild the index from a snapshot of a position below `below`, and from storage.
 
-        Lookups under way wait for it, and are searched for from their beginnings.
+        Lookups in flight wait, and are then searched from their beginnings.
         """
         self._store = self._empty_store()
         self._feed = self._feed_from(0)
@@ -661,7 +666,7 @@ class IndexNode:
         self._discards.stop()
         self._begun_again += 1
         effects: list[Effect] = [Ignore(below, reason), self._snapshots.open(below)]
-        self._waiting.begin_again()
+        self._waiting.wait_for_positions()
         return effects + [
             Ignore(waiting.lookup, "too many lookups wait for index data")
             for waiting in self._spilled.clear()
@@ -673,7 +678,7 @@ class IndexNode:
     @property
     def _missing(self) -> bool:
         if self._snapshots.opening or self._store.full:
-            return False  # what came could not be kept
+            return False  # index data that arrived could not be kept
         return self._fetch is not None or self._feed.behind or bool(self._waiting)
 
     def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:
@@ -694,8 +699,10 @@ class IndexNode:
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
-        """Ask other storage nodes than the last time, from the first position missed; one of them
-        also about the last position that is here: so it shows if that was replaced.
+        """Ask other storage nodes than the last time, from the first missed position on.
+
+        One of them is also asked about our last position: its answer shows whether the entry there
+        was replaced.
         """
         sources, last = sources_of(self._view, self._attempts), self._last_applied
         self._fetch = Fetch(sources, start=self._feed.position, end=end, positions=self._positions)

@@ -1,13 +1,13 @@
 """The index of one index node, in memory and on the disk (in thesis 5.2 it grows without bound).
 
-Index data comes in log order, so the index is a row of *generations*, each a `TagIndex` of
-consecutive seqnums. From time to time the newest one is closed and a snapshot is written of
-everything up to there, by merging the snapshot before with the generations since. A generation that
-a snapshot covers may stay in memory, for speed, or go when memory is short: then its rows are read
-from the file, a row group at a time, and those used lately are kept. So what is seldom asked for is
-on the disk only, what comes in is in memory, and a lookup looks at both.
+Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
+consecutive seqnums. When enough is new, the newest generation is closed, and a snapshot is written
+of everything up to there: the snapshot before, merged with the generations since. A generation that
+a snapshot covers stays in memory for speed, and is dropped when memory is short. Its rows are then
+read from the file, a row group at a time; row groups used last are cached. A lookup searches
+memory and disk.
 
-Everything here is a value: it says which row group it needs, somebody else reads it.
+This module does no I/O: a search returns the row group that it needs, and the shell reads it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from indilog_index.spilled import Found, GroupDirectory, RowCache, next_in, prev
 from indilog_index.tag_index import Matches, TagIndex
 
 _CACHE_SHARE: Final = 4
-"""Of the memory, one part in so many is for row groups and the filter of the snapshot's tags."""
+"""A quarter of the memory is for cached row groups and the filter of the snapshot's tags."""
 _FILTER_SHARE: Final = 16
-"""Of the memory, one part in so many is for that filter, at most."""
+"""At most a sixteenth of the memory is for that filter."""
 _RESIDENT_SHARE: Final = 2
-"""Above one part in so many, generations go to the disk."""
+"""Generations that a snapshot covers are dropped while all take more than half of the memory."""
 
 
 class Search:
-    """A lookup on its way through the index; goes on where it stopped to wait for the disk.
+    """The state of one lookup in the index; it resumes where it stopped to wait for the disk.
 
     Attributes:
-        bound: where a search for the next begins, inclusive. above: where one for the previous
-            does, exclusive. left: how many matches are still wanted. seqnums, shards: those found.
+        bound: where a search for NEXT resumes, inclusive.
+        above: where a search for PREV resumes, exclusive.
+        left: how many matches are still wanted.
+        seqnums, shards: the matches found, best first.
+        started: whether a search for PREV has searched the memory.
     """
 
     __slots__ = (
@@ -69,7 +72,7 @@ class Search:
 
     @property
     def matches(self) -> Matches:
-        """What was found, best first."""
+        """The matches found, best first."""
         return tuple(self.seqnums), tuple(self.shards)
 
     def take(self, found: Found | Matches) -> None:
@@ -86,7 +89,7 @@ class Search:
             self.above = seqnums[-1]
 
     def groups_of(self, base: Snapshot, directory: GroupDirectory) -> deque[int]:
-        """Return the row groups of `base` that are not looked through yet."""
+        """Return the row groups of `base` that are still to be searched."""
         if self._base is not base:
             self._base = base
             if self.direction is Direction.NEXT:
@@ -101,9 +104,9 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
-        added: what `index` was made of, as it came, without most of what is trimmed; None: it came
-            as rows, or is in the snapshot.
-        position, end: when it is closed, the position and seqnum before which everything is here.
+        added: the index data that `index` was made of, for checkpoints; None: the generation was
+            restored from rows, or is in the snapshot. It may still have some trimmed records.
+        position, end: of a closed generation, the metalog position and the seqnum where it ends.
     """
 
     __slots__ = ("added", "end", "index", "position", "records", "start")
@@ -128,37 +131,37 @@ class _Generation:
         return self.index.memory_bytes + added
 
     @property
-    def given_back(self) -> bool:
-        """Whether a checkpoint gave it back: nobody has tried yet to write it to a snapshot."""
+    def restored(self) -> bool:
+        """Whether a checkpoint restored it: no snapshot of it was tried in this life."""
         return isinstance(self.index, RecentIndex)
 
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before."""
-        assert isinstance(self.index, TagIndex), "what was given back is closed"
+        assert isinstance(self.index, TagIndex), "a restored generation is closed"
         self.index.add(part)
         self.records += part.count
         if self.added is not None:
             self.added.add(part)
 
     def settle(self) -> None:
-        """Leave nothing that waits to be sorted in: a thread may read the index from now on."""
+        """Sort in all waiting parts: from now on a thread may read the index."""
         if isinstance(self.index, TagIndex):
             self.index.settle()
 
     def trim(self, floor: Floor) -> None:
-        """Forget records below a floor; `sweep` forgets the other tags of a log's."""
+        """Drop records below a floor; `sweep` removes those of a log from other tags."""
         self.index.trim(floor)
         self._forget_added()
 
     def sweep(self, tags: int) -> None:
-        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        """Remove dropped records from as many further tags."""
         self.index.sweep(tags)
         self._forget_added()
 
     def _forget_added(self) -> None:
-        """Take out of `added` what the index has forgotten, once that is more than half.
+        """Rebuild `added` from the index, once the index has dropped more than half of it.
 
-        So it costs no more than what was forgotten, however many trims that took.
+        So the work is proportional to the dropped entries, however many trims there were.
         """
         if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
             return
@@ -166,15 +169,17 @@ class _Generation:
             self.added = AddedParts.of(self.index.rows())
 
     def copied(self) -> Callable[[], Rows]:
-        """Copy everything; return what gives it as rows, in any thread."""
+        """Copy everything; return a function that makes rows of the copy, in any thread."""
         return self.added.copied() if self.added is not None else self.index.rows
 
 
 class Unwritten(NamedTuple):
-    """What a snapshot is to be written of: all below `position`, whose seqnums are below `tail`.
+    """What the next snapshot is written of: all positions below `position`.
 
-    `rows` gives the rows that the snapshot before has not; it may be called in a thread.
-    `discarded` are records of which the snapshot before has rows, and the next one is to have none.
+    Attributes:
+        tail: all seqnums are below this one.
+        rows: returns the rows that the snapshot before lacks; may be called in a thread.
+        discarded: records that the snapshot before has rows of, and the next one must not have.
     """
 
     position: MetalogPosition
@@ -184,18 +189,18 @@ class Unwritten(NamedTuple):
 
 
 class IndexStore:
-    """Finds the records of a tag among all that were added, or are in the snapshot.
+    """Finds the records of a tag in memory and in the snapshot.
 
     Args:
-        memory_bytes_max: bytes of generations and row groups together. A single position goes
-            beyond; so do the copies that are made while a snapshot is written.
-        entries_min: this many entries are worth a snapshot.
+        memory_bytes_max: bytes of generations and row groups together. A single position may
+            exceed it, and so do the copies that are made while a snapshot is written.
+        entries_min: the fewest new entries that make a snapshot due.
         lost_max: how many ranges of lost records are kept.
 
     Attributes:
-        filter_bytes_max: bytes that the filter of a snapshot's tags may have.
-        full: whether nothing more may be added until a snapshot is written.
-        lost: records that were added, or are in the snapshot, without knowing their tags.
+        filter_bytes_max: the most bytes of the filter of a snapshot's tags.
+        full: whether nothing may be added until a snapshot is written.
+        lost: records whose tags are lost.
     """
 
     def __init__(self, *, memory_bytes_max: int, entries_min: int, lost_max: int = 1024) -> None:
@@ -214,9 +219,9 @@ class IndexStore:
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
         self._late_discards: list[Runs] = []
-        """What rose, or was discarded, while the generations in `_writing` must not change."""
+        """Floors and discarded runs that came while the generations in `_writing` are fixed."""
         self._unread = self._left_out = np.empty(0, np.uint64)
-        """Discarded records of which the snapshot has rows; those that the next one leaves out."""
+        """Discarded records that the snapshot has rows of; those that the next one leaves out."""
         self.full = False
 
     # --- figures
@@ -243,7 +248,7 @@ class IndexStore:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory everything takes."""
+        """About how many bytes everything takes."""
         directory = self._directory.memory_bytes if self._directory is not None else 0
         tags = len(self._base.tags.bits) if self._base is not None else 0
         cached = self._cache.bytes + self._unread.nbytes
@@ -251,14 +256,14 @@ class IndexStore:
 
     @property
     def memory_from(self) -> SeqNum:
-        """Seqnums from here on are in memory."""
+        """The first seqnum in memory; all greater ones are in memory, too."""
         return self._closed[0].start if self._closed else self._newest.start
 
     def status(self) -> dict[str, int]:
-        """Return figures for people.
+        """Return figures for operators.
 
-        `tags` and `entries` are those in memory (a tag counts in each generation that has it),
-        `snapshot_rows` those in the snapshot, `spilled_rows` those that are nowhere else.
+        `tags` and `entries` are those in memory; a tag counts in each generation that has it.
+        `snapshot_rows` are rows in the snapshot, `spilled_rows` those of them not in memory.
         """
         indexes = [generation.index for generation in (*self._closed, self._newest)]
         rows = self._base.rows if self._base is not None else 0
@@ -283,24 +288,24 @@ class IndexStore:
             self.lost.add(lost)
         self._newest.add(part)
         if self.resident_bytes >= self._full_bytes:
-            self._newest.settle()  # what waits is estimated from above
+            self._newest.settle()  # the estimate of waiting parts is an upper bound
             self.full = self.resident_bytes >= self._full_bytes
 
     # --- trimming
 
     def skip(self, end: SeqNum) -> None:
-        """Add nothing of the records up to `end`: they were trimmed before they came."""
+        """Leave out the records up to `end`: they were trimmed before they arrived."""
         self._newest.index.end = end
 
     @property
     def sweeping(self) -> bool:
-        """Whether records of trimmed logs are still to be taken out of other tags."""
+        """Whether dropped records are still to be removed from other tags."""
         return any(g.index.sweeping for g in self._changeable)
 
     def trim(self, floor: Floor) -> None:
-        """Forget records below a floor in memory; rows of the snapshot stay and are not shown.
+        """Drop records below a floor in memory; lookups skip the snapshot's rows below it.
 
-        What is being written must not change, and waits until it is.
+        Generations that are being written must not change: they are trimmed afterwards.
         """
         if self._writing:
             self._late_floors.append(floor)
@@ -309,7 +314,10 @@ class IndexStore:
         self._measure()
 
     def runs(self) -> dict[ShardId, Runs]:
-        """Return the runs of consecutive seqnums in memory that may change now, by shard."""
+        """Return the runs of consecutive seqnums in memory, by shard.
+
+        Without those of generations that are being written: they must not change now.
+        """
         parts = [generation.index.runs() for generation in self._changeable]
         bounds = np.concatenate([bounds for bounds, _ in parts])
         shards = np.concatenate([of_part for _, of_part in parts])
@@ -318,7 +326,10 @@ class IndexStore:
         }
 
     def forget(self, discarded: Runs) -> None:
-        """Forget records that no read may return any more, in memory and in the next snapshot."""
+        """Drop records that no read may return any more, from memory and from the next snapshot.
+
+        Generations that are being written are changed afterwards.
+        """
         if self._writing:
             self._late_discards.append(discarded)
         self._forget_in(self._changeable, discarded)
@@ -342,7 +353,7 @@ class IndexStore:
 
     @property
     def _changeable(self) -> list[_Generation]:
-        """The generations that nobody reads in a thread."""
+        """The generations that no thread is reading."""
         return [g for g in (*self._closed, self._newest) if g not in self._writing]
 
     def _measure(self) -> None:
@@ -352,7 +363,7 @@ class IndexStore:
     # --- finding
 
     def search(self, search: Search) -> ReadRows | None:
-        """Go on with a search; None: it is over, else what must be read first."""
+        """Resume a search; return the row group that it needs, or None when it is complete."""
         if search.direction is Direction.NEXT:
             return self._search_next(search)
         return self._search_prev(search)
@@ -386,10 +397,10 @@ class IndexStore:
         return self._search_base(search)
 
     def _search_base(self, search: Search) -> ReadRows | None:
-        """Look through the snapshot, as far as what is on the disk only.
+        """Search the part of the snapshot that is not in memory.
 
-        Of a row group all that matches is taken, also what is in memory: more of it may be on the
-        disk only when the search goes on after a wait.
+        All matches of a row group are taken, also those in memory: they may have left the memory
+        when the search resumes after a wait.
         """
         base, directory = self._base, self._directory
         if base is None or directory is None or not base.tags.may_hold(search.tag):
@@ -409,18 +420,18 @@ class IndexStore:
         return None
 
     def keep(self, group: int, rows: Rows) -> None:
-        """Keep a row group of the newest snapshot that was read."""
+        """Cache a row group of the newest snapshot that was read."""
         self._cache.put(group, rows)
 
     # --- snapshots
 
     @property
     def due(self) -> bool:
-        """Whether a snapshot should be written: much is new, memory is short, or one failed."""
+        """Whether to write a snapshot: enough is new, memory is short, or the last one failed."""
         if self._writing:
             return False
-        given_back = [g for g in self._closed if g.given_back and not self._is_covered(g)]
-        fresh = [*given_back, self._newest]
+        restored = [g for g in self._closed if g.restored and not self._is_covered(g)]
+        fresh = [*restored, self._newest]
         rows, size = sum(g.rows for g in fresh), sum(g.memory_bytes for g in fresh)
         covered = self._base.rows if self._base is not None else 0
         return (
@@ -431,15 +442,15 @@ class IndexStore:
 
     @property
     def _failed(self) -> bool:
-        """Whether something is closed that no snapshot has."""
+        """Whether a closed generation is in no snapshot: the last write failed."""
         last = self._closed[-1] if self._closed else None
-        return last is not None and not last.given_back and not self._is_covered(last)
+        return last is not None and not last.restored and not self._is_covered(last)
 
     def close_generation(self, position: MetalogPosition) -> Unwritten:
-        """Return what the next snapshot is to be written of: all that was added below `position`,
-        or once more what could not be written before.
+        """Return what the next snapshot is written of: all that was added below `position`.
 
-        To be followed by `written`, and no other call of this between.
+        After a failure, the generations that could not be written, once more. `written` must follow
+        before the next call.
         """
         assert not self._writing, "one snapshot at a time"
         if not self._failed:
@@ -456,7 +467,8 @@ class IndexStore:
         return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._left_out)
 
     def written(self, snapshot: Snapshot | None) -> None:
-        """Use the snapshot that was written; None: there is none."""
+        """Adopt the snapshot that was written; None: writing failed."""
+        assert self._writing, "a generation was closed"
         for floor in self._late_floors:
             for generation in self._writing:
                 generation.trim(floor)
@@ -472,7 +484,7 @@ class IndexStore:
             self.shrink()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Begin with a snapshot instead of with nothing."""
+        """Begin with a snapshot; the store must be empty."""
         assert self.end == 0, "nothing was added"
         self._newest = _Generation(snapshot.info.tail)
         self.lost = LostRanges(snapshot.info.lost, ranges_max=self._lost_max)
@@ -481,19 +493,20 @@ class IndexStore:
     # --- checkpoints
 
     def unwritten_rows(self) -> Callable[[], Rows]:
-        """Copy what the snapshot has not; return what gives it as rows, in any thread."""
+        """Copy what the snapshot lacks; return a function that makes rows of it, in any thread."""
         fresh = [g for g in self._closed if not self._is_covered(g)] + [self._newest]
         copies = [generation.copied() for generation in fresh]
         return lambda: sorted_rows([copy() for copy in copies])
 
-    def go_on_with(self, rows: Rows, info: SnapshotInfo) -> None:
-        """Take in rows that a checkpoint has and the snapshot, if there is one, has not."""
+    def add_checkpoint(self, rows: Rows, info: SnapshotInfo) -> None:
+        """Add the rows of a checkpoint that the snapshot, if there is one, lacks."""
         start = self._newest.start
         assert self.end == start <= info.tail, "nothing was added"
         rows = rows.chosen(rows.seqnums >= np.uint64(start))
         recent = _Generation(start)
         recent.index, recent.added = RecentIndex(rows, info.tail), None
         recent.records = len(rows.tags) - recent.index.entries
+        assert not len(rows.seqnums) or int(rows.seqnums.max()) < info.tail
         recent.position, recent.end = info.position, info.tail
         self._closed.append(recent)
         self._newest = _Generation(info.tail)
@@ -501,7 +514,7 @@ class IndexStore:
         self._measure()
 
     def shrink(self) -> None:
-        """Let go of generations that the snapshot covers, oldest first, while memory is short."""
+        """Drop generations that the snapshot covers, oldest first, while memory is short."""
         while (
             self._closed
             and self.resident_bytes > self._resident_bytes_max
@@ -511,7 +524,7 @@ class IndexStore:
         self.full = self.resident_bytes >= self._full_bytes
 
     def check_invariants(self) -> None:
-        """Assert that nothing lies between the disk and the memory."""
+        """Assert that no seqnum is missing between disk and memory, and that sums are right."""
         for before, after in pairwise((*self._closed, self._newest)):
             assert before.end == after.start
         assert self.full == (self.resident_bytes >= self._full_bytes)

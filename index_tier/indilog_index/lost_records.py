@@ -1,5 +1,5 @@
-"""Lookups that come across lost records (decision 0024): what lies before them is an answer, what
-lies behind them is not.
+"""Lookups that cross lost records (decision 0024): matches before them are an answer, matches after
+them are not.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from indilog.wire.messages import Direction, IndexLookup
 from indilog_index.tag_index import Matches
 
 _RANGES_MAX: Final = 64
-"""In one answer. Ranges of different index shards that touch are one range to a reader."""
+"""Lost ranges in one answer. Adjacent ranges of different index shards are one to a reader."""
 
 
 def crossed(
     ranges: LostRanges, lookup: IndexLookup, matches: Matches, floor: SeqNum
 ) -> tuple[LostRange, ...]:
-    """Return the lost records that a lookup came across on its way to `matches`, nearest first.
+    """Return the lost records that a lookup crosses on its way to `matches`, nearest first.
 
-    It went from the bound to the last match if there are as many as it wanted, else to the end: the
-    limit, or for PREV the floor. Every record has the empty tag, so there a lost one may match.
+    A lookup goes from the bound to its last match, if it found as many as it wanted. Else it goes
+    to the limit, or for PREV to the floor. A lost record may have had any tag.
     """
     seqnums = matches[0]
     last = seqnums[-1] if len(seqnums) == lookup.count else None
@@ -37,8 +37,9 @@ def crossed(
 
 
 def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> LostRange | None:
-    """Return the range that a lookup comes across first, of those that index shards came across,
-    as far as it is not below the floor; ranges that follow on are one.
+    """Return the lost range that a lookup crosses first, of those that index shards found.
+
+    Parts below the floor are left out, and adjacent ranges are joined; None: there is none.
     """
     left = sorted(LostRange(max(lost.start, floor), lost.end) for lost in found if lost.end > floor)
     if not left:
@@ -59,7 +60,7 @@ def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> 
 
 
 def before(direction: Direction, matches: Matches, lost: LostRange) -> Matches:
-    """Return the matches that a lookup comes to before the lost records."""
+    """Return the matches that a lookup reaches before the lost records."""
     if direction is Direction.NEXT:
         kept = sum(1 for seqnum in matches[0] if seqnum < lost.start)
     else:

@@ -1,8 +1,8 @@
-"""Merging what all index shards answer to one lookup (thesis 5.4, algorithm 6).
+"""Merging the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
-The inner part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
-"master-slave-mode"). It keeps no index data, only lookups that are not answered by all index shards
-yet.
+Part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
+"master-slave-mode"). It keeps no index data, only lookups that some index shard has still to
+answer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Lookup:
         self.bound = answer.bound
         self.trims = answer.trims
         self.floor: SeqNum = 0
-        """The highest floor that any index shard knows: one that is ahead has dropped what lies
-        below.
+        """The highest floor of all answers: an index shard that is ahead has dropped the records
+        below its floor.
         """
         self.log_floor: SeqNum = 0
         self.position: MetalogPosition = 0
@@ -44,7 +44,7 @@ class _Lookup:
         self.matches: list[tuple[SeqNum, ShardId]] = []
         self.lost: list[LostRange] = []
         self.done = False
-        """An exact match was found; what else comes only completes `answered`."""
+        """An exact match was found; further answers only complete `answered`."""
 
     def fits(self, answer: IndexAnswer) -> bool:
         return (self.direction, self.count, self.bound) == (
@@ -52,6 +52,7 @@ class _Lookup:
         )  # fmt: skip
 
     def add(self, answer: IndexAnswer) -> None:
+        assert answer.index_shard not in self.answered, "each index shard counts once"
         self.answered.add(answer.index_shard)
         self.done = self.done or answer.exact
         self.matches += zip(answer.seqnums, answer.shards, strict=True)
@@ -61,10 +62,11 @@ class _Lookup:
         self.position = max(self.position, answer.position)
 
     def merged(self) -> tuple[Matches, LostRange | None]:
-        """The best matches of all index shards; a seqnum is in one index shard only.
+        """Return the best matches of all index shards, and the lost records that limit them.
 
-        None below the floor, and none at all if the bound of a NEXT is below it. If a lookup comes
-        across lost records on the way to them: those before, and the lost ones.
+        A seqnum is in one index shard only. There are no matches below the floor, and none at all
+        if the bound is below it. If the lookup crosses lost records, only the matches before them
+        are returned; None: it crosses none.
         """
         if self.bound < self.floor:
             return ((), ()), None
@@ -83,9 +85,9 @@ class Merging:
     """The lookups that one node merges.
 
     Guarantees: a result is sent only when every index shard has answered, or one had an exact
-    match. At most `lookups_pending_max` lookups are pending, the oldest is dropped first, and each
-    is dropped after `read_timeout_s`; whoever asked starts again. A repeated answer counts once;
-    one that comes after the result begins a lookup that is dropped later.
+    match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. Each
+    is dropped after `read_timeout_s`; the engine starts again. A repeated answer counts once. An
+    answer that arrives after the result begins a lookup that expires.
     """
 
     def __init__(self, views: Views, config: NodeConfig) -> None:
@@ -105,13 +107,13 @@ class Merging:
         return next(iter(self._pending.values())).expires if self._pending else None
 
     def check_invariants(self) -> None:
-        """Assert that what is complete is not kept, and not too much is."""
+        """Assert that complete lookups are not kept, and that the limit holds."""
         assert len(self._pending) <= self._lookups_max
-        everyone = len(self._index_shards)
-        assert all(0 < len(p.answered) < everyone for p in self._pending.values())
+        shards = len(self._index_shards)
+        assert all(0 < len(p.answered) < shards for p in self._pending.values())
 
     def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
-        """Take in what `sender` answered; tell the result if it was the last answer."""
+        """Take in the answer of `sender`; send the result if it was the last one."""
         if (reason := self._refusal(sender, answer)) is not None:
             return [Ignore(answer, reason)]
         key = answer.origin, answer.request
@@ -132,7 +134,7 @@ class Merging:
         return effects
 
     def _refusal(self, sender: NodeId, answer: IndexAnswer) -> str | None:
-        """Return why an answer is not believed, or None."""
+        """Return why an answer is ignored, or None."""
         if not 0 <= answer.index_shard < len(self._index_shards):
             return "an answer of an index shard that is not in this view"
         if sender not in self._index_shards[answer.index_shard]:
@@ -144,7 +146,7 @@ class Merging:
         return None
 
     def _result(self, answer: IndexAnswer, lookup: _Lookup) -> list[Effect]:
-        """Tell the origin, or for a single match have storage tell it."""
+        """Send the result to the origin; for a single match, have storage send the record."""
         (seqnums, shards), lost = lookup.merged()
         if lookup.count > 1 or not seqnums or answer.names_first:
             result = LookupResult(

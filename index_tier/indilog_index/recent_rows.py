@@ -1,9 +1,8 @@
-"""What an index node has that no snapshot has, in a form that is copied and loaded at once
-(decision 0028).
+"""Index data that no snapshot has, in forms that are fast to copy and to load (decision 0028).
 
-`AddedParts` keeps the columns of index data as they came, beside the index that is made of them: a
-checkpoint copies them in one piece. `RecentIndex` is an index over sorted rows: what a checkpoint
-gives back is searched as it is, instead of being added again record by record.
+`AddedParts` keeps the columns of index data as they arrived, beside the index made of them: a
+checkpoint copies them in one piece. `RecentIndex` is an index over sorted rows: the rows of a
+checkpoint are searched as they are, without adding them again record by record.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class AddedParts:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes."""
+        """About how many bytes it takes."""
         return len(self._counts) + 8 * len(self._tags) + 18 * len(self._firsts)
 
     @property
@@ -48,7 +47,7 @@ class AddedParts:
 
     @classmethod
     def of(cls, rows: Rows) -> AddedParts:
-        """Return what makes the same rows, sorted by tag and seqnum, again."""
+        """Return parts that make the same rows; `rows` are sorted by tag and seqnum."""
         own, tagged = rows.tags == 0, rows.tags != 0
         records, shards = rows.seqnums[own], rows.shards[own]
         order = np.argsort(rows.seqnums[tagged], kind="stable")
@@ -80,7 +79,7 @@ class AddedParts:
         self._shards.append(part.shard)
 
     def copied(self) -> Callable[[], Rows]:
-        """Copy everything; return what makes sorted rows of the copy, which may run in a thread."""
+        """Copy everything; return a function that makes sorted rows of the copy, in any thread."""
         counts = np.frombuffer(bytes(self._counts), np.uint8)
         columns = (self._tags, self._firsts, self._lengths, self._shards)
         tags, firsts, lengths, shards = (np.array(column) for column in columns)
@@ -108,13 +107,14 @@ class AddedParts:
 
 
 class RecentIndex:
-    """Finds the records of a tag among sorted rows; as `TagIndex`, but nothing is added.
+    """Finds the records of a tag among sorted rows; like a `TagIndex` that is never added to.
 
-    Rows of what is trimmed stay, as those of a snapshot do: lookups know the floors.
+    Rows below a floor stay, as those of a snapshot do: lookups skip them.
 
     Attributes:
         end: the seqnum after the last record that it may have.
-        entries: rows but those of the empty tag. tags: how many different ones.
+        entries: how many rows there are, without those of the empty tag.
+        tags: how many different tags there are.
     """
 
     __slots__ = ("_rows", "end", "entries", "tags")
@@ -130,7 +130,7 @@ class RecentIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory it takes."""
+        """How many bytes it takes."""
         return ROW_BYTES * len(self._rows.tags)
 
     def rows(self) -> Rows:
@@ -148,7 +148,7 @@ class RecentIndex:
         return tuple(seqnums), tuple(shards)
 
     def trim(self, floor: Floor) -> None:
-        """Do nothing: what lies below a floor is not shown."""
+        """Do nothing: lookups skip rows below a floor."""
 
     def runs(self) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
         """Return all runs of consecutive seqnums (a row each: first, end), and their shards."""
@@ -159,13 +159,13 @@ class RecentIndex:
         return bounds, own.shards[starts]
 
     def forget(self, dead: NDArray[np.uint64]) -> None:
-        """Forget records of which no read may return any."""
+        """Drop records that no read may return any more."""
         self._rows = self._rows.chosen(~np.isin(self._rows.seqnums, dead))
         self.entries = int(np.count_nonzero(self._rows.tags))
         self.tags = len(np.unique(self._rows.tags))
 
     def sweep(self, tags: int) -> None:
-        """Do nothing: there is nothing to be taken out."""
+        """Do nothing: `forget` has removed all rows of dropped records."""
 
 
 def _run_starts(records: NDArray[np.uint64], shards: NDArray[np.uint16]) -> NDArray[np.intp]:

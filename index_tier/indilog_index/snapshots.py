@@ -1,5 +1,7 @@
-"""When an index node writes a snapshot, and with which one it begins (thesis 5.6.2: an index node
-that fails is rebuilt; here from its snapshot, and storage for what came later).
+"""When an index node writes a snapshot, and which one it begins with.
+
+In thesis 5.6.2 an index node that fails is rebuilt from storage; here from its snapshot, and from
+storage only for what came later.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ class Snapshots:
     """The snapshots of one index node.
 
     Attributes:
-        opening: whether the snapshot to begin with is not known yet. written: how many were
-            written. failed: how many could not be.
+        opening: whether the snapshot to begin with is not known yet.
+        written: how many snapshots were written.
+        failed: how many could not be written.
     """
 
     def __init__(self, view: View, index_shard: int, config: NodeConfig) -> None:
@@ -35,27 +38,27 @@ class Snapshots:
         self._retry_s = config.index_tier.index_snapshot_retry_s
         self._writing: SnapshotInfo | None = None
         self._trimmed_until: SeqNum = 0
-        """How far the logs were trimmed when a snapshot was last written."""
+        """The highest floor of a log when a snapshot was last written."""
         self._retry_at: Instant | None = None
         self.opening = False
         self.written = 0
         self.failed = 0
 
     def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
-        """Ask for the newest snapshot below a position; what is being written is not waited for."""
+        """Ask for the newest snapshot below a position; do not wait for one being written."""
         self.opening = True
         self._writing = self._retry_at = None
         return AskSnapshots(OpenSnapshot(below))
 
     def is_ours(self, snapshot: Snapshot) -> bool:
-        """Tell whether a snapshot holds what this index shard has below its position.
+        """Whether a snapshot has what this index shard has below its position.
 
-        One of another schedule does not: positions that it holds may be others'.
+        One of another schedule has not: some of its positions may be of other index shards.
         """
         return self.covers_ours(snapshot.info)
 
     def covers_ours(self, info: SnapshotInfo) -> bool:
-        """Tell whether something holds what this index shard has below its position."""
+        """Whether a snapshot or a checkpoint has what this index shard has below its position."""
         return (
             info.logspace == self._view.logspace
             and info.index_shard == self._index_shard
@@ -72,7 +75,7 @@ class Snapshots:
     ) -> list[AskSnapshots]:
         """Have a snapshot of everything below `position` written, if one is due.
 
-        It is also when half of what the last one has may have been trimmed since.
+        One is also due when half of the records in the last one may have been trimmed since.
         """
         if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
             return []
@@ -81,6 +84,7 @@ class Snapshots:
             return []
         base = store.base.info.position if store.base is not None else None
         unwritten = store.close_generation(position)
+        assert unwritten.position <= position, "it may be an earlier one that failed"
         self._writing = SnapshotInfo(
             logspace=self._view.logspace,
             index_shard=self._index_shard,
@@ -104,7 +108,7 @@ class Snapshots:
         return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
 
     def info(self, store: IndexStore, position: MetalogPosition, lineage: Lineage) -> SnapshotInfo:
-        """Return what `store` covers, in which everything below `position` is."""
+        """Return what `store` covers: everything below `position`."""
         return SnapshotInfo(
             logspace=self._view.logspace,
             index_shard=self._index_shard,
@@ -116,7 +120,7 @@ class Snapshots:
         )
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
-        """Take in that a snapshot was written, or not; False: it is none that is waited for."""
+        """Note that a snapshot was written, or that it failed; False: it is not the awaited one."""
         if self._writing is None or self._writing.position != position:
             return False
         self._writing = None
@@ -127,5 +131,5 @@ class Snapshots:
         return True
 
     def deadline(self) -> Instant | None:
-        """When a snapshot that could not be written is tried again."""
+        """When to retry a snapshot that could not be written; None: none failed."""
         return self._retry_at

@@ -1,5 +1,5 @@
-"""The part of an index that is on the disk only: where in a snapshot the rows of a tag are, and the
-row groups that were read lately.
+"""The part of an index that is on disk only: where in a snapshot the rows of a tag are, and a cache
+of row groups.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Found = tuple[list[SeqNum], list[ShardId]]
 """Seqnums, best first, and the shard of each."""
 
 _GROUP_BYTES: Final = 32
-"""What the directory keeps of one row group."""
+"""Bytes that the directory keeps of one row group."""
 
 
 class GroupDirectory:
-    """Tells which row groups may hold the rows of a tag around a bound.
+    """Finds the row groups that may hold the rows of a tag around a bound.
 
-    The row groups of a tag are neighbours. All but the first begin with it and all but the last end
-    with it; so of those between, smallest and largest seqnum are the tag's own, and they ascend.
+    The row groups of a tag are adjacent. All but the first begin with the tag, and all but the last
+    end with it. So the groups between have rows of that tag only, and their seqnums ascend.
     """
 
     __slots__ = ("_groups",)
@@ -34,7 +34,7 @@ class GroupDirectory:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory it takes."""
+        """How many bytes it takes."""
         return _GROUP_BYTES * len(self._groups.first_tags)
 
     def of(self, tag: TagHash) -> range:
@@ -44,7 +44,7 @@ class GroupDirectory:
         return range(first, int(np.searchsorted(self._groups.first_tags, value, side="right")))
 
     def first_for_next(self, tag: TagHash, bound: SeqNum) -> range:
-        """Return the row groups to look through, in this order, for rows from `bound` on."""
+        """Return the row groups to search, in this order, for rows from `bound` on."""
         groups = self.of(tag)
         inner = groups[1:-1]
         if inner and int(self._groups.lowest[inner[0]]) <= bound:
@@ -54,7 +54,7 @@ class GroupDirectory:
         return groups
 
     def first_for_prev(self, tag: TagHash, above: SeqNum) -> range:
-        """Return the row groups to look through, in this order, for rows below `above`."""
+        """Return the row groups to search, in this order, for rows below `above`."""
         groups = self.of(tag)
         inner = groups[1:-1]
         if inner and int(self._groups.highest[inner[-1]]) >= above - 1:
@@ -89,7 +89,7 @@ def _of_tag(rows: Rows, tag: TagHash) -> tuple[NDArray[np.uint64], NDArray[np.ui
 
 
 class RowCache:
-    """The row groups of one snapshot that were used last, in at most `bytes_max`, or one."""
+    """The row groups of one snapshot that were used last: at most `bytes_max` bytes, or one."""
 
     __slots__ = ("_bytes_max", "_groups", "bytes")
 
@@ -102,13 +102,13 @@ class RowCache:
         return len(self._groups)
 
     def get(self, group: int) -> Rows | None:
-        """Return a row group that is here."""
+        """Return a cached row group; None: it is not cached."""
         if (rows := self._groups.get(group)) is not None:
             self._groups.move_to_end(group)
         return rows
 
     def put(self, group: int, rows: Rows) -> None:
-        """Keep a row group; those used least recently make room."""
+        """Cache a row group; the least recently used ones are evicted."""
         if group in self._groups:
             return
         self._groups[group] = rows
@@ -118,7 +118,7 @@ class RowCache:
             self.bytes -= ROW_BYTES * len(dropped.tags)
 
     def clear(self) -> None:
-        """Forget everything: the snapshot is another."""
+        """Drop everything: the snapshot was replaced."""
         self._groups.clear()
         self.bytes = 0
 

@@ -1,6 +1,6 @@
 """Lookups that wait for a row group of the snapshot to be read.
 
-A read is always answered, so they need no deadline of their own; whoever asked has one.
+Every read is answered, so these lookups need no deadline here; the engine has one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from indilog_index.index_store import Search
 
 
 class SpilledLookup(NamedTuple):
-    """One lookup, who asked it, and how far it has come."""
+    """One lookup, the engine that sent it, and the state of its search."""
 
     origin: NodeId
     lookup: IndexLookup
@@ -40,7 +40,7 @@ class SpilledLookups:
         return self._count >= self._lookups_max
 
     def put(self, needed: ReadRows, waiting: SpilledLookup) -> bool:
-        """Let a lookup wait; whether `needed` must be asked for."""
+        """Let a lookup wait for `needed`; return whether that must still be asked for."""
         assert not self.full, "checked by the caller"
         self._count += 1
         others = self._waiting.get(needed)
@@ -61,4 +61,5 @@ class SpilledLookups:
         """Remove and return the lookups that waited for a row group."""
         waiting = self._waiting.pop(read, [])
         self._count -= len(waiting)
+        assert self._count >= 0
         return waiting

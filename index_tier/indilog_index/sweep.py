@@ -34,6 +34,7 @@ class Sweep:
     def __init__(
         self, columns: dict[TagHash, array[int]], dead: array[int], firsts: array[int]
     ) -> None:
+        assert dead, "there is something to remove"
         self._columns = columns
         self.dead = dead
         self._dead_view = np.frombuffer(dead, np.uint64)

@@ -1,13 +1,13 @@
 """The tag index of one index node: tag → seqnums, in flat arrays (thesis 5.2).
 
 The thesis keeps a shard id beside each seqnum. Here the shard is kept once for each run of
-consecutive seqnums, in *spans*, and found from a seqnum by bisection: the spans are needed anyway,
-as the index of the empty tag, and so a tag costs 8 bytes a record and one array, not 10 and two.
+consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans are needed anyway,
+as the index of the empty tag. So a tag costs 8 bytes a record and one array, not 10 and two.
 
-All seqnums come in ascending order, so every array is sorted by itself.
+All seqnums arrive in ascending order, so every array is sorted without sorting.
 
-Parts that were added are *waiting* until a lookup comes, or they are many: then they are sorted by
-tag together, so that a tag costs one step for all of its records among them.
+Parts that were added are *waiting* until a lookup comes, or until they are many. Then they are
+sorted by tag together, so that a tag costs one step for all of its records among them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
 _ENTRY_BYTES: Final = 8
 _SPAN_BYTES: Final = 18
 _TAG_BYTES: Final = 150
-"""What a tag costs beside its entries: its array, its key and its place in the mapping."""
+"""Bytes that a tag costs beside its entries: its array, its key and its place in the mapping."""
 
 
 class TagIndex:
@@ -43,7 +43,7 @@ class TagIndex:
 
     Attributes:
         end: the seqnum after the last one added.
-        entries: pairs of record and tag that are in it.
+        entries: how many pairs of record and tag there are.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class TagIndex:
     def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
         self._waiting: list[ShardTags] = []
-        """Parts that are in `_ends` and `entries`, and not in `_columns` yet."""
+        """Parts that are counted in `_ends` and `entries`, and not in `_columns` yet."""
         self._waiting_entries = 0
         self._firsts = array("Q")
         self._ends = array("Q")
@@ -78,7 +78,7 @@ class TagIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes; what waits counts as if all its tags were new."""
+        """About how many bytes it takes; waiting parts count as if all their tags were new."""
         tags = len(self._columns) + self._waiting_entries
         pending = sum(map(len, self._dead)) + (len(self._sweep.dead) if self._sweep else 0)
         return (
@@ -101,7 +101,7 @@ class TagIndex:
             self.settle()
 
     def settle(self) -> None:
-        """Sort in what waits. Whatever reads does so first; in another thread nothing may wait."""
+        """Sort in waiting parts, before any read; a thread may read only if no part waits."""
         if not self._waiting:
             return
         parts, self._waiting, self._waiting_entries = self._waiting, [], 0
@@ -212,7 +212,7 @@ class TagIndex:
         return bounds.astype(np.uint64), np.array(self._shards, np.uint16)
 
     def forget(self, dead: NDArray[np.uint64]) -> None:
-        """Forget records that no read may return any more; `sweep` removes them."""
+        """Drop records that no read may return any more; `sweep` removes them."""
         self.settle()
         if len(dead):
             self._dead.append(array("Q", dead.tobytes()))
@@ -228,11 +228,12 @@ class TagIndex:
             self._sweep = Sweep(self._columns, dead, self._firsts[: max(spans, 0)])
         removed, done = self._sweep.advance(tags)
         self.entries -= removed
+        assert self.entries >= 0
         if done:
             self._end_sweep(self._sweep)
 
     def _end_sweep(self, sweep: Sweep) -> None:
-        """Forget the spans of which nothing is left, and the room of the tags that are gone."""
+        """Drop spans without records, and the memory of tags that were removed."""
         self._sweep = None
         kept = np.flatnonzero(sweep.used)
         spans = len(sweep.used)

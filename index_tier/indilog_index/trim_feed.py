@@ -63,6 +63,7 @@ class TrimFeed:
 
     def restore(self, trims: int, epoch: Epoch) -> None:
         """Begin with so many trims, whose floors are in `trimmed`."""
+        assert not self.known.trims, "a checkpoint is restored at first"
         self.known = TrimExtent(epoch, trims, epoch)
 
     def on_floors(
@@ -151,6 +152,10 @@ class TrimFeed:
         self._resend.sent(now)
         _, trims, epoch = self.known if after == NO_FLOORS else TrimExtent()
         return [Send(source, TagFloorsWanted(after, trims, epoch))]
+
+    def check_invariants(self) -> None:
+        """Assert that a fetch has a deadline."""
+        assert self._cursor is None or self._resend.due is not None
 
     def _end_fetch(self) -> None:
         self._cursor = None

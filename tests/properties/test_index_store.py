@@ -107,7 +107,7 @@ class Story:
         if base is not None:
             self.store.restore(base)
         if kept is not None and kept.follows(base.info if base is not None else None):
-            self.store.go_on_with(kept.rows, kept.info)
+            self.store.add_checkpoint(kept.rows, kept.info)
         for record in self.records:
             if record.seqnum >= self.store.end:
                 self.store.add(part_of([record]))

@@ -532,8 +532,8 @@ BUGS: Final = (
     Bug(
         "an index node believes to have more than its checkpoint gave back",
         "index_tier/indilog_index/index_node.py",
-        "            self._go_on_from(kept.info)\n",
-        "            self._go_on_from(kept.info)\n"
+        "            self._resume_from(kept.info)\n",
+        "            self._resume_from(kept.info)\n"
         "            self._feed = self._feed_from(kept.info.position + 1)\n",
     ),
 )

@@ -98,7 +98,7 @@ def test_a_result_is_as_of_the_last_trim_that_any_index_shard_knows() -> None:
     assert effects == [Send(ENGINE, LookupResult(1, (), (), position=7))]
 
 
-def test_a_match_is_named_to_an_origin_that_wants_to_be_told_first() -> None:
+def test_a_match_is_named_to_an_origin_that_asks_for_its_place() -> None:
     node = aggregator()
     effects: list[Effect] = []
     for index_shard, seqnums in enumerate(((9,), (), (5,))):
@@ -197,7 +197,7 @@ def changed(**fields: object) -> Received:
         Received(NodeId("storage-0"), IndexData(()), Epoch(1)),
     ],
 )
-def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
     node = aggregator()
     assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
     assert node.status() == {"pending": 0}

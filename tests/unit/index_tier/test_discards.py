@@ -80,7 +80,7 @@ def test_an_index_that_has_grown_asks_what_was_discarded_and_forgets_it() -> Non
     assert questions(node.handle([], Instant(T0 + 1))) == [], "not before it has grown further"
 
 
-def test_runs_of_which_nothing_is_left_go() -> None:
+def test_runs_without_records_are_dropped() -> None:
     node, _ = grown()
     third = block(5, 9, [0], tags(8, (LOG, 18)))
     node.handle([data(third), Received(A, said((0, 4), end=8), Epoch(1))], T0)
@@ -104,7 +104,7 @@ def test_an_answer_that_ends_early_is_asked_on_from_there() -> None:
     assert find(node, LOG) == [(0, 2, 3, 7)]
 
 
-def test_nothing_is_forgotten_on_the_word_of_trims_that_are_not_known_here() -> None:
+def test_nothing_is_forgotten_for_trims_that_are_not_known_here() -> None:
     """A lookup that does not know of the trim would be told that there never was a record."""
     node, _ = grown()
     node.handle([Received(A, said((1, 3), end=8, trims=2), Epoch(1))], T0)
@@ -112,7 +112,7 @@ def test_nothing_is_forgotten_on_the_word_of_trims_that_are_not_known_here() -> 
     assert find(node, LOG) == [(0, 1, 2, 3, 6, 7)]
 
 
-def test_nothing_is_forgotten_on_the_word_of_another_copy_of_the_metalog() -> None:
+def test_nothing_is_forgotten_for_another_copy_of_the_metalog() -> None:
     """Its seqnums may be those of other records."""
     node, _ = grown()
     node.handle([Received(A, said((1, 3), end=8, copy_of=2), Epoch(1))], T0)

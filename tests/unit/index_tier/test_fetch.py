@@ -32,7 +32,7 @@ def ask(source: NodeId, start: int, end: int = FAR) -> Send:
 @pytest.mark.parametrize(
     ("storage_nodes", "replicas", "engines"), [(1, 1, 1), (3, 2, 4), (4, 1, 4), (5, 3, 2)]
 )
-def test_sources_keep_every_shard_and_every_replica_gets_its_turn(
+def test_sources_keep_every_shard_and_every_replica_is_asked(
     storage_nodes: int, replicas: int, engines: int
 ) -> None:
     view = view_of(storage_nodes=storage_nodes, replicas=replicas, engines=engines)
@@ -88,11 +88,11 @@ def test_a_source_that_is_too_far_ahead_is_held_until_there_is_room() -> None:
     pages = fetch()
     assert pages.on_answer(A, blocks(1, 4, 7), 1, 7) == []
     assert not pages.is_answer(A, blocks(7))
-    assert pages.go_on(4) == [ask(A, 7)]
-    assert pages.go_on(4) == []
+    assert pages.resume(4) == [ask(A, 7)]
+    assert pages.resume(4) == []
 
 
 def test_a_source_that_was_held_is_not_asked_for_what_is_known_by_now() -> None:
     pages = fetch()
     pages.on_answer(A, blocks(1, 4, 7), 1, 7)
-    assert pages.go_on(13) == [ask(A, 13)]
+    assert pages.resume(13) == [ask(A, 13)]

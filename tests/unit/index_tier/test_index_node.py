@@ -228,7 +228,7 @@ def test_positions_of_other_index_shards_are_not_waited_for() -> None:
     assert node.handle([lookup(0, position=4)], T0) == []
 
 
-def test_what_was_ordered_after_the_lookups_prefix_is_not_shown() -> None:
+def test_records_ordered_after_the_lookups_prefix_are_not_found() -> None:
     node = index_node()
     node.handle([data(one(1, 4), one(3, 7))], T0)
     assert answers(node.handle([lookup(5, position=2, limit=5)], T0)) == [()]
@@ -343,7 +343,7 @@ def test_an_incomplete_position_is_asked_for_again() -> None:
     assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 1, 2), (A, 1, 2)]
 
 
-def test_a_waiting_lookup_tells_how_far_to_ask() -> None:
+def test_a_waiting_lookup_sets_how_far_to_fetch() -> None:
     node = index_node()
     node.handle([lookup(0, position=9)], T0)
     assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 1, 9), (A, 1, 9)]
@@ -386,7 +386,7 @@ def bad(**fields: object) -> Received:
         Received(AGGREGATOR, LookupResult(1, (), ()), Epoch(1)),
     ],
 )
-def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
     node = index_node()
     assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
     assert (node.position, node.status()["entries"]) == (1, 0)
@@ -404,7 +404,7 @@ def test_index_data_that_goes_back_in_the_log_is_ignored_and_asked_for_again() -
     assert node.position == 5
 
 
-def test_a_part_is_not_taken_over_from_a_block_that_was_not_true() -> None:
+def test_no_part_of_a_rejected_block_is_kept() -> None:
     node = index_node()
     node.handle(
         [

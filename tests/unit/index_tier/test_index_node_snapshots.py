@@ -113,7 +113,7 @@ def test_no_more_lookups_wait_for_the_disk_than_configured() -> None:
     assert reasons(effects) == ["too many lookups wait for the snapshot"]
 
 
-def test_a_damaged_snapshot_in_use_is_given_up_and_what_it_had_is_fetched() -> None:
+def test_a_damaged_snapshot_in_use_is_dropped_and_its_rows_are_fetched() -> None:
     """Lookups that wait for it are answered from the rebuilt index, never from less."""
     node = with_snapshot()
     node.handle([lookup(0, position=5)], T0)

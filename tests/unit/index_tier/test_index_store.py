@@ -80,7 +80,7 @@ def test_a_search_that_waits_while_more_goes_to_the_disk_skips_nothing() -> None
     assert finished(store, disk, search) == [0, 2, 3]
 
 
-def test_what_never_was_is_proven_by_one_read_at_most() -> None:
+def test_an_absent_record_is_proven_by_one_read_at_most() -> None:
     store, disk = IndexStore(memory_bytes_max=1, entries_min=1), SnapshotDisk(group_rows=3)
     store.add(part(0, *range(10, 100)))
     stored(store, disk, 1)
@@ -110,7 +110,7 @@ def test_a_snapshot_is_due_when_half_as_much_is_new_as_the_last_one_had() -> Non
     assert is_due(store)
 
 
-def test_memory_short_of_limit_lets_go_of_what_the_snapshot_has_only() -> None:
+def test_short_of_memory_only_generations_in_the_snapshot_are_dropped() -> None:
     store, disk = IndexStore(memory_bytes_max=2_000, entries_min=1), SnapshotDisk(group_rows=100)
     store.add(part(0, *range(1, 30)))
     store.shrink()

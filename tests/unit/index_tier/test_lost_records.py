@@ -80,7 +80,7 @@ def test_a_lost_record_among_trimmed_ones_is_found_by_its_seqnum() -> None:
         assert read.message.seqnums == (seqnum,)
 
 
-def test_whether_a_tag_is_new_is_not_told_across_lost_records() -> None:
+def test_whether_a_tag_is_new_is_unknown_across_lost_records() -> None:
     node = index_node()
     node.handle([data(with_lost())], T0)
     asked = wanted(TAG, 77, position=3)

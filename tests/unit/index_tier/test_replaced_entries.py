@@ -78,7 +78,7 @@ def again(node: IndexNode, *blocks: IndexBlock, copy_of: int) -> None:
     node.handle([data(*blocks, copy_of=copy_of)], T0)
 
 
-def test_another_entry_at_a_position_that_is_applied_makes_the_node_begin_again() -> None:
+def test_another_entry_at_a_position_that_is_applied_makes_the_node_rebuild() -> None:
     node = with_two()
     effects = node.handle([data(of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
     assert reasons(effects) == [REPLACED]
@@ -88,14 +88,14 @@ def test_another_entry_at_a_position_that_is_applied_makes_the_node_begin_again(
     assert answers(node.handle([asks_of(2, 0, 5, tag=9)], T0)) == [(7,)]
 
 
-def test_an_entry_that_follows_on_another_one_makes_the_node_begin_again() -> None:
+def test_an_entry_that_follows_on_another_one_makes_the_node_rebuild() -> None:
     """Its own last entry was replaced, and what told so was lost."""
     node = with_two()
     effects = node.handle([data(of(3, 2, 5, 9), copy_of=3)], T0)
     assert (reasons(effects), opens(effects)) == ([REPLACED], [4])
 
 
-def test_what_a_storage_node_says_that_still_has_the_replaced_entries_is_not_believed() -> None:
+def test_index_data_of_a_storage_node_with_replaced_entries_is_ignored() -> None:
     node = with_two()
     node.handle([data(of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
     node.handle([NO_SNAPSHOT], T0)
@@ -138,7 +138,7 @@ def test_a_lookup_of_an_engine_with_replaced_entries_is_dropped() -> None:
     assert answers(node.handle([asks_of(1, 0, 3)], T0)) == [(4, 7)], "up to there they are equal"
 
 
-def test_a_snapshot_of_replaced_entries_is_given_up_and_never_answered_from() -> None:
+def test_a_snapshot_of_replaced_entries_is_dropped_and_never_answered_from() -> None:
     disk = SnapshotDisk()
     node = index_node(index_snapshot_entries_min=1)
     (written,) = [
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_does_not_follow_on_the_snapshot_is_not_used() -> None
     assert kept.follows(msgspec.structs.replace(own, lineage=node._lineage.copied(3)))
 
 
-def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_given_up() -> None:
+def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_dropped() -> None:
     """Positions 1, 3 and 5 are applied; incarnation 2 lost 4 and 5, ordered one entry at 4, and is
     idle. Storage has no index data of position 5, so only the lookup says that ours is not there.
     """
@@ -274,7 +274,7 @@ def test_a_lookup_waits_until_the_trims_are_known_to_be_of_its_incarnation() -> 
     assert answers(node.handle([announced(1, epoch=1, copy_of=2)], due)) == [(7, 9)]
 
 
-def test_a_trim_that_is_gone_is_not_counted_any_more() -> None:
+def test_a_trim_that_a_newer_metalog_lacks_is_not_counted() -> None:
     node = with_two()
     node.handle([told(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
     node.handle([told(1, SECOND, epoch=1, previous=1, copy_of=1)], T0)

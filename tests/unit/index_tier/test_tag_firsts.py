@@ -39,7 +39,7 @@ def told(effects: Sequence[Effect]) -> list[list[int]]:
     return found
 
 
-def test_the_first_record_of_each_tag_is_told_with_its_shard() -> None:
+def test_the_first_record_of_each_tag_is_answered_with_its_shard() -> None:
     node = index_node()
     node.handle([data(one(1, 4)), data(block(3, 9, [0], tags(7, (TAG, 8), (8,))))], T0)
     (effect,) = node.handle([wanted(TAG, 8, 99)], T0)
@@ -88,5 +88,5 @@ def test_a_question_that_waits_too_long_is_dropped() -> None:
         Received(ENGINE, TagFirstsWanted(7, bytes(8 * 10_001), 100, 0), Epoch(1)),
     ],
 )
-def test_a_question_that_makes_no_sense_is_ignored(event: Received) -> None:
+def test_an_impossible_question_is_ignored(event: Received) -> None:
     assert len(reasons(index_node().handle([event], T0))) == 1

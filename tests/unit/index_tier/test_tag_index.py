@@ -128,6 +128,6 @@ def test_counts_and_bytes_grow_with_what_is_added() -> None:
     assert waiting.memory_bytes >= index.memory_bytes > TagIndex().memory_bytes
 
 
-def test_a_part_that_goes_back_is_our_own_mistake() -> None:
+def test_a_part_that_goes_back_trips_an_assertion() -> None:
     with pytest.raises(AssertionError):
         two_shards().add(part(3, (LOG,)))

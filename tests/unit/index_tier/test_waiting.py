@@ -75,6 +75,6 @@ def test_a_lookup_whose_position_is_reached_waits_for_what_else_it_rests_on() ->
     assert requests(queue.take_ready(9, lambda asked: asked.request == 2)) == [2]
     assert queue.for_more_than_positions
     assert queue.end == 0, "no further position is missed"
-    queue.begin_again()
+    queue.wait_for_positions()
     assert (requests(queue.take_ready(8, known)), queue.end) == ([], 9)
     assert requests(queue.take_ready(9, known)) == [1]

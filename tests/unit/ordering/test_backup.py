@@ -144,7 +144,7 @@ def test_entries_that_contradict_those_here_get_no_answer() -> None:
         Received(PRIMARY, MetalogWanted(0), Epoch(1)),
     ],
 )
-def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
     node = backup()
     effects = node.handle([event], T0)
     assert [type(effect) for effect in effects] == [Ignore]

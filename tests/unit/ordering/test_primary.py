@@ -523,7 +523,7 @@ def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
         Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0), Epoch(1)),
     ],
 )
-def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
     node = three()
     effects = node.handle([event], T0)
     assert [type(effect) for effect in effects] == [Ignore]

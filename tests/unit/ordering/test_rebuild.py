@@ -385,7 +385,7 @@ def test_damage_behind_a_hole_that_was_filled_is_not_taken_for_the_end() -> None
         (FIRST, MetalogEntries(0, Epoch(0), (), 0)),
     ],
 )
-def test_what_has_no_place_here_is_ignored_and_changes_nothing(
+def test_an_impossible_message_is_ignored_and_changes_nothing(
     sender: NodeId, message: Message
 ) -> None:
     disk = Disk()
