@@ -1,9 +1,8 @@
-"""Bugs planted in the code, each of which the simulator must notice: what shows that its checkers
-can fail.
+"""Bugs planted in the code: the simulator must catch each, which shows that its checkers can fail.
 
-A bug is a replacement of a piece of a source file, made while the module is imported; so it runs in
-a process of its own: `python -m tests.simulation.planted NAME`. `--planted` of
-`tests.simulation` runs them all and reports which check caught which, and after how many seeds.
+A bug replaces a piece of a source file while the module is imported. So it runs in a process of its
+own: `python -m tests.simulation.planted NAME`. `python -m tests.simulation --planted` runs all of
+them and reports which check caught which bug, and at which seed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEEDS_MAX: Final = 400
-"""A planted bug must be caught within so many seeds."""
+"""Seeds that may be tried until a planted bug is caught."""
 
 
 class Bug(NamedTuple):
@@ -29,8 +28,8 @@ class Bug(NamedTuple):
 
     Attributes:
         file: which source it is in, from the root of the project.
-        old: what stands there, once.
-        new: what stands there instead.
+        old: the source text that is replaced; it occurs once.
+        new: its replacement.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Bug(NamedTuple):
         """Return the source with the bug.
 
         Raises:
-            ValueError: what is to be replaced is not there once; the table needs care.
+            ValueError: the source does not contain `old` exactly once; `BUGS` must be updated.
         """
         source = (ROOT / self.file).read_text()
         if (count := source.count(self.old)) != 1:
@@ -72,7 +71,7 @@ BUGS: Final = (
         "if not self._stored:",
     ),
     Bug(
-        "a restarted primary tells a tail before it knows what was committed",
+        "a restarted primary answers a tail before it knows what was committed",
         "ordering/indilog_ordering/primary.py",
         "return self.committed < self._recovered",
         "return self.committed < 0",
@@ -84,7 +83,7 @@ BUGS: Final = (
         "self._cut[shard] = progress - 1\n",
     ),
     Bug(
-        "a page of entries for the backup that missed some leaves one out",
+        "a page of missed entries for a backup lacks one",
         "ordering/indilog_ordering/primary.py",
         "entries = metalog.page(start, end,",
         "entries = metalog.page(start + 1, end,",
@@ -96,7 +95,7 @@ BUGS: Final = (
         "",
     ),
     Bug(
-        "a primary that lost entries goes on with those that it has",
+        "a primary that lost entries continues with those that it has",
         "ordering/indilog_ordering/sequencer.py",
         "elif metalog.whole:",
         "elif True:",
@@ -108,7 +107,7 @@ BUGS: Final = (
         "return min(Extent(a.last, a.length) for a in answers)",
     ),
     Bug(
-        "a wall clock that is a year ahead at a start is believed",
+        "a wall clock that is a year ahead at a start is accepted",
         "ordering/indilog_ordering/entry_clock.py",
         "0 <= wall_us - last_us <= gap_s_max * _US",
         "0 <= wall_us - last_us",
@@ -120,13 +119,13 @@ BUGS: Final = (
         "last_us == 0 or wall_us < last_us or 0 <= wall_us - last_us",
     ),
     Bug(
-        "what a storage node reported before it lost its disk counts on",
+        "reports from before a storage node lost its disk still count",
         "ordering/indilog_ordering/primary.py",
         "        self._reports.forget(node)\n",
         "",
     ),
     Bug(
-        "a base says of its last entry who proposed its first one",
+        "a base names the proposer of its first entry for its last one",
         "indilog/kernel/metalog.py",
         "        return super().apply(entry)\n",
         "        last = self.last\n"
@@ -135,7 +134,7 @@ BUGS: Final = (
         "        return spans\n",
     ),
     Bug(
-        "who asks for entries below the base is sent those behind it",
+        "a request for entries below the base is answered with those after it",
         "ordering/indilog_ordering/primary.py",
         "        if start < self._metalog.base.position:\n"
         "            return [Send(event.sender, MetalogBase(self._metalog.base,"
@@ -144,14 +143,14 @@ BUGS: Final = (
     ),
     # --- readers of the metalog
     Bug(
-        "a reader takes entries for those that follow on, of whichever primary the ones before are",
+        "a reader applies entries that do not continue those of its primary",
         "indilog/kernel/lineage.py",
         "        if start == self.position and previous == self._epochs[-1]:\n",
         "        if start <= self.position:\n",
     ),
     # --- storage
     Bug(
-        "a record says its writer's time for that of its ordering",
+        "a record's time is that of its writer, not that of its ordering",
         "storage/indilog_storage/record_reads.py",
         "ordered_us = self._applied.ordered_us(seqnum)",
         "ordered_us = raw.time_us",
@@ -163,19 +162,19 @@ BUGS: Final = (
         "        if header.first >= shard.written:",
     ),
     Bug(
-        "stored prefixes are never reported again",
+        "stored prefixes are never resent",
         "storage/indilog_storage/appends.py",
         "if report.due is not None and now >= report.due:",
         "if report.due is None and now < 0:",
     ),
     Bug(
-        "the writer of a shard is forgotten by a restart",
+        "a restart forgets the writer of a shard",
         "storage/indilog_storage/recovery.py",
         "shard.apply(state)",
         "state.start",
     ),
     Bug(
-        "opening a shard keeps what lies beyond",
+        "opening a shard keeps the records after its start",
         "storage/indilog_storage/shard.py",
         "        self._truncate(state.start)\n",
         "        pass\n",
@@ -193,14 +192,14 @@ BUGS: Final = (
         "bisect_right(self._span_seqnums, seqnum - 1) - 1",
     ),
     Bug(
-        "index nodes are told that living records are discarded",
+        "index nodes are notified that live records are discarded",
         "storage/indilog_storage/shard.py",
         "np.array(self._segments[start:stop], np.uint32) == _GONE",
         "np.array(self._segments[start:stop], np.uint32) != _HOLE",
     ),
     # --- index tier and feeds
     Bug(
-        "an index node answers whatever it has applied",
+        "an index node answers before it has applied the lookup's prefix",
         "index_tier/indilog_index/index_node.py",
         "if lookup.position <= self._feed.position and self._rests",
         "if lookup.position >= 0 and self._rests",
@@ -218,7 +217,7 @@ BUGS: Final = (
         "reverse=self.direction is Direction.NEXT,",
     ),
     Bug(
-        "the bound itself is left out by the index",
+        "the index leaves out the bound itself",
         "index_tier/indilog_index/tag_index.py",
         "start = bisect_left(column, bound)",
         "start = bisect_right(column, bound)",
@@ -236,7 +235,7 @@ BUGS: Final = (
         "            effects = []",
     ),
     Bug(
-        "an index node keeps what it has of entries that were replaced",
+        "an index node keeps the rows of replaced entries",
         "index_tier/indilog_index/index_node.py",
         "        if (replaced := self._replaced_by(data)) is not None:\n",
         "        if (replaced := self._replaced_by(data)) is not None and replaced < 0:\n",
@@ -255,7 +254,7 @@ BUGS: Final = (
     ),
     # --- compute
     Bug(
-        "an engine does not hear of trims",
+        "an engine ignores the floors of trims",
         "compute/indilog_compute/reads/log_floors.py",
         "        for floor in trim.floors:\n            self._ahead",
         "        for floor in ():\n            self._ahead",
@@ -273,13 +272,13 @@ BUGS: Final = (
         "self._next = stored",
     ),
     Bug(
-        "a writer whose shard was taken over goes on acknowledging",
+        "a writer acknowledges after the takeover of its shard",
         "compute/indilog_compute/shard_writer.py",
         "return span.writer > self.epoch",
         "return span.writer > 1 << 62",
     ),
     Bug(
-        "a batch that was lost is not sent again",
+        "a lost batch is not resent",
         "compute/indilog_compute/shard_writer.py",
         "        effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))\n",
         "",
@@ -313,13 +312,13 @@ BUGS: Final = (
         "                return MISS\n        index = bisect_left(self.seqnums, bound)",
     ),
     Bug(
-        "the suffix calls its tail written",
+        "the suffix answers that a record is at its tail",
         "compute/indilog_compute/local_index/suffix.py",
         "        if bound >= self.tail:\n            return EMPTY\n        return Found(bound",
         "        if bound > self.tail:\n            return EMPTY\n        return Found(bound",
     ),
     Bug(
-        "index data wakes nobody who waits for the newest record",
+        "index data does not wake the watches of the newest record",
         "compute/indilog_compute/reads/watches.py",
         "if bound < block.tail]",
         "if bound < block.tail - 1]",
@@ -347,9 +346,9 @@ BUGS: Final = (
         "            seqnums = tuple(await log.append_batch(entries))\n"
         "            return lambda _: Appended(question.position, seqnums)\n",
     ),
-    # --- what the platform does beside reads and appends
+    # --- subscriptions, limits, tags and retention
     Bug(
-        "a subscription passes over the record behind a page",
+        "a subscription skips the record after a page",
         "indilog/base/subscription.py",
         "                bound = page[-1].seqnum + 1\n",
         "                bound = page[-1].seqnum + 2\n",
@@ -373,7 +372,7 @@ BUGS: Final = (
         "if size >= limits.batch_bytes_max:",
     ),
     Bug(
-        "a record a little larger than the limit is taken",
+        "a record one byte larger than the limit is accepted",
         "indilog/base/log.py",
         "if len(data) > bytes_max:",
         "if len(data) > bytes_max + 1:",
@@ -385,7 +384,7 @@ BUGS: Final = (
         "        if question.tags:\n            self._end_news",
     ),
     Bug(
-        "a tag is the same one in all logs",
+        "a tag has the same hash in all logs",
         "indilog/base/ids.py",
         'f"{log}\\x1f{name}".encode()',
         'f"{log if not name else None}\\x1f{name}".encode()',
@@ -430,25 +429,25 @@ BUGS: Final = (
         "        if self.rewriting",
     ),
     Bug(
-        "the disk is not told to sync",
+        "a sync does not reach the disk",
         "indilog/runtime/journal/journal.py",
         "            os.fdatasync(fd)",
         "            fd + 0",
     ),
     Bug(
-        "what a restart finds in the page cache is taken for durable",
+        "a restart counts the page cache as durable",
         "indilog/runtime/journal/journal.py",
         "        write_again(self.files.fd(file.first), again_from, scan.written)\n",
         "",
     ),
     Bug(
-        "pages that could not be written are only synced again",
+        "pages that could not be written are synced again but not rewritten",
         "indilog/runtime/journal/segment_scan.py",
         "        write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)",
         "        fd += 0",
     ),
     Bug(
-        "two syncs of one file overlap, and one of them hears of the error",
+        "two syncs of one file overlap, and only one gets the error",
         "indilog/runtime/journal/journal.py",
         "        with self._lock:\n            self._check_alive()\n"
         "            if self._frames_flushed > self._frames_synced:\n"
@@ -467,7 +466,7 @@ BUGS: Final = (
         "        self._fd += 0",
     ),
     Bug(
-        "what a rewrite has moved is read at its old place",
+        "a frame that a rewrite moved is read at its old place",
         "indilog/runtime/journal/moved_frames.py",
         "        return file, places.offsets[index]",
         "        return file, name.offset",
@@ -500,13 +499,13 @@ BUGS: Final = (
         "                self._writing = self._journal.spare.pool.submit(self._write, taken)",
     ),
     Bug(
-        "a checkpoint is written before what lies before it is durable",
+        "a checkpoint is written before the frames before it are durable",
         "indilog/runtime/journal/checkpointing.py",
         "            if self._journal.reached(taken.mark):",
         "            if taken:",
     ),
     Bug(
-        "a checkpoint takes entries for committed that are not",
+        "a checkpoint counts uncommitted entries as committed",
         "ordering/indilog_ordering/stored_metalog.py",
         "        assert not self._unstored, ",
         "        self.commit(len(self))\n        assert not self._unstored, ",
@@ -518,19 +517,19 @@ BUGS: Final = (
         'what="its body")\n        return Loaded(place, Checkpoint({}, frozenset(), ()))',
     ),
     Bug(
-        "a segment behind the checkpoint is rewritten as one before it",
+        "a segment after the checkpoint is rewritten as one before it",
         "indilog/runtime/journal/rewriting.py",
         "batches_only=files[-1].last < journal.old.floor",
         "batches_only=files[-1].last > 0",
     ),
     Bug(
-        "what was discarded since the checkpoint is forgotten by a restart",
+        "a restart forgets the discards since the checkpoint",
         "storage/indilog_storage/recovery.py",
         "shard.discard_all(gone.first, gone.end)",
         "shard.discard_all(gone.first, gone.first)",
     ),
     Bug(
-        "an index node believes to have more than its checkpoint gave back",
+        "an index node continues one position after its checkpoint's",
         "index_tier/indilog_index/index_node.py",
         "            self._resume_from(kept.info)\n",
         "            self._resume_from(kept.info)\n"

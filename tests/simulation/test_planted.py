@@ -1,4 +1,4 @@
-"""The harness catches planted bugs: a handful here, all of them by `--planted`."""
+"""The simulator catches planted bugs: six of them here, all of them with `--planted`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.simulation.planted import BUGS, Bug, Planting
 
 QUICK = (
     "one report is enough for a quorum",
-    "a page of entries for the backup that missed some leaves one out",
+    "a page of missed entries for a backup lacks one",
     "the first answer of an index shard is taken for all",
-    "index data wakes nobody who waits for the newest record",
+    "index data does not wake the watches of the newest record",
     "the shell writes and does not sync",
-    "the disk is not told to sync",
+    "a sync does not reach the disk",
 )
 """Caught within a few seeds."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_every_bug_has_its_place_in_the_code(bug: Bug) -> None:
-    """Where this fails the code has changed: find the same mistake in it again."""
+    """After a change of the quoted source, plant the same mistake in the new source."""
     compile(bug.planted(), bug.file, "exec")
 
 
@@ -42,7 +42,7 @@ def test_only_the_module_of_the_bug_is_changed() -> None:
 
 
 def test_the_table_of_caught_bugs_is_read_as_it_was_written() -> None:
-    """So that a run goes on where another one was broken off."""
+    """An interrupted run of `--planted` continues from the table."""
     document = (
         "Before.\n\n| planted bug | in | caught by | at seed |\n|---|---|---|---|\n\nAfter.\n"
     )
