@@ -56,7 +56,7 @@ class QuorumUnavailableError(IndilogError):
 class OutcomeUnknownError(IndilogError):
     """It may have happened, or not; so it is not `retryable`: repeating may do it twice.
 
-    Whoever made the call decides: look first whether it happened, or repeat it if doing it twice is
+    The caller decides: check first whether it happened, or repeat it if doing it twice is
     harmless.
     """
 
@@ -104,8 +104,8 @@ class DataLossError(IndilogError):
 
     Attributes:
         seqnum: the first lost record, where a read met some; reading backwards goes on below it.
-        next_seqnum: behind the last one of those that were asked for; reading goes on there.
-        tags: those of all lost records, where only their data is lost; else empty.
+        next_seqnum: the seqnum after the last lost one that the read covered; reading goes on
+        there. tags: those of all lost records, where only their data is lost; else empty.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def _spelled(tag: UserTag) -> str:
 
 
 def can_be_in_tag(text: object, bytes_max: int) -> bool:
-    """Tell whether libraries can make a tag of it: text, not empty, at most `bytes_max` bytes."""
+    """Return whether libraries can make a tag of it: text, not empty, at most `bytes_max` bytes."""
     return isinstance(text, str) and "\x1f" not in text and 0 < _utf8_bytes(text) <= bytes_max
 
 
@@ -204,7 +204,7 @@ def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
 
 
 def names_bear(names: bytes, tag: TagHash) -> bool:
-    """Tell whether a record that carries `names` has a tag with this hash, its log's included."""
+    """Return whether a record that carries `names` has a tag with this hash, its log's included."""
     log, *spelled = names.decode().split("\x1f")
     return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
 
@@ -216,7 +216,7 @@ def tag_hashes_in(names: bytes) -> list[TagHash]:
 
 
 def names_match(names: bytes, log: str, tag: UserTag | None) -> bool:
-    """Tell whether a record that carries `names` is in `log` and has `tag` (None: any)."""
+    """Return whether a record that carries `names` is in `log` and has `tag` (None: any)."""
     parts = names.split(_SEPARATOR)
     if parts[0] != log.encode():
         return False

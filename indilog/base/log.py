@@ -261,7 +261,7 @@ class Log(abc.ABC):
         """Forget the records below `until`: of the whole log, or as records with `tag`.
 
         When this returns, every read of this session finds them trimmed, also after a restart; so
-        do all others soon. A floor that is higher already stays. Memory and disk are given back
+        do all others soon. A floor that is higher already stays. Memory and disk are freed
         later, in the background.
 
         Raises:

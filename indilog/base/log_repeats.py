@@ -1,12 +1,13 @@
-"""Log lines that repeat: the first ones of a kind are written, further ones are counted.
+"""Limits log lines that repeat: the first ones of a kind are written, further ones are counted.
 
-A kind is an event of one logger at one level, whatever its fields say. So a client that causes a
-line with each request, or a fault that shows in each turn, fills no disk and hides no other line.
+A kind is an event of one logger at one level, whatever its fields are. So a client that causes a
+line with each request, or a fault that logs in each turn, neither fills the disk nor hides other
+lines.
 """
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - part of the shell: a count is told when its time is over
+import asyncio  # noqa: TID251 - part of the shell: a timer writes counts
 import time  # noqa: TID251 - of the process's log
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +17,13 @@ from typing import Final, NamedTuple
 import structlog
 
 LINES_MAX: Final = 100
-"""Lines of a kind that are written ..."""
+"""Lines of a kind that are written in one window."""
 WINDOW_S: Final = 60.0
-"""... in this time, from the first of them."""
+"""Length of a window in seconds, from the first line of the kind."""
 KINDS_MAX: Final = 1_000
-"""Kinds that are remembered; beyond it the oldest is forgotten, and its next line is a first."""
+"""Kinds that are remembered. Above this the oldest is forgotten, and its next line counts as a
+first.
+"""
 _TOLD: Final = "log lines left out"
 
 _is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", default=False)
@@ -28,7 +31,7 @@ _is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", def
 
 @contextmanager
 def limited_elsewhere() -> Iterator[None]:
-    """Count no lines that are logged meanwhile: they have a limit of their own."""
+    """Exempt the lines that are logged in the block: they have a limit of their own."""
     token = _is_limited_elsewhere.set(True)
     try:
         yield
@@ -56,11 +59,11 @@ class _Window:
 class Repeats:
     """Lets lines of a kind through, up to a limit; then one line says how many were left out.
 
-    The first line of a kind is never left out. The count is told when the window is over: by the
-    event loop, or with the next line where none runs.
+    The first line of a kind is never dropped. The count is written when the window has ended: by
+    the event loop, or with the next line where none runs.
 
     Args:
-        tell: writes the line that tells a count.
+        tell: writes the line with a count.
         clock: seconds that never go back.
     """
 
@@ -97,7 +100,7 @@ class Repeats:
         return event
 
     def is_written(self, logger: str, level: str, event: str) -> bool:
-        """Count a line, and tell whether it is written."""
+        """Count a line, and return whether it is written."""
         if _is_limited_elsewhere.get():
             return True
         now = self._clock()
@@ -119,7 +122,7 @@ class Repeats:
         return False
 
     def tell_over(self) -> None:
-        """Tell the counts of all windows that are over."""
+        """Write the counts of all windows that have ended."""
         over_from = self._clock() - self._window_s
         left = [(kind, w) for kind, w in list(self._windows.items()) if w.left_out]
         for kind, window in left:
@@ -130,7 +133,7 @@ class Repeats:
     # --- inside
 
     def _wait(self, window: _Window) -> None:
-        """Tell the count of a window when it is over."""
+        """Write the count of a window when it has ended."""
         if self._left_out_from is None or window.start < self._left_out_from:
             self._left_out_from = window.start
         try:

@@ -9,7 +9,7 @@ LOCALHOST: Final = "localhost"
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether `host` is `localhost` or a literal loopback address (IPv6 without brackets)."""
+    """Return whether `host` is `localhost` or a loopback address (IPv6 without brackets)."""
     if host == LOCALHOST:
         return True
     try:

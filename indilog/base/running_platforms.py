@@ -52,7 +52,7 @@ class RunningPlatform(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
 
     def answers_to(self, url: str) -> bool:
-        """Tell whether `url`, one that `check_url` accepts, is this gateway's."""
+        """Return whether `url`, one that `check_url` accepts, is this gateway's."""
         asked, own = urlsplit(url), urlsplit(self.url)
         return (
             asked.scheme == own.scheme
@@ -195,7 +195,7 @@ def _live(path: Path) -> RunningPlatform | None:
 
 
 def _is_private(directory: Path) -> bool:
-    """Tell whether it is a directory of this user that no other user can enter."""
+    """Return whether it is a directory of this user that no other user can enter."""
     try:
         found = directory.lstat()
     except OSError:

@@ -1,10 +1,9 @@
-"""Reading a log without end: history page by page, then live, always one page ahead (API.md,
-"The log").
+"""Reading a log without end: history page by page, then live (API.md, "The log").
 
-While one page is consumed the next one is read. So a slow consumer holds at most two pages, each
-bounded in records (`SUBSCRIBE_PAGE`) and in bytes (as every page, `page_bytes_max`), and a fast one
-waits for one round trip a page. At the log's end the read ahead waits where the records appear:
-until then nothing is sent, and no timer runs.
+The next page is read while one page is consumed. So a slow consumer holds at most two pages, each
+bounded in records (`SUBSCRIBE_PAGE`) and in bytes (as every page, `page_bytes_max`). A fast
+consumer waits for one round trip a page. At the end of the log the read waits at the platform for
+new records: until then nothing is sent, and no timer runs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SUBSCRIBE_PAGE: Final = 256
 """Records in one page of a subscription."""
 _PAUSE_S_MIN: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
-"""A subscription that was interrupted tries again after pauses that double up to this."""
+"""An interrupted subscription retries after pauses that double up to this many seconds."""
 
 
 class _Ordered(Protocol):
@@ -65,9 +64,9 @@ async def pages(
         log: the log.
         tag: as in `Log.read_range`.
         bound: as in `Log.read_range`.
-        idle_s: after this long without a record an empty page is yielded, as a sign of life.
-        resume_s: errors that a repetition may heal (the platform restarts) are ridden out for this
-            long in a row; then the last one is raised.
+        idle_s: seconds without a record after which an empty page is yielded, as a heartbeat.
+        resume_s: seconds for which retryable errors in a row (the platform restarts) are retried;
+            then the last one is raised.
     """
     ahead = asyncio.ensure_future(_page(log, tag, bound, idle_s, resume_s))
     try:

@@ -1,9 +1,9 @@
-"""What a process tells about itself: structured logs (structlog) and metrics (Prometheus).
+"""Structured logs (structlog) and metrics (Prometheus) of a process.
 
 Nothing is configured at import. A process calls `configure_logging` once, at its start; modules get
-their logger by `structlog.get_logger`. Metrics cost a plain integer addition where something
-happens: every role's shell owns a `Metrics`, and a collector reads the numbers when somebody
-scrapes `/metrics`. There is no global registry, so several platforms may live in one process.
+their logger by `structlog.get_logger`. A metric costs a plain integer addition: every role's shell
+owns a `Metrics`, and a collector reads the numbers when `/metrics` is scraped. There is no global
+registry, so several platforms may run in one process.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _RepeatsFilter(logging.Filter):
         self._repeats = repeats
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line is written."""
+        """Return whether a line is written."""
         level = record.levelname.lower()
         return self._repeats.is_written(record.name, level, str(record.msg))
 
@@ -132,9 +132,9 @@ def _tell(event: str, **fields: object) -> None:
 
 
 def quiet_unless_configured() -> None:
-    """Let a program that configured no logs hear warnings and errors only, on standard error.
+    """Restrict a program without a log configuration to warnings and errors, on standard error.
 
-    For the embedded platform and for clients, which live in somebody else's program: without
+    For the embedded platform and for clients, which run inside another program: without
     this, structlog would write to its standard output.
     """
     if not structlog.is_configured():
@@ -175,7 +175,7 @@ class SyncTimes:
 
 
 class Metrics:
-    """The numbers of one node; whoever does the thing adds to them.
+    """The numbers of one node; its shell, roles and transport add to them.
 
     Counters only grow. Those with a label are mappings: `metrics.ignored["old epoch"] += 1`. Labels
     are names from the code (message kinds, reasons, outcomes), never text from outside, so their
@@ -236,7 +236,7 @@ _PLAIN: Final = (
 
 
 class _NodeCollector(Collector):
-    """Reads the numbers of some nodes when somebody scrapes."""
+    """Reads the numbers of some nodes at each scrape."""
 
     def __init__(self, nodes: Iterable[Metrics]) -> None:
         self._nodes = tuple(nodes)
@@ -268,7 +268,7 @@ class _NodeCollector(Collector):
 
 
 class FiguresCollector(Collector):
-    """Reads figures by part and name, all at once, when somebody scrapes."""
+    """Reads figures by part and name, all at once, at each scrape."""
 
     def __init__(
         self,

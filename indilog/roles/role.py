@@ -1,14 +1,14 @@
-"""What a role is: events and `now` in, effects out; no I/O inside (ARCHITECTURE 5, STYLE "Shape of
-a role").
+"""The contract of a role: events and `now` in, effects out; no I/O inside (ARCHITECTURE 5, STYLE
+"Shape of a role").
 
 Events are past participles, effects imperatives. The shell (`indilog.runtime.node`) drains what
 arrived, calls `handle` once for the whole batch and performs the effects in order.
 
-**Durability.** A role emits `Persist` and acts on it when it is told `Persisted`. The shell may
-tell it at once, before the sync: a process is the unit of failure, so it is enough that *nothing
-leaves the process* (messages to other processes, answers to callers) before everything persisted
-earlier is synced, but for messages that promise nothing about it (`Message.promises`). A failed
-sync ends the process.
+**Durability.** A role emits `Persist` and acts on it after `Persisted`. `Persisted` may come before
+the sync, because a process is the unit of failure. It is enough that *nothing leaves the process*
+(messages to other processes, answers to callers) before everything persisted earlier is synced.
+Messages that promise nothing about it (`Message.promises`) are excepted. A failed sync ends the
+process.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ class FrameKind(enum.IntEnum):
     SHARD_STATE = 4
     """A writer's epoch and where it starts (storage)."""
     REPAIRED = 5
-    """A record batch that another replica gave back (storage); its localids are older than others'.
+    """A record batch fetched from another replica (storage). Its localids are lower than those of
+    frames before it.
     """
     GONE_RECORDS = 6
-    """Which records were in batches that were discarded (`indilog.kernel.tombstones`): what is left
-    of them when their segment is rewritten (storage). No role writes it.
+    """Which records were in discarded batches (`indilog.kernel.tombstones`); written when their
+    segment is rewritten (storage). No role writes it.
     """
     METALOG_FETCHED = 7
-    """As `METALOG`, but of a sequencer that lacks entries it had once, and is sent them again."""
+    """As `METALOG`, but of a sequencer that lost entries and fetches them again."""
     METALOG_FILLED = 8
-    """As `METALOG`, but in a hole before others: it does not say where the metalog ended."""
+    """As `METALOG`, but in a hole before other entries: it does not mark the end of the metalog."""
     METALOG_STATE = 9
-    """What a sequencer knows of its copy: whether it lacks something, and whom it follows no more
+    """The state of a sequencer's copy: whether it lacks entries, and which incarnations it refuses
     (`indilog_ordering.stored_metalog`).
     """
     DISCARDED = 10
-    """Which records were in batches that are discarded from now on (`indilog.kernel.tombstones`):
-    what was recovered from a checkpoint is told so (storage).
+    """Which records are in batches that are discarded from here on (`indilog.kernel.tombstones`),
+    so that a recovery from a checkpoint knows it (storage).
     """
     CHECKPOINT = 11
-    """Behind it a checkpoint was taken (`indilog.runtime.journal.checkpointing`); of no role, and
-    empty.
+    """A checkpoint was taken after this frame (`indilog.runtime.journal.checkpointing`). It belongs
+    to no role and is empty.
     """
     MOVED = 12
     """Where the batches of a rewritten segment were written first
-    (`indilog.runtime.journal.moved_frames`); of no role.
+    (`indilog.runtime.journal.moved_frames`). It belongs to no role.
     """
     GONE = 0xAA
-    """A record batch that was discarded (storage): of its payload the batch's header is left. Never
-    written as such: the byte of a `RECORDS` frame is changed.
+    """A record batch that was discarded (storage); of its payload the batch's header is left. It is
+    never written: the byte of a `RECORDS` frame is changed.
     """
 
 
@@ -94,15 +95,15 @@ class Started(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message came in.
+    """A message arrived.
 
     Attributes:
         sender: the node that sent it.
-        message: what it says.
+        message: the message.
         incarnation: the epoch that the sender's process took when it started. A greater one means
-            that the sender has restarted since, perhaps without its disk: then it has forgotten
-            what an earlier incarnation said, and its newer word holds even if it says less.
-            Messages that the transport delayed may still come from an earlier incarnation.
+            that the sender has restarted since, perhaps without its disk. Its newer reports then
+            replace those of earlier incarnations, even if they claim less. Delayed messages may
+            still come from an earlier incarnation.
     """
 
     sender: NodeId
@@ -111,14 +112,14 @@ class Received(NamedTuple):
 
 
 class Persisted(NamedTuple):
-    """The frame of that `Persist` is as durable as whatever promises it from now on."""
+    """The frame of that `Persist` is as durable as any message that promises it from now on."""
 
     token: int
     location: Location
 
 
 class FrameRead(NamedTuple):
-    """The payload that a `ReadFrame` asked for; None: damaged or gone."""
+    """The payload that a `ReadFrame` requested; None: it is damaged or gone."""
 
     token: int
     payload: bytes | None
@@ -131,9 +132,10 @@ class SnapshotsAnswered(NamedTuple):
 
 
 class SpaceChanged(NamedTuple):
-    """The disk is full but for `room` bytes, a role's share for batches under way; None: no longer.
+    """The disk is full except for `room` bytes, the role's share for batches in flight; None: it
+    has room again.
 
-    Told to roles that persist (`SurvivesLoss`). What they write beyond `room` is kept waiting.
+    Sent to roles that persist (`SurvivesLoss`). Frames beyond `room` wait in the shell.
     """
 
     room: int | None
@@ -148,8 +150,8 @@ Event: TypeAlias = Started | Received | Persisted | FrameRead | SnapshotsAnswere
 class Send(NamedTuple):
     """Send `message` to `to`. It may be lost, repeated or late; never changed.
 
-    Not `urgent`: no caller waits for it, so within a process it may wait a moment for others to
-    come together with it.
+    Not `urgent`: no caller waits for it. Within a process it may then wait for further messages, so
+    that its receiver handles them together.
     """
 
     to: NodeId
@@ -158,7 +160,7 @@ class Send(NamedTuple):
 
 
 class Persist(NamedTuple):
-    """Write a frame to this role's journal, then say `Persisted(token)`."""
+    """Write a frame to this role's journal, then answer with `Persisted(token)`."""
 
     kind: FrameKind
     payload: bytes
@@ -166,30 +168,32 @@ class Persist(NamedTuple):
 
 
 class ReadFrame(NamedTuple):
-    """Read a frame back, then say `FrameRead(token)`."""
+    """Read a frame back, then answer with `FrameRead(token)`."""
 
     location: Location
     token: int
 
 
 class AskSnapshots(NamedTuple):
-    """Open, write or read a snapshot of this index node, then say `SnapshotsAnswered`.
+    """Open, write or read a snapshot of this index node, then answer with `SnapshotsAnswered`.
 
-    A shell that keeps no snapshots answers that there are none and that none was written.
+    A shell without snapshots answers that there are none and that none was written.
     """
 
     request: SnapshotRequest
 
 
 Ordered: TypeAlias = tuple[SeqNum, MetalogPosition]
-"""What the caller of an append is told: where its record is, and the position that ordered it."""
+"""The result of an append: the seqnum of its record, and the position of the entry that ordered
+it.
+"""
 
 
 class Appended(NamedTuple):
-    """Tell the callers in `waiters` that their records got the seqnums `first`, `first + 1`, ...
-    (each is told its `Ordered`); the entry before `position` ordered them.
+    """Answer the callers in `waiters`: their records got the seqnums `first`, `first + 1`, ...
+    (each caller gets its `Ordered`); the entry before `position` ordered them.
 
-    None stands for a record of an atomic batch after its first, whose waiter speaks for all.
+    None stands for a record of an atomic batch after its first, which has the only waiter.
     """
 
     waiters: Sequence[object | None]
@@ -198,26 +202,27 @@ class Appended(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Tell one caller the outcome of its operation: a value, or an exception to raise."""
+    """Give one caller the outcome of its operation: a value, or an exception to raise."""
 
     waiter: object
     outcome: object
 
 
 class Discard(NamedTuple):
-    """Give back the room of a `RECORDS` frame that nobody will read again; recovery says `GONE`.
+    """Free the space of a `RECORDS` frame that is never read again; recovery then finds `GONE`.
 
-    Done after the next sync, because what makes it superfluous may not be durable before.
+    It happens after the next sync, because the reason for it may not be durable before.
     """
 
     location: Location
 
 
 class ReclaimableBytes(NamedTuple):
-    """So many bytes of frames that this role still needs, by the segments of their locations, are
-    not needed: `Shrinks.needed` leaves them out when a segment is rewritten. All of it, anew.
+    """Bytes that this role does not need of frames that it otherwise needs, by segment; it replaces
+    all earlier figures.
 
-    `began`: when the role began to look; what was not needed later it looks for again.
+    `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
+    began to count; bytes that died after that are counted the next time.
     """
 
     bytes_by_segment: Mapping[int, int]
@@ -225,7 +230,7 @@ class ReclaimableBytes(NamedTuple):
 
 
 class Ignore(NamedTuple):
-    """Count and log something that came from outside and has no place here."""
+    """Count and log an event from outside that does not fit."""
 
     event: object
     reason: str
@@ -257,16 +262,16 @@ class Role(Protocol):
         """When to call `handle([], now)` even without events."""
 
     def check_invariants(self) -> None:
-        """Assert cheap local facts; the real checkers live outside."""
+        """Assert cheap local facts; the checkers of tests are elsewhere."""
 
 
 class Lost(NamedTuple):
-    """A frame that was persisted once and cannot be read any more.
+    """A frame that was persisted and can no longer be read.
 
     Attributes:
-        kind: None: not even that is known, nor whether it was of this role.
-        payload: what is there instead of its payload; not to be trusted.
-        location: where that is.
+        kind: None: the kind is unknown, and so is whether the frame belonged to this role.
+        payload: the bytes in place of its payload; not to be trusted.
+        location: where they are.
     """
 
     kind: FrameKind | None
@@ -276,16 +281,16 @@ class Lost(NamedTuple):
 
 @runtime_checkable
 class SurvivesLoss(Protocol):
-    """A role that persists, and can go on when a part of that is damaged (decision 0009)."""
+    """A role that persists and can continue when some of its frames are damaged (decision 0009)."""
 
     def lost(self, frame: Lost, /) -> None:
-        """Take note of a loss; told in the order of the journal, between the `recover`s."""
+        """Note a loss; called in the order of the journal, between calls of `recover`."""
 
     def recovered(self) -> None:
-        """Judge, when all frames were told, whether the role can go on.
+        """Decide, after all frames, whether the role can continue.
 
         Raises:
-            DataLossError: it cannot: one sentence that says what is missing.
+            DataLossError: it cannot; one sentence that says what is missing.
         """
 
 
@@ -297,29 +302,30 @@ class Checkpoints(Protocol):
 
     @property
     def derived(self) -> bool:
-        """Whether all that it has can be fetched from others. Then its part of a checkpoint is
-        passed over where the role is retired; of other roles a start without them is refused.
+        """Whether all of its state can be fetched from other nodes. If the role is retired, its
+        part of a checkpoint is then ignored; otherwise a start without the role is refused.
         """
 
     @property
     def unsaved(self) -> int:
-        """How much a start would do again beside replaying frames, about, in frames: what neither
-        a frame nor a durable checkpoint holds.
+        """How much a start would redo without a checkpoint taken now, besides replaying frames; in
+        frames, an estimate. 0 right after `checkpoint`.
         """
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy the state that all frames written by now add up to; return what encodes the copy.
+        """Copy the state that all frames written so far add up to; return a function that encodes
+        the copy.
 
-        Called between two turns, when every `Persist` was answered. What is returned may be called
+        Called between two turns, when every `Persist` was answered. The function may be called
         once, in another thread.
         """
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Begin with that state instead of with nothing; called before `recover`.
+        """Start from that state instead of from nothing; called before `recover`.
 
         Args:
             payload: what was encoded, intact.
-            gone: numbers of segments, older than the checkpoint, that cannot be found any more.
+            gone: numbers of segments, older than the checkpoint, that no longer exist.
 
         Raises:
             MalformedFrameError: it is of a version that this release does not know.
@@ -328,32 +334,32 @@ class Checkpoints(Protocol):
 
 @runtime_checkable
 class NotesCheckpoints(Protocol):
-    """A role that tells others what its checkpoints cover."""
+    """A role that announces to other nodes what its checkpoints cover."""
 
     def checkpointed(self) -> None:
-        """Take note that what `checkpoint` copied last is durable, and so are two checkpoints with
-        the one before it, if there was one.
+        """Note that the state of the last `checkpoint` is durable, and, if there was a checkpoint
+        before it, so are two.
         """
 
 
 @runtime_checkable
 class TakesCopies(Protocol):
-    """A role that can replace what it lost from `ORDERING` frames of the same journal."""
+    """A role that can replace lost frames from `ORDERING` frames of the same journal."""
 
     def copied(self, payload: bytes, /) -> None:
-        """Take in such a frame of any role; told in the order of the journal."""
+        """Take in such a frame of any role; called in the order of the journal."""
 
 
 @runtime_checkable
 class Shrinks(Protocol):
-    """A role that does not need all of the record batches that it persisted (decision 0016)."""
+    """A role that does not need all record batches that it persisted (decision 0016)."""
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return what must stay of a batch: all of it, or a smaller one of as many records; None:
-        nothing, but that these records are gone.
+        only the fact that these records are gone.
 
-        Changes nothing. What it says rests on what was persisted before, and is followed when that
-        is durable. `location` is the one by which the role knows the batch.
+        It changes nothing. The answer depends on frames persisted before, and is used only when
+        they are durable. `location` is the one by which the role knows the batch.
         """
 
 
@@ -367,7 +373,7 @@ class ReportsStatus(Protocol):
 
 @runtime_checkable
 class ServesCallers(Protocol):
-    """A role that callers in its process wait for."""
+    """A role for which callers in its process wait."""
 
     def abandon(self) -> Sequence[Effect]:
-        """Return the answers that tell everyone who waits that nothing will come any more."""
+        """Return an answer for each waiting caller: no outcome will come any more."""

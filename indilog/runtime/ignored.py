@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
-    """Count something from outside, and log it for those who look closely."""
+    """Count an ignored event from outside, and log it at debug level."""
     metrics.ignored[reason] += 1
     log.debug("ignored", reason=reason, **details)
 

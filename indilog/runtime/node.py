@@ -1,21 +1,23 @@
-"""The one shell: it drives the roles of a process on an event loop (ARCHITECTURE 5).
+"""The shell: it drives the roles of a process on an event loop (ARCHITECTURE 5).
 
-A turn drains what arrived, calls each role once for its whole batch of events, performs the
-effects, and goes on until no role has anything left. Then comes at most one sync for everything
-that was written, and only then leaves what the turn produced: answers to callers and messages to
-other processes. So a process is the unit of failure: its roles may run ahead of its disk, the world
-never sees it (ARCHITECTURE 2). Only messages that promise nothing (`Message.promises`) leave before
-the sync, or beside one that runs. A sync or role that fails ends the shell, never retried.
+A turn is one iteration of the shell. It drains what arrived, calls each role once for its whole
+batch of events, performs the effects, and continues until no role has anything left. Then it syncs
+everything that was written, at most once. Only then the output of the turn leaves: answers to
+callers and messages to other processes. So a process is the unit of failure: its roles may run
+ahead of its disk, and no other process sees that (ARCHITECTURE 2). Only messages that promise
+nothing (`Message.promises`) leave before the sync, or while one runs. A sync or role that fails
+ends the shell and is never retried.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
-thread: then the loop goes on, and what it produces meanwhile leaves after the sync that covers it.
-A single slow sync says little of the next one, so none counts for more than twice that limit.
+thread. While the thread runs, the loop continues, and its output leaves after the sync that covers
+it. A single slow sync does not predict the next one, so each counts for at most twice that limit.
 
-What no caller waits for (`Send.urgent`) is left until callers are answered, for `_LATER_S` at most,
-so that of many appends the indexes hear at once. A caller that waits for it, a read, ends that
-(`hasten`).
+Messages for which no caller waits (not `Send.urgent`) are delivered after callers are answered, or
+after `_LATER_S` at the latest. So indexes handle many appends together. A caller that needs them,
+as for a read, ends the delay (`hasten`).
 
-Messages between roles of one process go by reference, others as one `Envelope` a turn and pair.
+Messages between roles of one process go by reference; others travel as one `Envelope` for each turn
+and pair of nodes.
 """
 
 from __future__ import annotations
@@ -76,22 +78,22 @@ from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each
 
 _ROUNDS_MAX: Final = 10_000
-"""Calls of roles in one turn before the loop gets its turn again."""
+"""Calls of roles in one turn before the event loop continues with other tasks."""
 _AVERAGE_WEIGHT: Final = 0.05
 _LATER_S: Final = 0.003
-"""How long what is not urgent may wait for more of its kind while callers are served."""
+"""Longest delay, in seconds, of messages that are not urgent while callers are served."""
 
 log = structlog.get_logger(__name__)
 
 
 class Clock:
-    """Seconds since 1970: what the wall clock said at the start, plus what has passed since.
+    """Seconds since 1970: the wall clock at the start, plus the time that has passed since.
 
-    What is done to the wall clock later changes nothing. Time passes while the machine sleeps, too.
+    Later changes of the wall clock have no effect. Time also passes while the machine sleeps.
 
     Args:
-        wall: seconds since 1970; asked once.
-        passed: seconds that only grow and that nothing sets.
+        wall: seconds since 1970; read once.
+        passed: seconds that only grow and that cannot be set.
     """
 
     def __init__(
@@ -108,9 +110,9 @@ class Clock:
 
 
 class NodeShell:
-    """Runs roles: `start`, then `wake` whenever something was put into one of them.
+    """Runs roles: `start`, then `wake` whenever a direct call has put something into one of them.
 
-    Must be used from its loop only. `on_fatal` is called once, with what ended the shell.
+    Must be used from its loop only. `on_fatal` is called once, with the error that ended the shell.
     """
 
     def __init__(
@@ -142,10 +144,13 @@ class NodeShell:
         self._fence = Fence(self.roles, views)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._later: dict[NodeId, list[Event]] = {}
-        """What is not urgent, until nothing else is to be done or `_LATER_S` have passed."""
+        """Messages that are not urgent, until nothing else is left to do or `_LATER_S` have
+        passed.
+        """
         self._later_since: Instant | None = None
         self._hastened = False
-        """Whether what is not urgent waits no longer: it is begun with, or a caller waits for it.
+        """Whether messages that are not urgent are delivered without delay, because a caller waits
+        for them or delivery has begun.
         """
         self._outbox = Outbox(transport, views, epoch, config, self.metrics)
         self._held: list[Appended | Answer] = []
@@ -156,7 +161,7 @@ class NodeShell:
         self._written_bytes = 0
         self._written_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
-        """When it is looked whether anything was written lately."""
+        """When to check whether the journal is idle."""
         self._sync: asyncio.Future[float] | None = None
         """The sync that runs in the thread."""
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
@@ -174,7 +179,7 @@ class NodeShell:
     # --- life
 
     def start(self, *, journal_lost: bool = False) -> None:
-        """Recover the roles from the journal, or tell them that it is gone, and start them."""
+        """Recover the roles from the journal, or report to them that it is lost, and start them."""
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
         frames = recover(self._journal, by_stream, lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
@@ -190,7 +195,7 @@ class NodeShell:
         self._schedule()
 
     async def close(self) -> None:
-        """Stop: what is written is synced, callers that still wait are told."""
+        """Stop: sync what is written, and answer all waiting callers."""
         if self._closed:
             return
         self._closed = True
@@ -219,10 +224,10 @@ class NodeShell:
     # --- entry points
 
     def wake(self, node: NodeId) -> None:
-        """Give a role a turn soon: a direct call has put something into it.
+        """Call a role soon: a direct call has put something into it.
 
         Raises:
-            NotReadyError: the shell has failed or is closed; no turn will come.
+            NotReadyError: the shell has failed or is closed, so the role will not be called.
         """
         if node not in self._inbox:
             if self.ended:
@@ -232,8 +237,8 @@ class NodeShell:
             self._schedule()
 
     def hasten(self, node: NodeId) -> None:
-        """Give a role a turn soon, in which nothing waits any longer that is not urgent: a caller
-        wants more than to append.
+        """Call a role soon, and deliver messages that are not urgent at once: a caller needs more
+        than an append.
 
         Raises:
             NotReadyError: as `wake`.
@@ -258,7 +263,7 @@ class NodeShell:
 
     @property
     def ended(self) -> bool:
-        """Whether the shell has failed or is closed: nothing happens any more."""
+        """Whether the shell has failed or is closed; it calls no role any more."""
         return self._closed or self.failed is not None
 
     async def settled(self) -> None:
@@ -269,7 +274,7 @@ class NodeShell:
             await waiter
 
     async def _settled_alive(self) -> bool:
-        """Wait like `settled`; whether the shell goes on."""
+        """Wait like `settled`; return whether the shell still runs."""
         await self.settled()
         return not self.ended
 
@@ -317,8 +322,8 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # Behind the callers that were answered: what they do next comes into the same turn, and
-            # answers that they send on are written before.
+            # After the callers that were answered: what they do next joins the same turn, and
+            # answers that they forward are written first.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._turn)
         elif self._later_since is not None:
@@ -328,14 +333,14 @@ class NodeShell:
 
     @property
     def _quiet(self) -> bool:
-        """Whether all frames that roles wanted to persist are written, and they know it."""
+        """Whether all frames that roles wanted to persist are written, and the roles know it."""
         waiting = (event for events in self._inbox.values() for event in events)
         return not self._disk_space.waiting and not any(
             isinstance(event, Persisted) for event in waiting
         )
 
     def _drain(self) -> None:
-        """Call roles until nothing is left for them."""
+        """Call roles until none has events left."""
         now = self.clock.now()
         self._put_due(now)
         inbox, roles, epoch = self._inbox, self.roles, self._epoch
@@ -347,7 +352,7 @@ class NodeShell:
             node = next(iter(inbox))
             touched[node] = None
             for effect in roles[node].handle(inbox.pop(node), now):
-                # The commonest effects, here and not in `_perform`: a call saved for each.
+                # The commonest effects come first, not in `_perform`, to save a call for each.
                 if type(effect) is Appended:
                     held.append(effect)
                 elif type(effect) is Send and (to := effect.to) in roles:
@@ -363,7 +368,7 @@ class NodeShell:
         self._note_deadlines(touched)
 
     def _put_due(self, now: Instant) -> None:
-        """Let the roles have a turn for which it is time."""
+        """Give an empty batch of events to each role whose deadline has passed."""
         for node, persisted in self._disk_space.retried(now):
             self._inbox.setdefault(node, []).append(persisted)
         for node, overdue in self._deadlines.items():
@@ -371,17 +376,18 @@ class NodeShell:
                 self._inbox.setdefault(node, [])
 
     def _tell_of_space(self) -> None:
-        """Tell the roles that persist when the disk is full, and when it no longer is."""
-        if (news := self._disk_space.news(self.clock.now())) is not None:
+        """Notify the roles that persist when the disk becomes full, and when it has room again."""
+        if (change := self._disk_space.news(self.clock.now())) is not None:
             for node, role in self.roles.items():
                 if isinstance(role, SurvivesLoss):
-                    self._inbox.setdefault(node, []).append(news)
+                    self._inbox.setdefault(node, []).append(change)
 
     def _take_later(self, now: Instant) -> bool:
-        """Begin with what is not urgent; False: there is nothing, or callers wait for a sync first.
+        """Begin to deliver messages that are not urgent; False: there are none, or callers wait for
+        a sync first.
 
-        So a lone append is answered before indexes hear of it, and of many they hear at once. What
-        follows from it is done in the same turn.
+        So a lone append is answered before indexes handle it, and many appends reach the indexes
+        together. Whatever follows from the messages happens in the same turn.
         """
         if not self._later:
             self._hastened = False
@@ -406,7 +412,7 @@ class NodeShell:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                assert to not in self.roles, "messages within the process take the short way"
+                assert to not in self.roles, "messages within the process go by reference"
                 self._outbox.put(node, to, message)
             case Appended() | Answer():
                 self._held.append(effect)
@@ -437,8 +443,8 @@ class NodeShell:
             box.append(Persisted(effect.token, location))
 
     def _finish(self) -> None:
-        """Let out what promises nothing, sync what the turn wrote, let out the rest."""
-        if self._sync is None:  # else its lock would keep the loop waiting
+        """Send what promises nothing, sync what the turn wrote, then send the rest."""
+        if self._sync is None:  # else its lock would block the loop
             self._journal.give_back()
         self._outbox.send_early()
         if self.rewriting.busy:
@@ -475,12 +481,12 @@ class NodeShell:
             if self._held or self._outbox or self._journal.dirty or self._settled:
                 self._schedule()
 
-        # Timed there: how long loop and thread wait for each other says nothing of the disk.
+        # Timed in the thread, so that waiting for the thread does not count.
         self._sync = self._loop.run_in_executor(self._thread, _seconds_of, sync)
         self._sync.add_done_callback(done)
 
     def _watch_idle(self) -> None:
-        """Have the journal settled when nothing was written for `journal_idle_s`."""
+        """Settle the journal once nothing was written for `journal_idle_s`."""
         if self._journal.written_bytes != self._written_bytes:
             self._written_bytes = self._journal.written_bytes
             self._written_at = self._loop.time()
@@ -515,7 +521,7 @@ class NodeShell:
         self._outbox.send(self._outbox.take())
 
     def _release_answers(self, held: list[Appended | Answer]) -> None:
-        """Resolve futures; one that its caller gave up is passed over."""
+        """Resolve futures, except those that their callers have cancelled."""
         for effect in held:
             if isinstance(effect, Appended):
                 self.metrics.appended += len(effect.waiters)
@@ -530,10 +536,10 @@ class NodeShell:
     # --- time and failure
 
     def _wake_after(self, seconds: float) -> None:
-        """Take the next turn within so many seconds.
+        """Take the next turn within `seconds`.
 
-        There is one timer, and the earliest of these calls sets it: each turn calls again for
-        everything that is still to come.
+        There is one timer, set by the earliest of these calls: each turn calls again for everything
+        that is still to come.
         """
         due = self._loop.time() + seconds
         if self._timer is not None:
@@ -548,13 +554,13 @@ class NodeShell:
         self._schedule()
 
     def _fail(self, error: BaseException) -> None:
-        """End for good, once: nothing that was not synced leaves any more."""
+        """End permanently, once: nothing that was not synced leaves any more."""
         if first := self.failed is None:
             self.failed = error
-            # What has a sentence of its own needs no traceback.
+            # An error of the platform explains itself and needs no traceback.
             info = None if isinstance(error, IndilogError) else error
             log.error("node failed", error=str(error), exc_info=info)
-        # A sync that was running in the thread may fail later, and leaves callers of its own.
+        # A sync that still ran in the thread may fail later, with further callers that wait.
         self._abandon(str(error))
         if first:
             self._on_fatal(error)
@@ -569,8 +575,8 @@ class NodeShell:
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:
-        """Tell the callers whose answers will not leave. An append may be on the disk all the same:
-        only recovery knows.
+        """Answer the callers whose outcomes will not leave. An append may be on the disk all the
+        same; only recovery finds out.
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
         unknown = AppendOutcomeUnknownError(
@@ -579,13 +585,13 @@ class NodeShell:
         for effect in self._held:
             if isinstance(effect, Appended):
                 resolve_each(effect.waiters, unknown)
-            else:  # an error promises nothing; "unknown" must not become "nothing was done"
+            else:  # an error promises nothing, and "unknown" must not become "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)
                 resolve(effect.waiter, effect.outcome if failed else stopped)
         self._held.clear()
 
     def _abandon_callers(self) -> None:
-        """Tell everyone who still waits for a role of this process that it ends."""
+        """Answer all callers that still wait for a role of this process."""
         for role in self.roles.values():
             if isinstance(role, ServesCallers):
                 for effect in role.abandon():
@@ -594,7 +600,7 @@ class NodeShell:
 
 
 def _seconds_of(call: Callable[[], None]) -> float:
-    """Call; return how long it took."""
+    """Call `call`, and return how long it took."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

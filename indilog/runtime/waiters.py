@@ -1,4 +1,4 @@
-"""Telling callers who wait for a future (ARCHITECTURE 5)."""
+"""Resolving futures of callers (ARCHITECTURE 5)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 
 
 def resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
-    """Tell all of them that it is done."""
+    """Resolve all of these futures with None."""
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
 
 
 def resolve_each(waiters: Iterable[object | None], outcome: object) -> None:
-    """Tell each of them the same."""
+    """Give the same outcome to each of these futures."""
     for waiter in waiters:
         if waiter is not None:
             resolve(waiter, outcome)
 
 
 def resolve(waiter: object, outcome: object) -> None:
-    """Tell one its value, or the exception that it raises; one that gave up is passed over."""
+    """Give one future its value, or the exception to raise; a cancelled one is skipped."""
     assert isinstance(waiter, asyncio.Future)
     if waiter.done():
         return

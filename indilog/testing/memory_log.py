@@ -88,7 +88,9 @@ class MemoryLogs:
         return len(self._records)
 
     def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
-        """Append (data, names) pairs at consecutive seqnums, and wake who waits for them."""
+        """Append (data, names) pairs at consecutive seqnums, and wake the readers that wait for
+        them.
+        """
         start = len(self._records)
         now, ordered_us = self._writer_clock(), self.now_us()
         self._times_us += [ordered_us] * len(entries)
@@ -132,7 +134,7 @@ class MemoryLogs:
         self._floors[stream] = max(until, self._floors.get(stream, 0))
 
     def is_dead(self, seqnum: SeqNum) -> bool:
-        """Tell whether a record is trimmed: with its log, or in all its tags."""
+        """Return whether a record is trimmed: with its log, or in all its tags."""
         log, *tags = _streams_of(self._records[seqnum].names)
         below = [seqnum < self._floors.get(stream, 0) for stream in (log, *tags)]
         return below[0] or (len(tags) > 0 and all(below[1:]))
@@ -328,7 +330,7 @@ class MemoryLog(Log):
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """See `Log.set_retention`; recorded, and enforced by nobody here."""
+        """See `Log.set_retention`; recorded, and not enforced here."""
         retention = checked_retention(self.name, age_s, size_bytes)
         await record_policy(self._policies(), self.name, retention)
 

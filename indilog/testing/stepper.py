@@ -2,8 +2,8 @@
 under a stepper that tries every interleaving of two executions").
 
 A `SteppedLog` pauses before each call. `run_stepped` drives coroutines that await nothing else and
-asks at each pause who goes on; `interleavings` asks in every possible way. So a test decides the
-order of events exactly, and a failure is repeated by repeating the choices.
+asks at each pause which coroutine continues; `interleavings` tries every possible answer. So a test
+decides the order of events exactly, and a failure is repeated by repeating the choices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Choose: TypeAlias = Callable[[Sequence[int]], int]
 
 
 class _Pause:
-    """Awaited: hands control to whoever drives the coroutine."""
+    """Awaited: hands control to the driver of the coroutine."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -147,7 +147,7 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
     try:
         while running:
             ready = [n for n in running if n not in waits_for or waits_for[n].is_set()]
-            assert ready, "everybody waits for somebody else"
+            assert ready, "all coroutines wait for one another"
             number = choose(ready)
             waits_for.pop(number, None)
             try:

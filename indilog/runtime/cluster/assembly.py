@@ -1,8 +1,7 @@
-"""Puts a platform together: which class plays which role, and all of them in one process
-(ARCHITECTURE 5).
+"""Puts a platform together: the class of each role, and all roles in one process (ARCHITECTURE 5).
 
-The only module of the kernel that knows the tiers. `role_of` serves every kind of process;
-`embedded` runs all roles of the view in this one.
+It is the only module of the kernel that knows the tiers. `role_of` serves every kind of process;
+`embedded` runs all roles of the view in this process.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ READY_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
 """How often to look whether a primary has got back what it lacked."""
 _LOOKS_SILENT: Final = 250
-"""After so many looks it is said for whom it waits: every 5 s."""
+"""A warning names the awaited nodes after every this many looks: every 5 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -188,7 +187,7 @@ async def metalog_whole(shell: NodeShell) -> None:
     """Wait until no primary of this process lacks metalog entries that it had once.
 
     Raises:
-        DataLossError: it is not known whether it would have all of them.
+        DataLossError: no sequencer can show whether the entries are complete.
     """
     roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
     if all(role.ready for role in roles):
@@ -207,8 +206,8 @@ async def metalog_whole(shell: NodeShell) -> None:
 
 
 def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> RetentionService | None:
-    """Return what enforces retention policies, not started, if this is the compute node that does:
-    the view's first.
+    """Return the service that enforces retention policies, not started; None: another compute node
+    enforces them, the first of the view.
     """
     if shell.view.engines[0] not in shell.roles:
         return None
@@ -220,7 +219,7 @@ def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> Retention
 async def retention_enforced(
     shell: NodeShell, logs: LocalLogs, config: Config
 ) -> AsyncIterator[None]:
-    """Enforce retention policies meanwhile, if this is the compute node that does."""
+    """Enforce retention policies while the block runs, if this compute node does."""
     if (service := retention_of(shell, logs, config)) is None:
         yield
         return

@@ -1,9 +1,9 @@
-"""What the processes of one cluster tell each other before their log runs, by way of the metadata
-store (ARCHITECTURE 11).
+"""What the processes of one cluster share before their log runs, through the metadata store
+(ARCHITECTURE 11).
 
-The first process publishes the view (once for ever), and for this run the configuration and where
-each node receives. A node reads them when it starts and takes its epoch, which is greater than
-every epoch before.
+The first process publishes the view, once, and for each run the configuration and the addresses of
+nodes. A node reads them when it starts and takes its epoch, which is greater than every epoch
+before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Setting: TypeAlias = str | int | float | bool | None
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What holds while a process of the run lives.
+    """The settings of one run, valid while one of its processes runs.
 
     Attributes:
         addresses: where each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
@@ -59,10 +59,10 @@ class NodeStart(NamedTuple):
 
 
 async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> None:
-    """Hold on to how the data directory is arranged: by its first start, for ever.
+    """Fix the arrangement of the data directory at its first start, permanently.
 
     Raises:
-        ConfigError: it is arranged the other way; its journals would not be found.
+        ConfigError: it has the other arrangement; its journals would not be found.
     """
     wanted = arrangement.encode()
     await store.compare_and_set(_ARRANGEMENT_KEY, wanted, expected_version=0)
@@ -94,13 +94,13 @@ async def publish_run(
 
 
 async def run_of(store: MetadataStore) -> Run | None:
-    """Return what was published for the last run; None: nothing that this release understands."""
+    """Return what was published for the last run; None: nothing, or by another release."""
     found = await store.get(_RUN_KEY)
     return _run_decoded(found.value) if found is not None else None
 
 
 def _run_decoded(value: bytes) -> Run | None:
-    """Return what was published for a run; None: by a release whose form we do not know."""
+    """Return what was published for a run; None: another release published it, in another form."""
     try:
         return msgspec.json.decode(value, type=Run)
     except msgspec.DecodeError:
@@ -135,11 +135,11 @@ def _spelled(value: object) -> str:
 
 
 async def node_start(store: MetadataStore) -> NodeStart:
-    """Return what a node needs to start, with an epoch that no node had before.
+    """Return what a node needs to start, with a new epoch.
 
     Raises:
         NotReadyError: the first process has not published it yet.
-        ConfigError, DataDirectoryError: another release did, in a form that we do not know.
+        ConfigError, DataDirectoryError: another release did, in a form that this one does not know.
         QuorumUnavailableError: the store does not answer.
     """
     view, run = await store.get(VIEW_KEY), await store.get(_RUN_KEY)

@@ -2,8 +2,8 @@
 11).
 
 Both arrangements write the metadata file before the first journal, and never remove it. So journals
-without a metadata file are a directory that has lost a part, not a new one: to start there
-would give epochs out again that the journals know.
+without a metadata file mean that a part of the directory was lost, not that it is new. A start
+there would reuse epochs that the journals know, so it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST: Final = b"lost"
 
 @contextmanager
 def directory_usable(directory: Path) -> Iterator[None]:
-    """Say in one sentence that the system does not let us keep data there.
+    """Turn errors of the file system into one sentence about the data directory.
 
     Raises:
         DataDirectoryError: instead of an `OSError` inside the block.
@@ -54,7 +54,7 @@ def opened_metadata(config: NodeConfig) -> EmbeddedMetadataStore:
     directory = config.data_dir
     file = directory / "metadata"
     with directory_usable(directory):
-        # In this order: a process that makes the directory at the same time writes the file first.
+        # In this order: a process that creates the directory meanwhile writes the file first.
         journals = _journals(directory)
         if journals and not file.exists():
             raise DataDirectoryError(
@@ -75,10 +75,10 @@ def _journals(directory: Path) -> list[Path]:
 
 
 async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> bool:
-    """Tell whether the journal `name` was there at an earlier start and is empty now.
+    """Return whether the journal `name` was there at an earlier start and is empty now.
 
-    The store knows each journal once it was there. One that was told to be lost is so until it has
-    frames: those of a copy that was put back, or of a node that can go on without what it had.
+    The store records each journal at its first start. A lost journal counts as lost until it has
+    frames: those of a restored copy, or of a node that can continue without its old ones.
     """
     key = f"journal/{name}"
     known = await store.get(key)

@@ -1,8 +1,8 @@
-"""What the processes of one run tell its gateways about themselves (ARCHITECTURE 11).
+"""Figures that the processes of one run publish for its gateways (ARCHITECTURE 11).
 
-Each process writes the figures of its roles into a file of the run's directory every few seconds,
-and the process that is asked for the status reads these files. So a question costs no message, and
-a process that hangs is one whose file has grown old. They are for people: nothing depends on them.
+Each process writes the figures of its roles into a file of the run's directory every few seconds;
+the status is read from these files. So a request costs no message, and an old file reveals a
+process that hangs. The figures are for people: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from indilog.config import KIB
 
 _INTERVAL_S: Final = 2.0
 _BELIEVED_S: Final = 5 * _INTERVAL_S
-"""Figures older than this say nothing about now."""
+"""Seconds after which figures are too old to be shown."""
 _BYTES_MAX: Final = 256 * KIB
 
 Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Told(NamedTuple):
-    """The figures of other processes, and the nodes without any."""
+    """Figures of other processes, and the nodes without recent ones."""
 
     figures: Figures
     silent: list[NodeId]
@@ -42,7 +42,7 @@ class Told(NamedTuple):
 async def figures_published(
     directory: Path, name: NodeId, figures: Callable[[], Figures]
 ) -> AsyncIterator[None]:
-    """Write `figures` of the node `name` at once and now and then, until the block is left."""
+    """Write `figures` of the node `name` at once and periodically while the block runs."""
     path = _path(directory, name)
 
     async def publish_now() -> None:

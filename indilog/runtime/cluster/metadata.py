@@ -65,7 +65,7 @@ class Conflict(NamedTuple):
 
 
 class MetadataStore(Protocol):
-    """Versioned keys, sequences, watches. Everything that an answer tells is durable.
+    """Versioned keys, sequences, watches. Everything in an answer is durable.
 
     Raises:
         QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. A write
@@ -91,7 +91,7 @@ class MetadataStore(Protocol):
     async def watch(self, key: str, *, after: int) -> Versioned:
         """Wait until the version of `key` is above `after`, and return the newest value.
 
-        Values in between may be skipped. Waits for ever; the caller sets the deadline.
+        Values in between may be skipped. It waits without limit; the caller sets the deadline.
         """
 
 
@@ -170,7 +170,7 @@ class EmbeddedMetadataStore:
         """See `MetadataStore.compare_and_set`.
 
         With `writer`, a repetition of the write that set the present value answers `Written` again.
-        If someone else wrote in between, the repetition is told `Conflict`.
+        If another client wrote in between, the repetition gets `Conflict`.
         """
         self._check(key, value)
         item = self._contents.items.get(key)

@@ -37,7 +37,7 @@ from indilog.runtime.cluster.metadata import (
 
 _FRAME_BYTES_OVER_VALUE: Final = 4096
 _CONNECT_S: Final = 0.01
-"""How soon to say again what could not be sent because there is no connection (yet)."""
+"""Seconds before a resend of what could not be sent for lack of a connection."""
 
 _log = structlog.get_logger(__name__)
 
@@ -65,13 +65,13 @@ class CompareAndSet(_Request, frozen=True):
 
 
 class NextSequence(_Request, frozen=True):
-    """client → server: a number for `key` that was never given before."""
+    """client → server: asks for a number for `key` that was never given before."""
 
     key: str
 
 
 class Watch(_Request, frozen=True):
-    """client → server: tell when the version of `key` is above `after`."""
+    """client → server: asks for an answer when the version of `key` is above `after`."""
 
     key: str
     after: int
@@ -141,7 +141,7 @@ class _WatchedSocket:
         self._loop.add_reader(self.socket.fileno(), self._receive)
 
     def send(self, parts: list[bytes]) -> bool:
-        """Send, and tell whether the other side takes anything now; if not, it is lost."""
+        """Send, and return whether the other side can take it now; if not, it is lost."""
         if self._context.closed:
             return False
         self._loop.call_soon(self._receive)
@@ -200,7 +200,7 @@ class MetadataServer:
             return
         asked = (client, request.request)
         if asked in self._answers:
-            return  # said again while we are at it
+            return  # resent until then
         if len(self._answers) >= self._waiting_max:
             self._ignore("too many requests wait")
             return

@@ -1,5 +1,5 @@
 """One node in a process of its own: finds its cluster by the metadata store, runs its role until it
-is told to stop (ARCHITECTURE 5, "Cluster").
+is asked to stop (ARCHITECTURE 5, "Cluster").
 
 `python -m indilog.node --name storage-0 --metadata ipc:///tmp/indilog-x/metadata` is what the
 supervisor starts; `node_running` is the same inside another program (a benchmark that is itself the
@@ -161,7 +161,7 @@ async def _run(given: argparse.Namespace) -> int:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         if not supervisor.was_ready:
-            serving.cancel()  # told to stop before it was up
+            serving.cancel()  # asked to stop before it was up
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if failures:
@@ -191,7 +191,7 @@ async def _serve(
         await stack.enter_async_context(
             figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
         )
-        await metalog_whole(node.shell)  # may take long, and the figures tell of it
+        await metalog_whole(node.shell)  # may take long; the figures show it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             port, port_is = port_of(

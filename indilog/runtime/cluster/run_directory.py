@@ -18,7 +18,7 @@ import structlog
 
 _PREFIX: Final = "indilog-run-"
 _PREFIX_UNLOCKED: Final = "indilog-new-"
-"""A directory has this name until its lock is held, so that no process takes it for an old one."""
+"""A directory has this name until its lock is held, so that no start treats it as stale."""
 _OWNER: Final = "owner"
 
 

@@ -116,7 +116,7 @@ class SupervisedProcess:
         inherited: descriptors that the process inherits and keeps open.
         failures_max: how often it may end before it was ready the first time until that is
             final. Ends with status `os.EX_TEMPFAIL` (it waits for others) do not count; nor does
-            any once it was ready: then it is started again for ever.
+            any once it was ready: then it is restarted without limit.
 
     Attributes:
         restarts: how often it was started again.
@@ -145,7 +145,7 @@ class SupervisedProcess:
         self._control = control
         self._inherited = tuple(inherited)
         self._heard_at = 0.0
-        """When the process was started or heard last, on the loop's clock."""
+        """When the process was started or sent its last heartbeat, on the loop's clock."""
         self._silent_s_max = 0.0
         """How long it may be silent after that."""
         self._failures_max = failures_max
@@ -166,7 +166,7 @@ class SupervisedProcess:
         """Wait until it is ready, and return what it said then.
 
         Args:
-            restarts: wait until it was also started again that often, after it was killed.
+            restarts: wait until it was also started again that often, because it was killed.
 
         Raises:
             NotReadyError: it failed to start too often, or was stopped; the process's own sentence

@@ -46,7 +46,7 @@ from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_addr
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
-"""What a cluster of processes has unless told otherwise: any one of its disks may be lost."""
+"""Defaults of a cluster of processes: any one of its disks may be lost."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
 """Of the nodes' addresses, by `transport`. The metadata store is always served by pyzmq."""
@@ -67,7 +67,7 @@ class Supervisor:
     """Runs a cluster of processes.
 
     Args:
-        left_out: nodes that another process runs (a benchmark or test that is itself a node).
+        left_out: nodes that another program runs (a benchmark or test that is itself a node).
 
     Attributes:
         processes: by node; valid after `start`.

@@ -2,7 +2,7 @@
 
 A supervisor starts a node with one end of a socket pair. Over it the node says in lines that it is
 ready (`ready DETAIL`), that it cannot start (`failed SENTENCE`), and, once ready, that its event
-loop turns (`heartbeat`). A supervisor that hears no heartbeat for `hang_s` ends the node.
+loop runs (`heartbeat`). A supervisor that gets no heartbeat for `hang_s` kills the node.
 
 A ready node outlives its supervisor and goes on serving. It listens at a Unix socket of the run's
 directory, and the next supervisor that connects there adopts it: it is sent `ready DETAIL` and the

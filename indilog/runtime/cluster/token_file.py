@@ -1,8 +1,8 @@
-"""The token of a data directory: who knows it may do everything on its platform.
+"""The token of a data directory: any holder may do everything on its platform.
 
 256 random bits as text, made at the first start, in the file `token` of mode 0600. All compute
-nodes of a platform share it. It is no secret of its own: who can read the file can read the
-records beside it.
+nodes of a platform share it. The token protects no more than the file system does: a process that
+can read the file can read the records beside it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which frames a process takes from others: those of its own view, from a node that the view names,
-of that node's newest incarnation (ARCHITECTURE 11).
+"""Which frames a process accepts: those of its own view, from a node that the view names, of that
+node's newest incarnation (ARCHITECTURE 11).
 
 Every start of a process takes an epoch that is greater than all before, and every frame carries it.
-So a process that was paused while its successor started is ignored by each node that has received
-a frame of the successor. This is a first line, held in memory: what must hold over restarts of the
-receiver too (who writes a shard, who is primary) the roles fence durably, each with its own epoch.
+So once a receiver has a frame of a successor, it accepts none of a predecessor that was paused.
+This first line is in memory only. What must hold over restarts of the receiver, such as the writer
+of a shard and the primary, the roles fence durably, each with its own epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fence:
         self._senders_of = 0
         """The view whose nodes are the keys of `_newest`."""
         self._newest: dict[NodeId, Epoch] = {}
-        """The greatest epoch received of each node; as many as the view has nodes."""
+        """The greatest epoch received from each node; as many as the view has nodes."""
 
     def admitted(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or why it is not taken."""

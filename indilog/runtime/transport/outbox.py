@@ -1,8 +1,8 @@
-"""What the roles of a process say to other processes, until it may leave (ARCHITECTURE 5).
+"""Messages of the roles of a process to other processes, until they may leave (ARCHITECTURE 5).
 
 Messages wait for the sync of what was written before them; those that promise nothing
-(`Message.promises`) do not. All of a turn from one node to another travel in one `Envelope`, or a
-few when they are many or large.
+(`Message.promises`) do not. All messages of a turn from one node to another travel in one
+`Envelope`, or in a few when they are many or large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Letters: TypeAlias = Mapping[tuple[NodeId, NodeId], Sequence[Message]]
 
 
 class Outbox:
-    """Collects messages; sends them when it is told that they may leave."""
+    """Collects messages; sends them when its owner says that they may leave."""
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from indilog.base.errors import ConfigError
 
 SILENCE_S: Final = 2
-"""The kernel probes a silent TCP peer (keepalive) after this, ..."""
+"""Seconds of silence after which the kernel probes a TCP peer (keepalive)."""
 SILENCES_MAX: Final = 3
-"""... and so often in vain before the connection ends: a host that vanished says nothing."""
+"""Unanswered probes after which the connection ends, as for a host that vanished."""
 _BACKLOG: Final = 128
 
 
@@ -57,10 +57,10 @@ class StreamAddress(NamedTuple):
         return listener
 
     async def connect(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
-        """Connect `protocol` to who listens here.
+        """Connect `protocol` to the listener at this address.
 
         Raises:
-            OSError: no process listens, or it cannot be reached.
+            OSError: there is none, or it cannot be reached.
         """
         if self.path:
             await loop.create_unix_connection(lambda: protocol, self.path)
@@ -75,7 +75,7 @@ class StreamAddress(NamedTuple):
     def _remove_dead(self) -> None:
         """Remove the socket file of a process that does not listen any more.
 
-        Who listens and has no room for a further connection (`BlockingIOError`) is alive.
+        A listener without room for a further connection (`BlockingIOError`) counts as running.
         """
         if not Path(self.path).is_socket():
             return

@@ -1,6 +1,6 @@
 """The receiving side of a stream: cuts what comes into frames (decision 0005).
 
-A frame stands behind its length as a little-endian u32.
+A frame follows its length, a little-endian u32.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; decision 0005).
 
-One listening socket for everything that comes in, one outgoing connection for each peer *process*,
-made when the first frame waits for it. Data flows one way on each: on an outgoing connection only
-its end is read, and that is the news that the peer died. A frame stands behind its length as a
-little-endian u32. What is sent within one turn leaves in one write, at `flush`.
+There is one listening socket, and one outgoing connection for each peer *process*, made when the
+first frame waits for it. Data flows one way on each connection. The end of an outgoing connection
+is the signal that the peer died. A frame follows its length, a little-endian u32. All frames of a
+turn leave in one write, at `flush`.
 
-The event loop's own write buffer is not used to hold frames: its limit is zero, so a write is tried
-at once, and what the kernel does not take pauses us until it is gone. Meanwhile frames wait here,
-bounded in bytes and in time, where they can still be dropped.
+The event loop's own write buffer holds no frames: its limit is zero, so a write is tried at once,
+and what the kernel does not take pauses the connection until it is gone. Meanwhile frames wait
+here, bounded in bytes and in time, where they can still be dropped.
 
-This is not the framing of `indilog.link.frames`: that decodes link messages as it cuts; here frames
-stay bytes, and a large one is received in place.
+This is not the framing of `indilog.link.frames`, which decodes link messages while it cuts. Here
+frames stay bytes, and a large one is received in place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from indilog.runtime.transport.transport import (
 WRITE_BYTES: Final = 1 * MIB
 """Written at once: what the event loop then holds cannot be dropped any more."""
 JOINED_BYTES_MAX: Final = 32 * KIB
-"""Up to this frames are copied into one piece: cheaper than to tell the kernel of each."""
+"""Frames up to this size are copied into one buffer, which is cheaper than a system call each."""
 CONNECT_S_MAX: Final = 2.0
 RECONNECT_S: Final = 0.05
 """Between two tries to connect; doubled with each, ..."""
@@ -227,7 +227,7 @@ class _Peer(asyncio.Protocol):
         else:
             self._connection.writelines(pieces)
         if self._connection.is_closing():
-            self.writable = False  # the write failed; we are told soon
+            self.writable = False  # the write failed; `connection_lost` follows
 
     def _wait(self) -> None:
         """Note that something waits for a peer that is away or does not keep up."""
@@ -274,7 +274,7 @@ class _Peer(asyncio.Protocol):
             async with asyncio.timeout(CONNECT_S_MAX):
                 await self._to.connect(self._loop, self)
         except (OSError, TimeoutError):
-            self._forget()  # a connection made in the last moment is closed without a word
+            self._forget()  # a connection made just now is closed unused
             self._drop_old()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -300,7 +300,7 @@ class _Peer(asyncio.Protocol):
         self.drain()
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection: the peer does not answer on it."""
+        """Close the connection: its peer does not answer."""
         self._counts.dropped[MALFORMED] += 1
         _log.warning("peer speaks where it should listen", address=self._to.name, size=len(data))
         self._abort()

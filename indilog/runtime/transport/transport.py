@@ -1,12 +1,12 @@
 """Frames between processes: what a transport promises (ARCHITECTURE 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and says nothing to the sender about it: the protocols above say again
+frames, as a network may, and does not report it to the sender: the protocols above resend
 what matters. It never changes a frame, never blocks, and holds a bounded number of bytes for each
 peer.
 
-Two keep this promise: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport` (pyzmq,
-decision 0002). Several nodes may share an address, which is that of their process.
+Two classes keep this promise: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
+(pyzmq, decision 0002). Several nodes may share an address, which is that of their process.
 """
 
 from __future__ import annotations

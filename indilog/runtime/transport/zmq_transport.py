@@ -29,7 +29,7 @@ from indilog.runtime.transport.transport import (
 )
 
 FRAMES_PER_TURN_MAX: Final = 512
-"""Frames taken in before the rest of the loop has its turn."""
+"""Frames received before the event loop runs other tasks."""
 SEND_HIGH_WATER_FRAMES: Final = 128
 """Frames inside zmq for one peer; more wait with us, where they are counted in bytes."""
 RECEIVE_HIGH_WATER_FRAMES: Final = 128
@@ -139,7 +139,7 @@ class ZmqTransport:
             self._on_frames(frames)
 
     def _frames_there(self) -> list[bytes]:
-        """Return all frames that are there, up to a turn's worth.
+        """Return all frames that are there, up to the limit of one call.
 
         One frame is the usual case at low load; asking for the state is cheaper then than being
         refused a second one (1.4 µs against 3.2).
@@ -151,7 +151,7 @@ class ZmqTransport:
             if self._events(self._pull) & zmq.POLLIN:
                 for _ in range(FRAMES_PER_TURN_MAX - 1):
                     took(receive(zmq.NOBLOCK))
-                self._loop.call_soon(self._receive)  # there may be more, and no edge will tell us
+                self._loop.call_soon(self._receive)  # there may be more, and no edge will signal it
         except zmq.Again:
             pass
         return frames

@@ -45,7 +45,7 @@ SMALL: Final = Config(
         result_bytes_max=56 * KIB,
     ),
 )
-"""What is simulated unless said otherwise: small files, so that a start costs little."""
+"""The default configuration: small files, so that a start costs little."""
 
 
 def arrangement_of(view: View, *, embedded: bool) -> tuple[tuple[NodeId, ...], ...]:
@@ -74,7 +74,7 @@ class SimulatedCluster:
         seed: decides everything that chance decides.
         config: of the cluster; small files are quick files.
         arrangement: which nodes share a process; each in its own by default.
-        lines: if a list, what happens is told in it, a line each.
+        lines: if a list, a line is added to it for each event.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class SimulatedCluster:
         return process
 
     def remove_process(self, process: SimulatedProcess) -> None:
-        """Take a process that is down out of the cluster, for good."""
+        """Remove a process that is down from the cluster, permanently."""
         assert not process.up, "only what is down is taken away"
         self.processes.remove(process)
         self.network.forget(process)
@@ -167,12 +167,12 @@ class SimulatedCluster:
     ) -> asyncio.Task[_T]:
         """Start a task inside a process that is up; it ends with the process at the latest."""
         assert process.loop is not None
-        assert process.up, "a process that is down calls nobody"
+        assert process.up, "a process that is down makes no calls"
 
-        async def told() -> _T:
+        async def run() -> _T:
             return await story()
 
-        return process.loop.create_task(told())
+        return process.loop.create_task(run())
 
     def run(
         self,
@@ -194,12 +194,12 @@ class SimulatedCluster:
         return task.result()
 
     def ready(self) -> bool:
-        """Tell whether every engine has joined."""
+        """Return whether every engine has joined."""
         homes = [(self.process_of(node), node) for node in self.view.engines]
         return all(p.up and not p.failing and p.logs[node].engine.ready for p, node in homes)
 
     def heal(self) -> None:
-        """End all faults: a perfect network, whole disks, everybody up."""
+        """End all faults: a perfect network, intact disks, all processes up."""
         self.network.heal()
         for process in self.processes:
             process.disk.full = process.disk.sync_fails = process.disk.overlap_fails = False
@@ -215,7 +215,7 @@ class SimulatedCluster:
 
 
 class _quiet:  # noqa: N801 a context manager
-    """Let no log line of the cluster under test out: faults are its daily bread."""
+    """Suppress log lines of the cluster under test: it is made to fail."""
 
     def __enter__(self) -> None:
         self._before: dict[str, Any] | None = (

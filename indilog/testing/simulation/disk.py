@@ -3,7 +3,7 @@
 The files are real ones, in a directory in memory, so the journal reads and writes them with its own
 code. `installed` puts a stand-in for `os` into the modules of `indilog.runtime` that write files;
 it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a
-write-back that fails, a process that is killed amid a sync, a disk that is full, an unreadable
+write-back that fails, a process that is killed during a sync, a disk that is full, an unreadable
 place. A kill leaves what was written in the page cache: the next life reads it, and the power may
 still take it. When the power goes each sector that was not synced is as before or as written, and
 one may be torn. A write-back that failed is reported as Linux does it: to one sync of each
@@ -44,7 +44,7 @@ class _File:
 
     Attributes:
         errors: how many write-backs have failed; what they were to write is not on the disk.
-        reported: whether a sync has told of the last one.
+        reported: whether a sync has reported the last one.
     """
 
     __slots__ = ("durable", "errors", "pending", "reported")
@@ -95,8 +95,9 @@ class SimulatedDisk:
         self._chance = chance
         self._files: dict[int, _File] = {}
         self._open: dict[int, int] = {}
-        self._errors_told: dict[int, int] = {}
-        """How many failed write-backs a descriptor has been told of, by itself or before it was."""
+        self._errors_reported: dict[int, int] = {}
+        """Failed write-backs that a descriptor has reported, or that happened before it was opened.
+        """
         self.full = False
         self.sync_fails = False
         self.overlap_fails = False
@@ -168,7 +169,7 @@ class SimulatedDisk:
             _put(file.durable, sector.offset, sector.data)
 
     def flip_bit(self, name: str, offset: int, bit: int) -> None:
-        """Change one bit of a file for good, behind everybody's back."""
+        """Change one bit of a file permanently, unnoticed."""
         path = self.directory / name
         with path.open("r+b") as stream:
             stream.seek(offset)
@@ -182,7 +183,7 @@ class SimulatedDisk:
 
     def wipe(self) -> None:
         """Lose every file; only for a process that is down."""
-        assert not self._open, "nobody has a file open"
+        assert not self._open, "no file is open"
         for path in self._paths():
             path.unlink()
         self._files.clear()
@@ -204,7 +205,7 @@ class SimulatedDisk:
         if inode not in self._files or not os.fstat(fd).st_size:
             self._files[inode] = _File(path.read_bytes())
         file = self._files[inode]
-        self._errors_told[fd] = file.errors if file.reported else file.errors - 1
+        self._errors_reported[fd] = file.errors if file.reported else file.errors - 1
 
     def closed(self, fd: int) -> None:
         """Note that a file was closed; what was not synced may still be lost."""
@@ -214,7 +215,7 @@ class SimulatedDisk:
             del self._files[inode]
 
     def has(self, fd: int) -> bool:
-        """Tell whether `fd` is a file of this disk."""
+        """Return whether `fd` is a file of this disk."""
         return fd in self._open
 
     def wrote(self, fd: int, data: bytes, offset: int) -> None:
@@ -232,7 +233,7 @@ class SimulatedDisk:
         """Make the writes to a file durable.
 
         Raises:
-            OSError: `EIO` when a write-back has failed of which this descriptor was not told.
+            OSError: `EIO` when a write-back has failed that this descriptor has not reported.
             Killed: the process is killed before or after they are.
         """
         file = self._files[self._open[fd]]
@@ -247,8 +248,8 @@ class SimulatedDisk:
             file.fail_write_back()
         file.write_back()
         self.syncs += 1
-        if file.errors > self._errors_told[fd]:
-            self._errors_told[fd] = file.errors
+        if file.errors > self._errors_reported[fd]:
+            self._errors_reported[fd] = file.errors
             file.reported = True
             raise OSError(errno.EIO, "simulated: the disk failed")
 
@@ -339,7 +340,7 @@ class DiskCalls:
         return os.pread(fd, length, offset)
 
     def fdatasync(self, fd: int) -> None:
-        """As `os.fdatasync`; takes time in a thread only, and writes what is there amid it."""
+        """As `os.fdatasync`; takes time in a thread only, and writes halfway through."""
         if (disk := self._of_fd(fd)) is None:
             return
         if (thread := current_thread()) is None:

@@ -52,7 +52,7 @@ PERFECT = LinkQuality()
 
 
 class SimulatedNetwork:
-    """All links; `quality` is that of every link, `slow` processes hear everything late."""
+    """All links; `quality` is that of every link, `slow` processes receive everything late."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -18,8 +18,8 @@ from indilog.testing.simulation.threads import Killed
 from indilog.testing.simulation.world import ProcessLoop, World
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
-_LAST_WORDS_S: Final = 0.001
-"""How long a process that failed lives on: its callers hear of it."""
+_GRACE_S: Final = 0.001
+"""Seconds for which a failed process lives on, so that its callers get its errors."""
 _RESTART_S: Final = 0.1
 """After this a process that ended by itself, or was refused, is started again."""
 
@@ -178,7 +178,9 @@ class SimulatedProcess:
         return shell
 
     def _journal_lost(self, journal: Journal) -> bool:
-        """What the metadata store tells of a journal (`indilog.runtime.cluster.data_directory`)."""
+        """What the metadata store would say of a journal
+        (`indilog.runtime.cluster.data_directory`).
+        """
         self._lost = self._had_journal and (
             journal.created or (self._lost and journal.holds_nothing())
         )
@@ -186,9 +188,9 @@ class SimulatedProcess:
         return self._lost
 
     def _killed(self) -> None:
-        """End a life that was killed amid a sync."""
+        """End a life that was killed during a sync."""
         life = self.loop
-        self.cluster.world.tell(f"{self.name} is killed amid a sync")
+        self.cluster.world.tell(f"{self.name} is killed during a sync")
         self._end()
         self.disk.keep_pages()
         self.cluster.world.after(_RESTART_S, self._start_again, life)
@@ -204,12 +206,12 @@ class SimulatedProcess:
         self.cluster.world.tell(f"{self.name} failed: {type(error).__name__}")
         self.failures.append(error)
         life = self.loop
-        self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
+        self.cluster.world.after(_GRACE_S, self._end_of, life)
 
     def _end_of(self, life: ProcessLoop | None) -> None:
         """End a life that failed, when its threads are done; sometimes the machine goes, too."""
         if life is not None and life.alive and life.threads:
-            self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
+            self.cluster.world.after(_GRACE_S, self._end_of, life)
             return
         if life is not None and self.loop is life and life.alive:
             self._end()
@@ -220,7 +222,7 @@ class SimulatedProcess:
             self.cluster.world.after(_RESTART_S, self._start_again, life)
 
     def _start_again(self, life: ProcessLoop | None) -> None:
-        """Do what a supervisor does, unless somebody was faster."""
+        """Restart as a supervisor does, unless the process runs again already."""
         if self.loop is life:
             self.start()
 

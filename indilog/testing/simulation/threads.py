@@ -1,6 +1,6 @@
 """Threads of a simulated process: real ones, of which one runs at a time, while the world waits.
 
-A thread gives the word back where the real one would wait for the disk (`sleep`). So the loop of
+A thread yields where the real one would wait for the disk (`sleep`). So the loop of
 its process goes on between the beginning of a sync and its end, as it does on a real machine, and a
 seed replays all of it.
 """
@@ -85,7 +85,7 @@ class _Carrier:
         threading.Thread(target=self._main, daemon=True).start()
 
     def carry(self, thread: SimulatedThread) -> None:
-        """Begin with a simulated thread, which waits for its first turn."""
+        """Begin with a simulated thread, which waits to be resumed for the first time."""
         self._thread = thread
         self._given.release()
 

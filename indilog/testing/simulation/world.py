@@ -4,7 +4,7 @@ Everything that happens is a callback at an instant; instants are equal or later
 instant run in the order in which they were asked for. Nothing waits: when all is done at one
 instant, the clock jumps to the next. Each process has a `ProcessLoop`, an asyncio loop of its own,
 so that what runs on a real loop runs here unchanged. Tasks and futures are asyncio's; they are
-deterministic as long as nobody iterates over a set of them (PITFALLS 20).
+deterministic as long as no code iterates over a set of them (PITFALLS 20).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from indilog.testing.simulation.threads import Killed, SimulatedThread
 
 _T = TypeVar("_T")
-_enter_loop = asyncio._set_running_loop  # noqa: SLF001 for those who write a loop
+_enter_loop = asyncio._set_running_loop  # noqa: SLF001 for event loops
 
 START_S: Final = 1_700_000_000.0
 """The instant at which every world begins: an ordinary one, in seconds since 1970."""
@@ -60,7 +60,7 @@ class Scheduled:
         self._cancelled = True
 
     def cancelled(self) -> bool:
-        """Tell whether it was cancelled."""
+        """Return whether it was cancelled."""
         return self._cancelled
 
     def when(self) -> float:
@@ -74,7 +74,7 @@ class World:
     Attributes:
         now_s: the instant.
         steps: how many callbacks have run: what happened earlier has the smaller number.
-        lines: if a list is put here, what happens is told in it, a line each.
+        lines: if a list is put here, a line is added to it for each event.
     """
 
     def __init__(self, seed: int | str) -> None:
@@ -197,9 +197,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.deferred: list[Scheduled] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.threads: list[SimulatedThread] = []
-        """Those whose outcome was not yet told to the loop."""
+        """Those whose outcome was not yet given to the loop."""
         self.on_killed: Callable[[], None] = self.end
-        """Called when the process is killed amid what it does (`Killed`)."""
+        """Called when the process is killed during an operation (`Killed`)."""
         self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
 
     @contextmanager
@@ -354,5 +354,5 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return not self.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note what nobody waited for: a result whose reader is gone."""
+        """Note a result that no reader took."""
         self.world.tell(f"{self.name}: {context.get('message', '')}")
