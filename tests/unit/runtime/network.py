@@ -13,6 +13,7 @@ import uvloop
 
 from indilog.base.ids import NodeId
 from indilog.config import Config
+from indilog.config.node import GROUP_OF
 from indilog.runtime.transport.stream_transport import StreamTransport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
@@ -108,6 +109,8 @@ def limited(**limits: int) -> Config:
     """Give a configuration with small limits that its cross-checks would not allow."""
     config = copy.deepcopy(CONFIG)
     for name, limit in limits.items():
-        part = config.cluster if hasattr(config.cluster, name) else config.node
+        group = GROUP_OF.get(name)
+        part = config.cluster if group is None else getattr(config.node, group)
+        assert hasattr(part, name), "there is such a limit"
         object.__setattr__(part, name, limit)
     return config

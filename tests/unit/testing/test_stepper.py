@@ -72,5 +72,5 @@ def test_executions_that_wait_for_each_other_are_found_out() -> None:
     async def waits() -> None:
         await Event().wait()
 
-    with pytest.raises(AssertionError, match="everybody waits"):
+    with pytest.raises(AssertionError, match="all coroutines wait"):
         run_stepped([waits(), waits()], lambda ready: ready[0])
