@@ -1,14 +1,14 @@
 """The engine: the compute node's role between functions and the log (ARCHITECTURE 8-10, thesis 5).
 
-It appends to its shard (`ShardWriter`), applies type-O data (metalog entries) to its Suffix and
-resolves appends with it, applies type-S data (index data) to its Tag Cache, answers reads from the
-local index and the record cache, and asks the index tier and storage for the rest (`Reads`).
+The engine appends to its shard (`ShardWriter`). It applies type-O data (metalog entries) to its
+Suffix, and resolves appends with it. It applies type-S data (index data) to its Tag Cache. Reads
+are answered from the local index and the record cache, or by the index tier and storage (`Reads`).
 
-Callers in this process use direct methods, which put work into the open batch or answer on the
-spot; they end with a `wake` of the shell, and outcomes come as `Appended` and `Answer` effects. Two
-positions matter: `position` (metalog applied: what exists, and where) and `tag_position` (index
-data applied too: what tag reads may be answered from), which follows it. An engine starts at the
-primary's committed position: it knows nothing of the log below, and needs not.
+Callers in this process use direct methods, which put work into the open batch or answer at once.
+They end with a `wake` of the shell; outcomes are `Appended` and `Answer` effects. There are two
+positions. `position` is how much of the metalog is applied: which records exist, and where.
+`tag_position` is how much index data is applied, too: what reads by tag are answered from. An
+engine starts at the primary's committed position, and has no index of the log before it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from indilog_compute.trims import Trims
 
 _NEVER: Final = Instant(math.inf)
 _REQUESTS_PER_EPOCH: Final = 1 << 32
-"""Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
+"""Requests are numbered from `epoch` times this: answers to an earlier life match none."""
 
 
 class Engine:
@@ -90,7 +90,7 @@ class Engine:
 
     Attributes:
         times: finds seqnums by time, for callers in this process.
-        watches: who waits for index data; answered once some may have brought a record.
+        watches: readers that wait for a record; answered when index data may have one.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -116,7 +116,7 @@ class Engine:
         return Resend(messages.resend_s, messages.resend_s_max)
 
     def _begin(self) -> None:
-        """Have nothing of the log, and wait to join."""
+        """Begin without any of the log, and wait to join."""
         node = self._config.node
         self._cache = RecordCache(
             node.caches.record_cache_bytes_max, aux_bytes_max=node.caches.aux_cache_bytes_max
@@ -144,12 +144,12 @@ class Engine:
 
     @property
     def tag_position(self) -> MetalogPosition:
-        """How many of them with their index data: what a local read reflects."""
+        """How many metalog entries are applied with their index data; local reads reflect them."""
         return self._local.tag_position if self._local is not None else 0
 
     @property
     def tail(self) -> SeqNum:
-        """The first seqnum not known to be written; may lag behind the primary's."""
+        """The first seqnum not known to be ordered; may lag behind the primary's."""
         return self._replay.tail
 
     def append(self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object) -> None:
@@ -237,7 +237,7 @@ class Engine:
         self._reads.start(operation)
 
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep aux data beside a record, here and with the replicas, as far as there is room."""
+        """Keep aux data beside a record, here and at its replicas, while there is room."""
         self._cache.set_aux(seqnum, aux)
         if self._local is not None and (shard := self._local.shard_of(seqnum)) is not None:
             message = AuxSet(shard, seqnum, aux)
@@ -260,7 +260,7 @@ class Engine:
         return effects + [Answer(waiter, error) for waiter in waiters]
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return figures of every part, for people."""
+        """Return figures of every part, for operators."""
         parts = self._local.status() if self._local is not None else {}
         parts |= {"record_cache": self._cache.status()} | self._reads.status()
         parts["progress"] = {
@@ -280,11 +280,11 @@ class Engine:
     # --- the role
 
     def recover(self, _kind: FrameKind, _payload: bytes, _location: Location, /) -> None:
-        """Has no disk."""
+        """Never called: an engine persists nothing."""
         raise AssertionError("an engine persists nothing")
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """React to events, then send what callers have put in."""
+        """Handle events, then send what callers have put in."""
         effects, self._outbox = self._outbox, []
         self._reads.begin_turn(now)
         for event in events:
@@ -306,7 +306,7 @@ class Engine:
         return effects
 
     def _waited_for(self) -> bool:
-        """Whether somebody waits for more than an append."""
+        """Whether a caller waits for more than an append."""
         if self._extended or self._local is None or self._reads.is_waiting:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
@@ -314,7 +314,7 @@ class Engine:
         return bool(self.times or self.trims)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Do what need not be done in a turn that only appends: ask, ask again, give up."""
+        """Ask, resend and expire; turns that only append leave this out."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.times.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:
@@ -339,7 +339,7 @@ class Engine:
             case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
                 event.sender != self._views[-1].primary
             ):
-                return [Ignore(event, "the word of a primary from somebody else")]
+                return [Ignore(event, "an answer of the primary from another node")]
             case MetalogEntries() | MetalogBase():
                 return self._on_metalog(event, message, now)
             case IndexData():
@@ -363,7 +363,7 @@ class Engine:
         self, event: Received, message: TailIs | TrimIs, now: Instant
     ) -> list[Effect]:
         if self._catch_up.reader.heard(event.incarnation) is None:
-            return [Ignore(event, "the word of an earlier incarnation of the primary")]
+            return [Ignore(event, "an answer of an earlier incarnation of the primary")]
         if isinstance(message, TrimIs):
             return self.trims.on_answer(message, self._catch_up.reader)
         if message.request == self._join_request:
@@ -373,7 +373,7 @@ class Engine:
     def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
         writer = self._writer
         if writer is None or event.sender not in (self._views[-1].primary, *writer.replicas):
-            return [Ignore(event, "a full disk of a node that is not needed here")]
+            return [Ignore(event, "a full disk of a node that this engine does not use")]
         return writer.on_disk_full(event.sender, full=full, now=now)
 
     # --- joining (thesis 5.5.1)
@@ -471,7 +471,7 @@ class Engine:
         spans = self._replay.apply(entry)
         local.apply_spans(spans)
         if isinstance(entry, Trim):
-            self._floors.heard(entry)
+            self._floors.apply(entry)
         effects: list[Effect] = []
         if (writer := self._writer) is not None:
             for span in spans:
@@ -514,7 +514,7 @@ class Engine:
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
-        """Apply index data in order, never ahead of the metalog: lookups rest on both.
+        """Apply index data in order, never ahead of the metalog: lookups need both.
 
         That of another entry than the one that is applied here was replaced, or the one here was.
         """
@@ -548,7 +548,7 @@ class Engine:
         return Send(self._views[-1].primary, message)
 
     def deadline(self) -> Instant | None:
-        """The earliest of all parts."""
+        """The earliest deadline of all parts; None: none has one."""
         due = self._upkeep_at
         if self._writer is not None and (own := self._writer.deadline()) is not None:
             due = min(due, own)
@@ -573,7 +573,7 @@ class Engine:
         return effects + self._index_fetch.ask(now, self.position, self.tag_position)
 
     def check_invariants(self) -> None:
-        """Index data never runs ahead of the metalog; the writer's queues add up."""
+        """Assert that index data is not ahead of the metalog, and that sums are right."""
         assert self.tag_position <= self.position
         if self._writer is not None:
             self._writer.check_invariants()

@@ -1,5 +1,5 @@
-"""Which nodes have told this compute node that their disks are full: then it takes no appends
-(ARCHITECTURE 11, decision 0009).
+"""Nodes that notified this compute node of a full disk: then it refuses appends (ARCHITECTURE 11,
+decision 0009).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from indilog.roles.disk_full import BELIEVED_S
 
 
 class FullDisks:
-    """Believes each node for a while; one that is still full says so again.
+    """Keeps each notification for `BELIEVED_S`; a node whose disk is still full repeats it.
 
     Attributes:
-        until: the full ones, and until when each is believed; each append looks whether there are.
+        until: the nodes with full disks, and when each notification expires.
     """
 
     __slots__ = ("until",)
@@ -25,25 +25,25 @@ class FullDisks:
         """Whether any disk is full."""
         return bool(self.until)
 
-    def told(self, node: NodeId, *, full: bool, now: Instant) -> None:
-        """Take note of what `node` says."""
+    def note(self, node: NodeId, *, full: bool, now: Instant) -> None:
+        """Note whether the disk of `node` is full."""
         if full:
             self.until[node] = Instant(now + BELIEVED_S)
         else:
             self.until.pop(node, None)
 
     def expire(self, now: Instant) -> None:
-        """Forget what was not said again."""
+        """Drop notifications that were not repeated."""
         if self.until and min(self.until.values()) <= now:
             self.until = {node: until for node, until in self.until.items() if until > now}
 
     def error(self) -> DiskFullError:
-        """Return what a caller is told whose append is refused."""
+        """Return the error of a refused append."""
         return DiskFullError(
             f"There is no disk space left on {', '.join(sorted(self.until))}; nothing was "
             "appended. Make room: the log takes appends again by itself."
         )
 
     def deadline(self) -> Instant | None:
-        """When the next one is to be forgotten."""
+        """When the next notification expires; None: there is none."""
         return min(self.until.values()) if self.until else None

@@ -1,8 +1,7 @@
-"""Which session positions there are: one that no node has reached is refused at once.
+"""Checks of session positions: one that the log has not reached is refused at once.
 
-A read at a session's position waits until this node has applied it. A position from nowhere
-(another platform's, a made-up one) would wait for `read_timeout_s` and then be told to try again,
-for ever.
+A read at a session's position waits until this node has applied it. An invalid position (another
+platform's, an invented one) would fail as retryable after `read_timeout_s`, and each retry, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from indilog.base.log import LogSource, Session
 
 @runtime_checkable
 class HasPosition(Protocol):
-    """Logs that know how far this node is."""
+    """Logs that know which metalog position is applied at this node."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -23,20 +22,20 @@ class HasPosition(Protocol):
 
 
 class Positions:
-    """Tells which positions the log has reached.
+    """Knows which positions the log has reached.
 
     Args:
-        logs: asked where the log ends, if a position is ahead of what is known.
+        logs: asked for the tail if a position is ahead of the known ones.
     """
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
-        # Once: asking whether something fits a protocol costs as much as an append.
+        # Checked once: a check against a protocol costs as much as an append.
         self._applied = logs if isinstance(logs, HasPosition) else None
         self._reached: MetalogPosition = 0
 
     def is_known(self, position: MetalogPosition) -> bool:
-        """Tell whether a position is certainly reached, without asking."""
+        """Whether a position is known to be reached, without asking the log."""
         if position <= self._reached:
             return True
         return self._applied is not None and position <= self._applied.position

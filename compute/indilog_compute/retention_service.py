@@ -19,8 +19,7 @@ from indilog.sdk.retention_log import PolicyLog
 from indilog_compute.retention import RetentionRounds
 
 _AGAIN_S: Final = 1.0
-"""It rests for this between two rounds; after an error twice as long each time, up to the interval.
-"""
+"""The pause between two rounds, seconds; after an error it doubles, up to the interval."""
 
 
 class RetentionService:
@@ -37,14 +36,14 @@ class RetentionService:
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End; a trim under way may still happen."""
+        """Stop; a trim in flight may still happen."""
         if self._running is not None:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
                 await self._running
 
     def status(self) -> dict[str, object]:
-        """Return figures for people and metrics."""
+        """Return figures for operators and metrics."""
         return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
 
     async def _run(self) -> None:
@@ -61,7 +60,7 @@ class RetentionService:
             except IndilogError as error:
                 structlog.get_logger().warning("retention not enforced", reason=str(error))
                 rest_s = min(2 * rest_s, self._interval_s)
-            except Exception:  # noqa: BLE001 - outermost: the next round may do better
+            except Exception:  # noqa: BLE001 - outermost: the next round may succeed
                 structlog.get_logger().exception("retention failed")
                 rest_s = min(2 * rest_s, self._interval_s)
             await asyncio.sleep(rest_s)

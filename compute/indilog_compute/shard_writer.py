@@ -413,7 +413,7 @@ class ShardWriter:
 
     def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
         """Refuse appends while a disk is full; what is under way may still find room."""
-        self._full_disks.told(sender, full=full, now=now)
+        self._full_disks.note(sender, full=full, now=now)
         if not full:
             return []
         self._close()

@@ -1,16 +1,15 @@
-"""What the index tier was asked about tags, and what it told of tags that have no row yet (thesis
+"""Questions to the index tier about tags, and its answers about tags that have no row yet (thesis
 5.7).
 
-The index tier is asked about the records of a tag below a *limit*: the tail that is applied here
-when it is asked. By the time it answers, more index data has come; the answer still fits if the Tag
-Cache has lost nothing of that tag since. So a tag is *expected* when it is asked about, whatever
-makes the cache lose records of it ends the expectation, and an answer without one, or about another
-limit, is dropped. The timestamps of thesis 5.7 rule out that an answer knows too much; this rules
-out as well that a tag which was evicted between question and answer becomes complete without being
-it.
+A question is about the records of a tag below a *limit*: the tail that is applied here when it is
+sent. More index data arrives before the answer. The answer still fits if the Tag Cache has evicted
+no record of that tag since. So a tag is *expected* when a question about it is sent. Any eviction
+of its records ends the expectation. An answer without an expectation, or with another limit, is
+dropped. The timestamps of thesis 5.7 exclude answers that know too much. Expectations also exclude
+that a tag evicted between question and answer counts as complete.
 
-What was told of a tag without a row stays true until its next record, which begins a row; until
-then it answers lookups: a tag that has no record at all is proven to have none.
+The first record of a tag without a row stays valid until its next record, which begins a row. Until
+then it answers lookups. A tag without any record is proven to have none.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ _SHARE: Final = 32
 
 
 class Expectations:
-    """At most a 32nd as many tags as the Tag Cache may hold, of each kind; the oldest go first.
+    """Expectations and first records of tags; of each at most a 32nd of the Tag Cache's tags.
 
-    To forget one is harmless: a tag is not known to be complete, no more.
+    The oldest are dropped first. That is harmless: a tag is then not known to be complete.
 
     Attributes:
-        told: the first record of a tag that has no row, or None: it has no record. The least
+        firsts: the first record of a tag that has no row, or None: it has no record. The least
             recently used comes first.
     """
 
-    __slots__ = ("_entries_max", "_limits", "told")
+    __slots__ = ("_entries_max", "_limits", "firsts")
 
     def __init__(self, tags_max: int) -> None:
         self._entries_max = min(_ENTRIES_MAX, -(-tags_max // _SHARE))
         self._limits: dict[TagHash, SeqNum] = {}
-        """Below which seqnum a tag was asked about; nothing of it was lost since."""
-        self.told: dict[TagHash, First | None] = {}
+        """The limit of the question about each tag, of which nothing was evicted since."""
+        self.firsts: dict[TagHash, First | None] = {}
 
     def __len__(self) -> int:
-        return len(self._limits) + len(self.told)
+        return len(self._limits) + len(self.firsts)
 
     def __contains__(self, tag: TagHash) -> bool:
-        """Whether `tag` was asked about, or told of."""
-        return tag in self._limits or tag in self.told
+        """Whether a question about `tag` is in flight, or its first record is known."""
+        return tag in self._limits or tag in self.firsts
 
     def expect(self, tag: TagHash, limit: SeqNum) -> None:
-        """Remember that the index tier is asked about `tag` below `limit`."""
+        """Note a question to the index tier about `tag` below `limit`."""
         if self._entries_max:
             self._limits.pop(tag, None)
             self._limits[tag] = limit
@@ -60,60 +59,60 @@ class Expectations:
                 del self._limits[next(iter(self._limits))]
 
     def fulfil(self, tag: TagHash, limit: SeqNum) -> bool:
-        """End an expectation; whether there was this one."""
+        """End an expectation; return whether there was one with this limit."""
         if self._limits.get(tag) != limit:
             return False
         del self._limits[tag]
         return True
 
     def lose(self, tag: TagHash) -> None:
-        """End any expectation: records of `tag` were forgotten."""
+        """End any expectation: records of `tag` were evicted."""
         self._limits.pop(tag, None)
 
     def lose_all(self, tags: Sequence[TagHash]) -> None:
-        """End any expectation of `tags`: they were forgotten whole."""
+        """End any expectation of `tags`: all their records were evicted."""
         if self._limits:
             for tag in tags:
                 self._limits.pop(tag, None)
 
-    def tell(self, tag: TagHash, first: First | None) -> None:
-        """Remember what was told of a tag that has no row."""
-        self.told.pop(tag, None)
-        self.told[tag] = first
-        if len(self.told) > self._entries_max:
-            del self.told[next(iter(self.told))]
+    def learn_first(self, tag: TagHash, first: First | None) -> None:
+        """Keep the first record of a tag that has no row; None: it has no record."""
+        self.firsts.pop(tag, None)
+        self.firsts[tag] = first
+        if len(self.firsts) > self._entries_max:
+            del self.firsts[next(iter(self.firsts))]
 
     def forget(self, tag: TagHash) -> None:
-        """Forget everything about `tag`."""
+        """Drop everything about `tag`."""
         self._limits.pop(tag, None)
-        self.told.pop(tag, None)
+        self.firsts.pop(tag, None)
 
     def is_new(self, tag: TagHash) -> bool:
         """Whether `tag` is known to have no record."""
-        return self.told.get(tag, ()) is None
+        return self.firsts.get(tag, ()) is None
 
     def next(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Return the first record from `bound` on of a tag that has no row."""
-        if tag not in self.told:
+        if tag not in self.firsts:
             return MISS
-        first = self.told[tag]
+        first = self.firsts[tag]
         if first is not None and bound > first.seqnum:
             return MISS
-        self.tell(tag, first)
+        self.learn_first(tag, first)
         return EMPTY if first is None else Found(*first)
 
     def prev(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Return the last record up to `bound` of a tag that has no row."""
-        if tag not in self.told:
+        if tag not in self.firsts:
             return MISS
-        first = self.told[tag]
+        first = self.firsts[tag]
         if first is not None and bound > first.seqnum:
             return MISS
-        self.tell(tag, first)
+        self.learn_first(tag, first)
         if first is None or bound < first.seqnum:
             return EMPTY
         return Found(*first)
 
     def check_invariants(self) -> None:
         """Assert the bounds."""
-        assert max(len(self._limits), len(self.told)) <= self._entries_max
+        assert max(len(self._limits), len(self.firsts)) <= self._entries_max

@@ -163,7 +163,7 @@ class TagCache:
     def _add_sorted(self, rows: RowsByTag) -> None:
         """Add the records of one tag after the other."""
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
-        position, told = self._position, self._expectations.told
+        position, firsts = self._position, self._expectations.firsts
         seqnums, shards = memoryview(rows.seqnums), memoryview(rows.shards)
         seqnum_at, shard_at = seqnums.cast("Q"), shards.cast("H")
         for tag, start, end in rows.groups:
@@ -174,7 +174,7 @@ class TagCache:
                 shard = ShardId(shard_at[start])
                 partition[tag] = single_of(seqnum_at[start], shard, position)
                 self._tags += 1
-                if told and tag in told:
+                if firsts and tag in firsts:
                     self._begin(partition, tag)
                 if added == 1:
                     self.held += 1
@@ -204,7 +204,7 @@ class TagCache:
             self._tags += 1
             self.held += 1
             seqnums = seqnums[1:]
-            if tag in self._expectations.told:
+            if tag in self._expectations.firsts:
                 self._begin(partition, tag)
         row = self._with_arrays(partition, tag)
         row.seqnums.extend(seqnums)
@@ -218,7 +218,7 @@ class TagCache:
     def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
         """Add records one by one, `seqnums` as many as `tags`: the hot loop of the index."""
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
-        position, told = self._position, self._expectations.told
+        position, firsts = self._position, self._expectations.firsts
         accessed_and_shard = position << ACCESSED_SHIFT | shard
         added = created = 0
         for tag, seqnum in zip(tags, seqnums, strict=True):
@@ -227,7 +227,7 @@ class TagCache:
             if row is None:
                 partition[tag] = seqnum << SEQNUM_SHIFT | accessed_and_shard
                 created += 1
-                if told and tag in told:
+                if firsts and tag in firsts:
                     self._begin(partition, tag)
                 continue
             if isinstance(row, int):
@@ -256,7 +256,7 @@ class TagCache:
 
     def _begin(self, partition: _Partition, tag: TagHash) -> None:
         """Let a new row begin with what the index tier has told of its tag."""
-        self._know_first(partition, tag, self._expectations.told.pop(tag))
+        self._know_first(partition, tag, self._expectations.firsts.pop(tag))
 
     def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
         """Take in the first record below a row's head; None: there is none, the row is complete."""
@@ -370,7 +370,7 @@ class TagCache:
         partition = self._partitions[tag & self._mask]
         held = partition.get(tag)
         if held is None:
-            self._expectations.tell(tag, first)
+            self._expectations.learn_first(tag, first)
         elif first is None or first.seqnum < head_of(held):
             self._know_first(partition, tag, first)
         elif first.seqnum == head_of(held):
@@ -399,11 +399,11 @@ class TagCache:
         """
         if not self._expectations.fulfil(tag, limit):
             return
-        self._expectations.told.pop(tag, None)
+        self._expectations.firsts.pop(tag, None)
         partition = self._partitions[tag & self._mask]
         if tag not in partition:
             if not seqnums:
-                self._expectations.tell(tag, None)
+                self._expectations.learn_first(tag, None)
                 return
             partition[tag] = single_of(seqnums[-1], shards[-1], self._position)
             self._tags += 1
@@ -527,5 +527,5 @@ class TagCache:
         for partition in self._partitions:
             accesses = list(map(accessed_of, partition.values()))
             assert accesses == sorted(accesses), "a partition is in the order of events"
-            assert not partition.keys() & self._expectations.told.keys(), "a row knows by itself"
+            assert not partition.keys() & self._expectations.firsts.keys(), "a row knows by itself"
         self._expectations.check_invariants()

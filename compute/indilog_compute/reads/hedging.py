@@ -1,9 +1,9 @@
 """Which reads of records are asked of a second replica as well (decision 0012).
 
-A replica that is slow for a moment (a sync, a long page, a pause) would hold up whoever reads from
-it. So what takes longer than 99 of 100 reads took lately is asked of another replica too; the first
-answer wins. Hedges are bounded to a share of all reads: when every replica is slow, asking
-twice would only make it worse (Dean and Barroso 2013, "The tail at scale").
+A replica that is slow for a moment (a sync, a long page, a pause) would delay its readers. So a
+read that takes longer than 99 of 100 recent ones is sent to another replica, too; the first answer
+wins. Hedges are bounded to a share of all reads: if all replicas are slow, more messages make them
+slower (Dean and Barroso 2013, "The tail at scale").
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 from indilog.base.ids import Instant
 
 _SAMPLES: Final = 512
-"""Reads whose times are remembered."""
+"""How many recent reads the delay is estimated from."""
 _SAMPLES_MIN: Final = 100
-"""With fewer nothing is said of the slowest one in a hundred."""
+"""With fewer samples the 99th percentile is not estimated."""
 _SAMPLES_PER_ESTIMATE: Final = 32
 _TOKENS_MAX: Final = 16.0
-"""Hedges that may come at once after a time without any."""
+"""The most hedges that may be sent at once after a time without any."""
 
 
 class Hedges:
@@ -30,7 +30,7 @@ class Hedges:
 
     Attributes:
         delay_s: after this long a try is hedged; follows the 99th percentile of the last 512.
-        hedged: tries that were.
+        hedged: how many tries were hedged.
     """
 
     __slots__ = (
@@ -49,13 +49,13 @@ class Hedges:
         self.hedged = 0
 
     def sent(self, request: int, now: Instant) -> None:
-        """Take note of a try that another replica could answer as well."""
+        """Note a try that another replica could answer, too."""
         if self._share_max > 0:
             self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
             self._waiting.append((now, request))
 
     def took(self, seconds: float) -> None:
-        """Take note of how long a try took."""
+        """Note how many seconds a try took."""
         self._tried.append(seconds)
         self._estimated += 1
         if self._estimated >= _SAMPLES_PER_ESTIMATE and len(self._tried) >= _SAMPLES_MIN:
@@ -64,7 +64,7 @@ class Hedges:
             self.delay_s = max(ordered[len(ordered) * 99 // 100], self._delay_s_min)
 
     def due(self, now: Instant, under_way: Container[int]) -> list[int]:
-        """Take out the tries that are to be hedged now; `under_way` says which still wait."""
+        """Remove and return the tries to hedge now; `under_way` are those still unanswered."""
         found: list[int] = []
         self._drop_answered(under_way)
         while self._waiting and self._waiting[0][0] + self.delay_s <= now:
@@ -76,7 +76,7 @@ class Hedges:
         return found
 
     def deadline(self, under_way: Container[int]) -> Instant | None:
-        """When the oldest try that is not answered is to be hedged."""
+        """When to hedge the oldest unanswered try; None: there is none to hedge."""
         self._drop_answered(under_way)
         if not self._waiting or self._tokens < 1:
             return None

@@ -1,5 +1,6 @@
-"""Reads that a compute node answers on the spot: proven by its local index, held by its record
-cache, and not trimmed (ARCHITECTURE 9.1).
+"""Reads that a compute node answers at once (ARCHITECTURE 9.1).
+
+Such a read is proven by the local index, held by the record cache, and not trimmed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from indilog_compute.reads.record_cache import RecordCache
 
 
 class LocalReads:
-    """What local index, record cache and floors say together."""
+    """Answers reads from the local index, the record cache and the floors together."""
 
     __slots__ = ("_cache", "_floors")
 
@@ -25,7 +26,7 @@ class LocalReads:
     def answer(
         self, local: LocalIndex, direction: Direction, tag: TagHash, log: TagHash, bound: SeqNum
     ) -> Record | Pending | None:
-        """Return the record or None (proven); `PENDING`: others have to be asked.
+        """Return the record, or None if its absence is proven; `PENDING`: ask other nodes.
 
         Raises:
             TrimmedError: the bound, or all that could be found, is trimmed.
@@ -45,9 +46,10 @@ class LocalReads:
         return PENDING
 
     def cached(self, tag: TagHash, log: TagHash, seqnum: SeqNum) -> Record | None:
-        """Return a record from the cache, if it can be told that it is not dead.
+        """Return a record from the cache, if it is known not to be dead; else None.
 
-        It may be dead in all its tags since it was cached; by one of them it is not found then.
+        A record may have died in all its tags since it was cached. Lookups by its tags do not find
+        it then; reads of the whole log would.
         """
         record = self._cache.get(seqnum)
         if record is None or tag not in (EMPTY_TAG, log):

@@ -1,13 +1,15 @@
-"""What an engine knows of trims: the floors of logs, which hold for all their tags, and those of
-single tags (ARCHITECTURE 13).
+"""The floors that an engine knows (ARCHITECTURE 13).
 
-A read by a tag needs no floor of it: the Tag Cache forgets what is trimmed, and the index tier
-knows the rest. But a record of the record cache may be dead in all its tags since it was cached.
-Reads of a whole log pass over such a record; the floors of its tags tell which one it is.
+The floor of a log applies to all its tags; a single tag may have a higher one.
 
-An engine learns of every trim from the metalog, but not of those before it joined, nor of those
-that it forgot for want of room. So there is a *horizon*: the floor of a log that is not *exact* may
-be anywhere below it, and what depends on it is asked for in the index tier, whose answers teach it.
+A read by a tag needs no floor of the tag: the Tag Cache drops trimmed records, and the index tier
+knows the rest. But a cached record may have died in all its tags since it was cached. Reads of a
+whole log skip such a record; the floors of its tags show which one it is.
+
+An engine learns every trim from the metalog, except those before it joined and those that it
+dropped for lack of room. So there is a *horizon*: the floor of a log that is not *exact* may be
+anywhere below it. A read that depends on such a floor asks the index tier, whose answer makes the
+floor exact.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ _NOTHING: Final = (0, False)
 
 
 class LogFloors:
-    """The floors of at most `floors_max` logs, and of as many tags; forgets those that rose longest
-    ago.
+    """The floors of at most `floors_max` logs, and of as many tags.
+
+    The floors that rose longest ago are dropped.
 
     Attributes:
-        horizon: from here on every floor is known.
+        horizon: a seqnum; all floors at or above it are known.
     """
 
     __slots__ = (
@@ -40,24 +43,25 @@ class LogFloors:
         self._floors_max = floors_max
         self._floors: dict[TagHash, tuple[SeqNum, bool]] = {}
         self._ahead: deque[tuple[MetalogPosition, Floor]] = deque()
-        """What the Tag Cache, which follows the index data, has not come to."""
+        """Floors of trims whose positions the Tag Cache has not applied: it lags behind."""
         self.horizon: SeqNum = 0
         self._tag_floors: dict[TagHash, SeqNum] = {}
         self._tags_below: SeqNum = 0
-        """From here on no tag was trimmed since this node joined."""
+        """At or above this seqnum no tag was trimmed since this node joined."""
         self._tags_forgotten: SeqNum = 0
-        """From here on all of `_tag_floors` is known."""
+        """All floors of tags above this seqnum are in `_tag_floors`."""
 
     def __len__(self) -> int:
         return len(self._floors)
 
     def joined(self, tail: SeqNum, trims: int) -> None:
-        """Begin in the middle of a log: what was trimmed before is not known, if anything was."""
+        """Begin at `tail`: floors of the `trims` trims before are not known."""
         self.horizon = tail if trims else 0
 
     def may_be_dead(self, seqnum: SeqNum, names: bytes) -> bool:
-        """Whether a record that was there when this node joined or later, and carries `names`, may
-        be trimmed in all its tags now. A record without tags dies with its log only.
+        """Whether a record with `names`, read since this node joined, may be dead in all its tags.
+
+        A record without tags dies only with its log.
         """
         if seqnum >= self._tags_below:
             return False
@@ -69,7 +73,7 @@ class LogFloors:
         return seqnum < max(self._tag_floor(tag), self.horizon)
 
     def _tag_floor(self, tag: TagHash) -> SeqNum:
-        """Return the highest floor that the tag may have got since this node joined."""
+        """Return an upper bound of the tag's floor from trims since this node joined."""
         return max(self._tag_floors.get(tag, 0), self._tags_forgotten)
 
     def _raise_tag(self, floor: Floor) -> None:
@@ -79,8 +83,8 @@ class LogFloors:
         if len(floors) > self._floors_max:
             self._tags_forgotten = max(self._tags_forgotten, floors.pop(next(iter(floors))))
 
-    def heard(self, trim: Trim) -> None:
-        """Take in floors from the metalog."""
+    def apply(self, trim: Trim) -> None:
+        """Take in the floors of a trim from the metalog."""
         for floor in trim.floors:
             self._ahead.append((trim.position, floor))
             if floor.of_log:
@@ -89,7 +93,7 @@ class LogFloors:
                 self._raise_tag(floor)
 
     def reached(self, position: MetalogPosition) -> list[Floor]:
-        """Take out the floors of trims up to `position`, to which index data is applied now."""
+        """Remove and return the floors of trims up to `position`: index data is applied so far."""
         reached: list[Floor] = []
         while self._ahead and self._ahead[0][0] <= position:
             reached.append(self._ahead.popleft()[1])
@@ -100,7 +104,7 @@ class LogFloors:
         self._put(floor.tag, max(known, floor.until), exact=exact)
 
     def learned(self, log: TagHash, until: SeqNum) -> None:
-        """Take in a floor from the index tier: with what was heard since, it is exact."""
+        """Take in a floor from the index tier: with the trims applied since, it is exact."""
         if log and self.horizon:
             known, _ = self._floors.pop(log, (0, False))
             self._put(log, max(known, until), exact=True)
@@ -112,9 +116,9 @@ class LogFloors:
             self.horizon = max(self.horizon, forgotten)
 
     def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
-        """Return the floor of a log as far as it matters for `seqnum`.
+        """Return a floor of a log that decides whether `seqnum` is below it.
 
-        None: it is not known whether `seqnum` is below it.
+        None: this is not known here.
         """
         known, exact = self._floors.get(log, _NOTHING)
         if exact or not log or seqnum < known or seqnum >= self.horizon:
@@ -129,21 +133,21 @@ class LogFloors:
         bound: SeqNum,
         found: SeqNum | None,
     ) -> bool:
-        """Tell whether the log's floor lets the local index answer with `found` (None: nothing).
+        """Whether the log's floor lets the local index answer with `found` (None: no record).
 
-        False: the index tier is to be asked. The floor is not known well enough here, or the answer
-        is "trimmed" and the floor of the tag, which may be higher, is not known; or index data from
-        before a trim is not applied, in which there may be a record that is left.
+        False: the index tier must be asked, because the floor is not known well enough here; or the
+        bound is trimmed and the floor of the tag may be higher; or index data from before a trim is
+        not applied, which may have a record above the floor.
 
         Raises:
-            TrimmedError: the floor is above the bound, or above what was found before it.
+            TrimmedError: the floor is above the bound, or above the record found before it.
         """
         floor = self.floor_of(log, bound)
         if floor is not None and bound >= floor and direction is Direction.PREV and found != bound:
             bound = found or 0
             floor = self.floor_of(log, bound)
             if floor is not None and bound < floor and self._ahead:
-                return False  # what is left may be in index data before the trim
+                return False  # index data from before the trim may have a record above the floor
         if floor is None or (bound < floor and tag not in (EMPTY_TAG, log)):
             return False
         if bound < floor:

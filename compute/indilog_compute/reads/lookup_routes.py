@@ -1,11 +1,10 @@
-"""Which nodes of the index tier a lookup goes to: one replica of every index shard, and who merges
-their answers (thesis 5.2: "on a per-request basis and in round-robin fashion").
+"""Which nodes of the index tier a lookup is sent to: one replica of every index shard, and the node
+that merges their answers (thesis 5.2: "on a per-request basis and in round-robin fashion").
 
-A lookup that is not answered in time says that one of its nodes does not work, not which. So all of
-them are suspected and avoided for a while where there is another choice; then each is tried again,
-at most one suspect in a lookup, and the outcome tells about that one. A node that stays silent is
-tried ever less often. Where there is no other choice a suspect is asked all the same: suspicion
-costs balance, never an answer.
+A lookup that times out shows that one of its nodes failed, not which. So all of them are *avoided*
+for a pause where there is another choice. After the pause each is tried again, at most one such
+node in a lookup, so that the outcome identifies it. The pause doubles while a node does not answer.
+Where there is no other choice an avoided node is asked: avoiding costs balance, never an answer.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ _PAUSE_DOUBLINGS_MAX: Final = 5
 
 
 class Route(NamedTuple):
-    """Whom one lookup asks: a replica of every index shard, in the order of the view's index
-    shards, and who merges.
+    """The nodes of one lookup.
+
+    Attributes:
+        replicas: one of every index shard, in the order of the view's index shards.
+        aggregator: the node that merges their answers.
+        chosen: when the route was chosen.
     """
 
     replicas: tuple[NodeId, ...]
@@ -31,8 +34,14 @@ class Route(NamedTuple):
     chosen: Instant
 
 
-class _Suspicion:
-    """Of one node: when it arose, and when the node is tried again."""
+class _Avoidance:
+    """Why and how long one node is avoided.
+
+    Attributes:
+        since: when a lookup to the node last timed out.
+        tried_again: when the node is tried again.
+        pause_s: the pause between the two, seconds.
+    """
 
     __slots__ = ("pause_s", "since", "tried_again")
 
@@ -45,9 +54,10 @@ class LookupRoutes:
     """Chooses routes round robin, around nodes that did not answer lately.
 
     Args:
-        view: whose index nodes and aggregators are chosen from.
-        aggregation: who merges (`ClusterConfig.aggregation`).
-        pause_s: how long a node is avoided when it is first suspected; doubled up to 32 times that.
+        view: names the index nodes and aggregators to choose from.
+        aggregation: which nodes merge (`ClusterConfig.aggregation`).
+        pause_s: how long a node is avoided after its first timeout, seconds; doubled up to 32 times
+            that.
     """
 
     def __init__(self, view: View, aggregation: Aggregation, *, pause_s: float) -> None:
@@ -55,12 +65,12 @@ class LookupRoutes:
         self._view = view
         self._aggregation = aggregation
         self._pause_s = pause_s
-        self._suspicions: dict[NodeId, _Suspicion] = {}
+        self._avoided: dict[NodeId, _Avoidance] = {}
 
     @property
-    def suspects(self) -> int:
-        """How many nodes are suspected."""
-        return len(self._suspicions)
+    def avoided(self) -> int:
+        """How many nodes are avoided."""
+        return len(self._avoided)
 
     def choose(self, request: int, now: Instant) -> Route:
         """Return the route of the lookup with number `request`; consecutive numbers take turns."""
@@ -77,26 +87,26 @@ class LookupRoutes:
         return Route(tuple(chosen), aggregator, now)
 
     def answered(self, route: Route) -> None:
-        """All nodes of a route have answered: none of them is suspected any more."""
-        if self._suspicions:
+        """All nodes of a route have answered: none of them is avoided any more."""
+        if self._avoided:
             for node in {*route.replicas, route.aggregator}:
-                self._suspicions.pop(node, None)
+                self._avoided.pop(node, None)
 
     def timed_out(self, route: Route, now: Instant) -> None:
-        """A route led nowhere: suspect its nodes, or only those that were suspected already."""
+        """A lookup timed out: avoid its nodes, or only those that were avoided before."""
         nodes = {*route.replicas, route.aggregator}
-        known = [node for node in nodes if node in self._suspicions]
+        known = [node for node in nodes if node in self._avoided]
         for node in known or sorted(nodes):
-            suspicion = self._suspicions.get(node)
-            if suspicion is None:
-                suspicion = self._suspicions[node] = _Suspicion(self._pause_s)
-            elif route.chosen < suspicion.since:
-                continue  # it says again what is known
+            avoidance = self._avoided.get(node)
+            if avoidance is None:
+                avoidance = self._avoided[node] = _Avoidance(self._pause_s)
+            elif route.chosen < avoidance.since:
+                continue  # the lookup was sent before the last timeout: nothing new
             else:
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
-                suspicion.pause_s = min(2 * suspicion.pause_s, longest)
-            suspicion.since = now
-            suspicion.tried_again = Instant(now + suspicion.pause_s)
+                avoidance.pause_s = min(2 * avoidance.pause_s, longest)
+            avoidance.since = now
+            avoidance.tried_again = Instant(now + avoidance.pause_s)
 
     def _merged_by_master(self, request: int) -> bool:
         if self._aggregation == "both":
@@ -104,24 +114,24 @@ class LookupRoutes:
         return self._aggregation == "master-slave"
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
-        """Return one of the nodes asked; a suspect only if all are."""
+        """Return one of the nodes asked; an avoided one only if all are avoided."""
         turn = request // 2 if self._aggregation == "both" else request
-        trusted = [node for node in chosen if node not in self._suspicions] or chosen
+        trusted = [node for node in chosen if node not in self._avoided] or chosen
         return trusted[turn % len(trusted)]
 
     def _pick(
         self, nodes: Sequence[NodeId], turn: int, now: Instant, *, trial: bool
     ) -> tuple[NodeId, bool]:
-        """Return one of `nodes`, and whether the lookup tries a suspect (again)."""
+        """Return one of `nodes`, and whether the lookup tries an avoided node again."""
         first = turn % len(nodes)
-        if not self._suspicions:
+        if not self._avoided:
             return nodes[first], trial
         in_turn = (*nodes[first:], *nodes[:first])
         for node in in_turn:
-            suspicion = self._suspicions.get(node)
-            if suspicion is None:
+            avoidance = self._avoided.get(node)
+            if avoidance is None:
                 return node, trial
-            if not trial and suspicion.tried_again <= now:
-                suspicion.tried_again = Instant(now + suspicion.pause_s)
+            if not trial and avoidance.tried_again <= now:
+                avoidance.tried_again = Instant(now + avoidance.pause_s)
                 return node, True
-        return min(in_turn, key=lambda node: self._suspicions[node].tried_again), trial
+        return min(in_turn, key=lambda node: self._avoided[node].tried_again), trial

@@ -1,6 +1,4 @@
-"""One read of one caller, as the read side of a compute node keeps it while it is under way
-(ARCHITECTURE 9).
-"""
+"""The state of one read of one caller while it is in flight (ARCHITECTURE 9)."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Answered(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The primary's word: where the log ends, and its time, microseconds since 1970."""
+    """The primary's answer: the tail of the log, and its time in microseconds since 1970."""
 
     seqnum: SeqNum
     time_us: int
@@ -56,7 +54,7 @@ class Stage(enum.Enum):
     RECORDS = enum.auto()
     """Records at known seqnums."""
     TAIL = enum.auto()
-    """The primary's word where the log ends."""
+    """The tail of the log, asked of the primary."""
 
 
 class Asked(NamedTuple):
@@ -70,28 +68,29 @@ class Operation:
     """One read by one caller, over all its tries.
 
     Attributes:
-        fresh: whether the read is to see all that is committed when it comes: it begins with the
-            primary's word.
+        fresh: whether the read must see all records committed at its start: it asks the primary
+            first.
         page: whether a list of up to `count` records is wanted; else one record (`count` 1).
-        log_names: for a read of every record of a log (`tag=None`), how the names of its records
-            begin.
-        limit: of a lookup under way, the seqnum below which it looks.
-        route: of a lookup under way, whom it asks.
-        trims: of a lookup under way, `LocalIndex.trims` when it was asked.
+        log_names: for a read of every record of a log (`tag=None`), the prefix of their names.
+        limit: of a lookup in flight, the seqnum below which it searches.
+        route: of a lookup in flight, the nodes that it asks.
+        trims: of a lookup in flight, `LocalIndex.trims` when it was sent.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: what each shard was asked for in this try, and of whom, while it has not answered.
-        asked_at: when this try went to storage.
+        asked: by shard that has not answered, the replicas asked in this try, and for what.
+        asked_at: when this try was sent to storage.
         log: the tag of the log that is read; 0: not of one log.
-        told: the floor, and the position of a trim, that it waits for since a lookup told of it.
-        trimmed: of `seqnums`, those that turned out to be trimmed.
-        denied: a replica and a seqnum each, of which it said "unknown".
-        names: of records whose data is damaged at a replica, as far as it said so.
+        floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
+            waits for; None: no lookup did.
+        trimmed: those of `seqnums` that turned out to be trimmed.
+        denied: pairs of a replica and a seqnum that it called unknown.
+        names: the names of records whose data is damaged at a replica, as far as it sent them.
     """
 
     __slots__ = (
-        "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
+        "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction",
+        "floor_awaited", "fresh",
         "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
-        "route", "seqnums", "shards", "stage", "started", "tag", "told", "trimmed", "trims",
+        "route", "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims",
         "waiter",
     )  # fmt: skip
 
@@ -111,7 +110,7 @@ class Operation:
     ) -> None:
         self.log = log
         self.trimmed: set[SeqNum] = set()
-        self.told: tuple[SeqNum, MetalogPosition] | None = None
+        self.floor_awaited: tuple[SeqNum, MetalogPosition] | None = None
         self.direction = direction
         self.tag = tag
         self.bound = bound
@@ -138,34 +137,34 @@ class Operation:
         self.names: dict[SeqNum, bytes] = {}
 
     def answer(self, value: object) -> Answer:
-        """Tell the caller, as of what is reflected."""
+        """Answer the caller, as of the reflected position."""
         return Answer(self.waiter, Answered(value, self.reflects))
 
     @property
     def whole(self) -> bool:
-        """Whether it reads all records of a log, or of the logspace, not those of a tag."""
+        """Whether it reads all records of a log or of the logspace, not those of a tag."""
         return self.tag in (EMPTY_TAG, self.log)
 
     @property
     def at_seqnum(self) -> bool:
-        """Whether it reads the record at its bound: one of a log that is looked up by no tag."""
+        """Whether it reads the record at its bound, of a log and by no tag."""
         return self.tag == EMPTY_TAG and self.log != 0
 
     def passed_by(self, seqnum: SeqNum) -> bool:
-        """Whether it wants the record at its bound and another one was found: that one is trimmed.
+        """Whether the record at the bound is trimmed: another one was found instead.
 
         Seqnums are dense: if there are later records, there was one at the bound.
         """
         return self.at_seqnum and seqnum != self.bound
 
     def step_over(self, seqnum: SeqNum) -> bool:
-        """Go on behind a record that is dead in its tags; False: there is nothing behind it."""
+        """Continue after a record that is dead in its tags; False: there is none after it."""
         self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
         self.start_anew()
         return self.bound >= 0
 
     def start_anew(self) -> None:
-        """Forget what was found and who denied it."""
+        """Forget the records found, and the replicas that did not have them."""
         self.records.clear()
         self.trimmed.clear()
         self.denied.clear()
@@ -191,24 +190,24 @@ class Operation:
         return [] if self.page else None
 
     def told_trimmed(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
-        """Return what is trimmed as of `reflects`, when a lookup says so as of `position`.
+        """Return the error as of `reflects`, when a lookup reports a trim as of `position`.
 
-        None: it is not known yet; the read has to go on at `self.position`. It does not wait twice
-        for a floor: `position` may be that of a trim of something else.
+        None: it is not known yet, and the read continues at `self.position`. It does not wait twice
+        for a floor: `position` may be that of another trim.
         """
         floor = error.first_seqnum
         if self.reflects >= position:
             return error
-        if self.told is not None and self.reflects >= self.told[1]:
-            known = self.told[0]
+        if self.floor_awaited is not None and self.reflects >= self.floor_awaited[1]:
+            known = self.floor_awaited[0]
             if known == floor or (self.direction is Direction.NEXT and self.bound < known):
                 return TrimmedError(known)
-        self.told = floor, position
+        self.floor_awaited = floor, position
         self.position = max(self.position, position)
         return None
 
     def contradicted_by(self, message: RecordsRead) -> str | None:
-        """Say why an answer from storage cannot be one to what was asked; None: it can."""
+        """Return why an answer from storage does not fit the question; None: it fits."""
         seqnums = [record.seqnum for record in message.records]
         seqnums += message.unknown
         seqnums += message.trimmed
@@ -216,17 +215,17 @@ class Operation:
             return "an answer about no record"
         if self.stage is Stage.LOOKUP:
             if self.count > 1 or len(seqnums) > 1:
-                return "records of a page that nobody asked storage for"
+                return "records of a page that storage was not asked for"
             return None if self._may_match(seqnums[0]) else "a match beyond what was looked for"
         asked = self.asked.get(message.shard)
         if asked is None:
             return "records of a shard that was not asked"
         if len(set(seqnums)) < len(seqnums) or not set(seqnums).issubset(asked.seqnums):
-            return "records that nobody asked for"
+            return "records that were not asked for"
         return None
 
     def may_still_hear_of(self, shard: ShardId) -> bool:
-        """Tell whether a replica of `shard` was asked that has not said "unknown" of anything."""
+        """Whether a replica of `shard` was asked that has called no record unknown."""
         asked = self.asked.get(shard)
         return asked is not None and any(
             all((replica, seqnum) not in self.denied for seqnum in asked.seqnums)
@@ -254,7 +253,10 @@ class Operation:
 
     @staticmethod
     def match_in(message: RecordsRead) -> SeqNum:
-        """Return the only match that storage was told to send; `contradicted_by` found nothing."""
+        """Return the only match, which the index tier had storage send.
+
+        `contradicted_by` must have found nothing.
+        """
         return (
             message.records[0].seqnum
             if message.records
@@ -262,9 +264,9 @@ class Operation:
         )
 
     def lost_by(self, message: LookupResult) -> DataLossError | None:
-        """Return what to raise when a lookup came across lost records before it found anything.
+        """Return the error if a lookup crossed lost records before it found anything; else None.
 
-        A read of the record at its bound is not concerned by later ones.
+        Lost records after the bound do not matter to a read of the record at its bound.
         """
         lost = message.lost
         if lost is None or (self.at_seqnum and lost.start > self.bound):
@@ -272,7 +274,7 @@ class Operation:
         return lost.error()
 
     def lookup_contradicted_by(self, message: LookupResult) -> bool:
-        """Tell whether this cannot be the result of the lookup that was asked for."""
+        """Whether a result does not fit the lookup that was sent."""
         seqnums, shards, lost = message.seqnums, message.shards, message.lost
         if lost is not None and not all(map(self._may_match, (lost.start, lost.end - 1))):
             return True

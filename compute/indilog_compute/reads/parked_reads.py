@@ -20,7 +20,7 @@ class ParkedReads:
     def __init__(self, timeout_s: float) -> None:
         self._parked: dict[Operation, None] = {}
         self._by_position: list[tuple[MetalogPosition, int, Operation]] = []
-        """A heap; it may hold reads that were taken out by time."""
+        """A heap; it may hold reads that have expired."""
         self._numbers = itertools.count()
         self._timeout_s = timeout_s
 
@@ -35,41 +35,41 @@ class ParkedReads:
         heapq.heappush(self._by_position, entry)
 
     def reached(self, position: MetalogPosition) -> list[Operation]:
-        """Take out the reads that need no more than `position`, oldest position first.
+        """Remove and return the reads whose position is reached, smallest position first.
 
-        Costs what is taken out, however many wait for later positions.
+        The cost depends on how many are returned, not on how many wait for later positions.
         """
         reached: list[Operation] = []
         while self._by_position and self._by_position[0][0] <= position:
             operation = heapq.heappop(self._by_position)[2]
             if operation in self._parked:
                 reached.append(operation)
-        return self._taken(reached)
+        return self._remove(reached)
 
     def expired(self, now: Instant) -> list[Operation]:
-        """Take out the oldest reads that have taken too long."""
+        """Remove and return the reads that have waited longer than the timeout, oldest first."""
         expired: list[Operation] = []
         for operation in self._parked:
             if now < operation.created + self._timeout_s:
                 break
             expired.append(operation)
-        self._taken(expired)
+        self._remove(expired)
         if len(self._by_position) > 2 * len(self._parked) + _HEAP_REST_MAX:
             self._by_position = [e for e in self._by_position if e[2] in self._parked]
             heapq.heapify(self._by_position)
         return expired
 
     def clear(self) -> list[Operation]:
-        """Take out all reads."""
+        """Remove and return all reads."""
         self._by_position.clear()
-        return self._taken(list(self._parked))
+        return self._remove(list(self._parked))
 
     def deadline(self) -> Instant | None:
-        """When the oldest one takes too long."""
+        """When the oldest read expires; None: there is none."""
         oldest = next(iter(self._parked), None)
         return Instant(oldest.created + self._timeout_s) if oldest is not None else None
 
-    def _taken(self, operations: list[Operation]) -> list[Operation]:
+    def _remove(self, operations: list[Operation]) -> list[Operation]:
         for operation in operations:
             del self._parked[operation]
         return operations

@@ -1,21 +1,21 @@
-"""The read side of a compute node: operations that could not be answered on the spot (ARCHITECTURE
-9, thesis 5.4).
+"""The read side of a compute node: reads that could not be answered at once (ARCHITECTURE 9, thesis
+5.4).
 
-A read that the local index proves and the record cache holds never comes here. The others take one
-of these ways:
+A read that the local index proves and the record cache holds is answered before it gets here. The
+others take one of these ways:
 
-- the local index found the seqnum: ask a replica of its shard (read type 1);
-- a miss: ask one replica of every index shard, all about the log below one `limit`; storage answers
-  directly for a single match (read types 2 and 3), the aggregator for none or for a page;
-- the reader's session is ahead of what is applied here: wait for it, then decide;
-- a fresh read: ask the primary what is committed, raise the session to it, then decide.
+- Hit: the local index found the seqnum. Ask a replica of its shard (read type 1).
+- Miss: ask one replica of every index shard, all about the log below one `limit`. Storage answers
+  directly for a single match (read types 2 and 3), the aggregator for none or for a page.
+- The session's position is not applied here yet: wait for it, then decide.
+- A fresh read: ask the primary what is committed, raise the session to it, then decide.
 
-Every try has a request number of its own, so late answers of earlier tries find nothing. A try that
-takes longer than `lookup_timeout_s` is started again with other replicas, a read that takes longer
-than `read_timeout_s` fails as retryable. A replica's "unknown" is never taken for "absent": the
-next replica is asked, and when all say it, the record is lost. "Trimmed" is an answer of its own:
-the floor of the log or tag tells what the caller hears; a record that is dead in all its tags is
-passed over where a whole log is read (ARCHITECTURE 13).
+Every try has a request number of its own, so a late answer to an earlier try is ignored. A try that
+takes longer than `lookup_timeout_s` is retried with other replicas. A read that takes longer than
+`read_timeout_s` fails with a retryable error. "Unknown" of one replica is never taken for "absent":
+the next replica is asked, and when all say it, the record is lost. "Trimmed" is an outcome of its
+own, decided by the floor of the log or tag. A read of a whole log skips a record that is dead in
+all its tags (ARCHITECTURE 13).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from indilog_compute.reads.tier_lookups import TierLookups
 
 
 class Reads:
-    """All reads of one compute node that are under way.
+    """All reads of one compute node that are in flight.
 
     Direct calls (`start`) only enqueue; `begin` decides them within the turn. `local` and `replay`
     belong to the engine, which applies metalog and index data to them.
@@ -90,10 +90,10 @@ class Reads:
         )
         self._tier = TierLookups(cache, routes)
         self.questions = TagQuestions(config.node, routes, self._number)
-        """What is asked so that later reads find more here."""
+        """Questions to the index tier that make later reads hit the local index."""
 
     def number_from(self, request: int) -> None:
-        """Number tries above `request`, so that answers meant for an earlier life find nothing."""
+        """Number tries above `request`: answers to an earlier life of the node match none."""
         self._next_request = request
 
     @property
@@ -108,13 +108,13 @@ class Reads:
 
     @property
     def pending(self) -> int:
-        """Reads that wait for something."""
+        """How many reads are in flight."""
         waiting = len(self._starting) + len(self._parked) + len(self._tails)
         return waiting + len(self._requests)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any read waits for something; for a node that only appends, at little cost."""
+        """Whether any read is in flight; cheap, for a node that only appends."""
         return bool(self._starting or self._requests or self._parked or self._tails)
 
     @property
@@ -123,16 +123,16 @@ class Reads:
         return self._storage.hedges.hedged
 
     def begin_turn(self, now: Instant) -> None:
-        """Take note of the time: it holds for all that the turn sends."""
+        """Note the time that applies to everything sent in this turn of the event loop."""
         self._now = now
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
-        """Take the engine's index and replay into use; reads waited until now."""
+        """Use the engine's index and replay; reads were parked until now."""
         self._local, self._replay = local, replay
         self.questions.joined(local, replay)
 
     def start(self, operation: Operation) -> None:
-        """Take an operation on; it is decided when the turn ends.
+        """Accept an operation; it is decided when the turn ends.
 
         Raises:
             OverloadedError: too many reads wait already.
@@ -142,7 +142,7 @@ class Reads:
         self._starting.append(operation)
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Decide what was started since the last turn."""
+        """Decide the operations that were started since the last turn."""
         effects: list[Effect] = []
         while self._starting:
             operation = self._starting[0]
@@ -152,7 +152,7 @@ class Reads:
         return effects + self.questions.begin(now) + self._ask_for_tail(now)
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return figures for people: what the index tier was asked, and what it answered."""
+        """Return figures for operators: questions to the index tier, and its answers."""
         return {"index_tier": dict(self._tier.figures), "tag_questions": self.questions.status()}
 
     def advanced(self, now: Instant) -> list[Effect]:
@@ -229,8 +229,9 @@ class Reads:
                 assert_never(unreachable)
 
     def _try_bound(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Answer without the index tier if the record at the bound is the one: from the cache, or
-        from storage.
+        """Answer without the index tier if the record at the bound matches.
+
+        That record is taken from the cache, or asked of storage.
         """
         record = self._tier.at_bound(operation, self._replay.tail)
         if record is None or self._may_be_trimmed(operation, record):
@@ -245,7 +246,7 @@ class Reads:
         return self._floors.may_be_trimmed(record.seqnum, operation.tag)
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
-        """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""
+        """Ask storage for the record at the bound: it is often of the log that is read."""
         if operation.log_names is None or operation.probed:
             return []
         operation.probed = True
@@ -272,7 +273,7 @@ class Reads:
     def _collect(
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
     ) -> list[Effect]:
-        """Gather the records at `seqnums`: from the cache, and from storage what is not there."""
+        """Gather the records at `seqnums` from the cache, and the rest from storage."""
         if operation.passed_by(seqnums[0]):
             return [operation.answer(TrimmedError(seqnums[0]))]
         operation.stage = Stage.RECORDS
@@ -293,7 +294,7 @@ class Reads:
     def _ask_storage(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
     ) -> list[Effect]:
-        """Ask one replica of each shard; fail if a record is known to none of them."""
+        """Ask one replica of each shard; fail if no replica has a record."""
         turn = self._next_request + 1 + operation.attempt
         if (lost := self._storage.choose(operation, missing, turn)) is not None:
             return [self._fail(operation, lost)]
@@ -319,7 +320,7 @@ class Reads:
     def on_message(
         self, sender: NodeId, message: RecordsRead | LookupResult | TagFirsts, now: Instant
     ) -> list[Effect]:
-        """Take in what storage or the index tier answered."""
+        """Take in an answer of storage or of the index tier."""
         match message:
             case RecordsRead():
                 return self._on_records(sender, message, now)
@@ -331,14 +332,14 @@ class Reads:
                 assert_never(unreachable)
 
     def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
-        """Take in records from storage; a late answer to an earlier try finds nothing."""
+        """Take in records from storage; a late answer to an earlier try is ignored."""
         operation = self._requests.get(message.request)
         if operation is None:
             return []
         if (reason := self._storage.refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
         if message.trimmed and operation.reflects < message.position:
-            # Whose trim it is, and how far it goes, is known at that position.
+            # At that position it is known which trim it was, and its floor.
             del self._requests[message.request]
             operation.position = max(operation.position, message.position)
             operation.start_anew()
@@ -390,14 +391,14 @@ class Reads:
         seqnums = tuple(r.seqnum for r in records) or message.unknown or message.trimmed
         del self._requests[message.request]
         if seqnums[0] != operation.bound and operation.route is not None:
-            self._tier.routes.answered(operation.route)  # at the bound, one index shard did alone
+            self._tier.routes.answered(operation.route)  # at the bound, one index shard answers
         if message.trimmed and not operation.passed_by(seqnums[0]):
-            return self._pass_over(operation, message.trimmed[-1], now)
+            return self._skip(operation, message.trimmed[-1], now)
         operation.records.update({r.seqnum: r for r in records})
         return self._collect_learned(operation, seqnums, (message.shard,) * len(seqnums))
 
-    def _pass_over(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
-        """Go on behind a record that is trimmed in all its tags, if a whole log is read."""
+    def _skip(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
+        """Continue after a record that is trimmed in all its tags, if a whole log is read."""
         if not operation.whole or operation.tag == EMPTY_TAG:
             return [operation.answer(TrimmedError(seqnum + 1))]
         if operation.step_over(seqnum):
@@ -417,14 +418,14 @@ class Reads:
             last = operation.seqnums[-1]
             operation.leave_out_trimmed()
             if not operation.seqnums:
-                return self._pass_over(operation, last, now)
+                return self._skip(operation, last, now)
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
         if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
             return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
         return self._collect(operation, operation.seqnums, operation.shards)
 
     def _on_result(self, message: LookupResult, now: Instant) -> list[Effect]:
-        """Take in the aggregator's word: nothing matches, or where the records are."""
+        """Take in the aggregator's result: no match, or where the records are."""
         if (effects := self.questions.on_result(message)) is not None:
             return effects
         operation = self._requests.get(message.request)
@@ -457,7 +458,7 @@ class Reads:
         return [operation.answer(value)]
 
     def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
-        """Take in the primary's word where the log ends; fresh reads go on from there."""
+        """Take in the primary's tail; fresh reads continue at its position."""
         effects: list[Effect] = []
         for operation in self._tails.answered(message.request):
             if operation.fresh:
@@ -475,7 +476,7 @@ class Reads:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When a try, or a read that waits for its position, takes too long."""
+        """When the first try, parked read, question or hedge is due; None: nothing waits."""
         times: list[float] = []
         if self._requests:
             oldest = next(iter(self._requests.values()))
@@ -491,7 +492,7 @@ class Reads:
         return Instant(min(times)) if times else None
 
     def on_time(self, now: Instant) -> list[Effect]:
-        """Start overdue tries again elsewhere; fail reads that took too long."""
+        """Retry overdue tries with other nodes; fail reads that exceed `read_timeout_s`."""
         self.questions.on_time(now)
         effects: list[Effect] = []
         while self._requests:

@@ -1,13 +1,12 @@
-"""The record cache of a compute node: what it appended or read lately (thesis 5.4.2).
+"""The record cache of a compute node: records that it appended or read last (thesis 5.4.2).
 
-Two generations share one budget of bytes. *Own appends* come in spans, as the batches that they
-were; a span is kept and evicted whole, oldest first, so an append costs next to nothing here.
-*Records read* from storage come one by one and are evicted least recently used first. When the
-budget is exceeded, the generation that has more than half of it gives way: either may use what the
-other one leaves.
+Two generations share one budget of bytes. *Own appends* are kept in spans, one for each batch. A
+span is evicted whole, oldest first, so an append costs next to nothing here. *Records read* from
+storage are kept one by one and evicted least recently used first. When the budget is exceeded, the
+generation that has more than half of it is evicted from. Each may use what the other one leaves.
 
-Auxiliary data is kept beside both, under a budget of its own, and only there: so a record never
-comes with older aux data than was set last.
+Auxiliary data is kept beside both, under a budget of its own, and only there. So a record is never
+returned with older aux data than was set last.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from indilog.base.log import Record
 from indilog.wire.messages import StoredRecord
 
 SPAN_RECORD_BYTES: Final = 64
-"""What an own append costs beside its contents: the header of its bytes and two list slots."""
+"""Bytes that an own append costs beside its contents: a bytes header and two list slots."""
 READ_RECORD_BYTES: Final = 320
-"""What a record read costs beside its contents: the object, its fields, a slot in the order."""
+"""Bytes that a record read costs beside its contents: the object, its fields, a mapping slot."""
 AUX_BYTES: Final = 192
-"""What aux data costs beside its contents."""
+"""Bytes that aux data costs beside its contents."""
 _DEAD_MAX: Final = 256
 
 
@@ -45,7 +44,7 @@ _EVICTED: Final = _Span([], [], 0.0, 0.0, 0)
 class RecordCache:
     """Holds at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: holds nothing.
 
-    A record is immutable, so what is found is right; what is not found may exist.
+    A record is immutable, so a cached record is right. A record that is not cached may exist.
 
     Attributes:
         hits: records found.
@@ -86,17 +85,17 @@ class RecordCache:
         ordered_at: float,
         size_bytes: int,
     ) -> None:
-        """Keep own appends that were ordered at `first_seqnum` and up; later ones come later.
+        """Keep own appends that were ordered from `first_seqnum` on; calls ascend by seqnum.
 
-        The lists are kept, not copied: nobody may change them afterwards.
+        The lists are kept, not copied: the caller must not change them afterwards.
 
         Args:
             first_seqnum: where the first record is.
             datas: the data of each record.
             names: the names of each record (`indilog.base.ids.tag_columns`).
-            time: when the writer took them in, seconds since 1970 (`Record.time`).
+            time: when the writer accepted them, seconds since 1970 (`Record.time`).
             ordered_at: the stamp of the entry that ordered them, seconds since 1970.
-            size_bytes: how many bytes `datas` and `names` have together.
+            size_bytes: the total size of `datas` and `names`, bytes.
         """
         assert not self._firsts or first_seqnum >= self._end(), "own appends ascend"
         size_bytes += SPAN_RECORD_BYTES * len(datas)
@@ -110,7 +109,7 @@ class RecordCache:
             self._evict()
 
     def add(self, record: Record) -> None:
-        """Keep a record that storage gave; its aux data too, unless some was set here."""
+        """Keep a record from storage, with its aux data unless newer aux data was set here."""
         seqnum = record.seqnum
         if record.aux is not None:
             if seqnum not in self._aux:
@@ -125,7 +124,7 @@ class RecordCache:
             self._evict()
 
     def take_in(self, stored: StoredRecord) -> Record:
-        """Keep a record from storage; return it as people see it: aux data set here is newer."""
+        """Keep a record from storage; return it with the newest aux data known here."""
         if (aux := self.aux_of(stored.seqnum)) is None:
             aux = stored.aux
         record = Record(
@@ -169,7 +168,7 @@ class RecordCache:
         return seqnum in self._read
 
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep `aux` beside the record at `seqnum`, in place of what was set before."""
+        """Keep `aux` beside the record at `seqnum`, replacing earlier aux data."""
         replaced = self._aux.pop(seqnum, None)
         if replaced is not None:
             self._aux_bytes -= AUX_BYTES + len(replaced)
@@ -182,7 +181,7 @@ class RecordCache:
             self._aux_bytes -= AUX_BYTES + len(evicted)
 
     def status(self) -> dict[str, int]:
-        """Return records, bytes, hits and misses, for people and for metrics."""
+        """Return records, bytes, hits and misses, for operators and metrics."""
         return {
             "entries": self._span_records + len(self._read), "bytes": self.size_bytes,
             "aux_entries": len(self._aux), "aux_bytes": self._aux_bytes,
@@ -203,7 +202,7 @@ class RecordCache:
         return aux
 
     def _evict(self) -> None:
-        """Make room: the generation that has more than half of the budget gives way."""
+        """Evict from the generation that has more than half of the budget, until all fits."""
         while self._span_bytes + self._read_bytes > self._bytes_max:
             if self._span_bytes * 2 > self._bytes_max:
                 self._span_bytes -= self._spans[self._start].size_bytes
@@ -218,7 +217,7 @@ class RecordCache:
             self._start = 0
 
     def check_invariants(self) -> None:
-        """Assert the bounds, and that the counters say what is really held."""
+        """Assert the bounds, and that the counters are right."""
         spans = self._spans[self._start :]
         assert self._span_bytes == sum(span.size_bytes for span in spans), "spans are counted"
         assert self._read_bytes == sum(map(_read_size, self._read.values())), "reads are counted"

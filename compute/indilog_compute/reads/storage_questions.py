@@ -1,5 +1,6 @@
-"""Whom a compute node asks for records: one replica of each shard, another one when it takes long
-(ARCHITECTURE 9, `indilog_compute.reads.hedging`).
+"""Which replicas a compute node asks for records (ARCHITECTURE 9).
+
+One of each shard, and another one if that is slow (`indilog_compute.reads.hedging`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class StorageQuestions:
     def choose(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
     ) -> DataLossError | None:
-        """Choose for each shard a replica that may have the first missing record, and ask it for
-        all that it may have; return what is lost if no replica has that record.
+        """Choose for each shard a replica that may have the first missing record.
 
-        A replica that knows one record not may have others: a page is limited in bytes, so what an
-        answer leaves out says nothing.
+        It is asked for all missing records that it may have. Returns the error if no replica has
+        the first one. A replica that lacks one record may have others. A page is limited in bytes,
+        so a record that an answer leaves out is not denied.
         """
         asked: dict[ShardId, Asked] = {}
         for shard, seqnums in missing.items():
@@ -57,7 +58,7 @@ class StorageQuestions:
     def ask(
         self, operation: Operation, request: int, replay: MetalogReplay, now: Instant
     ) -> list[Effect]:
-        """Ask those that were chosen."""
+        """Ask the chosen replicas."""
         operation.asked_at = now
         if any(
             len(self._left(operation, shard, asked.seqnums)) > 1
@@ -77,7 +78,7 @@ class StorageQuestions:
     def hedge(
         self, requests: Mapping[int, Operation], replay: MetalogReplay, now: Instant
     ) -> list[Effect]:
-        """Ask further replicas for what takes longer than usual; the first answer wins."""
+        """Ask further replicas for records that take longer than usual; the first answer wins."""
         effects: list[Effect] = []
         for request in self.hedges.due(now, requests):
             operation = requests[request]
@@ -90,7 +91,7 @@ class StorageQuestions:
         return effects
 
     def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
-        """Return why an answer is not taken, or None."""
+        """Return why an answer is ignored, or None."""
         placement = placement_of(self._views, message.shard)
         if placement is None or sender not in placement.replicas:
             return "records from a node that does not keep their shard"
@@ -99,7 +100,7 @@ class StorageQuestions:
     def _left(
         self, operation: Operation, shard: ShardId, seqnums: Sequence[SeqNum]
     ) -> list[NodeId]:
-        """Return the replicas that have said "unknown" of none of these."""
+        """Return the replicas that have called none of these records unknown."""
         placement = placement_of(self._views, shard)
         denied = operation.denied
         if placement is None:
@@ -111,9 +112,10 @@ class StorageQuestions:
     def _lost(
         self, operation: Operation, shard: ShardId, missing: Sequence[SeqNum]
     ) -> DataLossError:
-        """Say which records are lost: the first one and all up to one that may be somewhere.
+        """Return the error for lost records: the first one and those directly after it.
 
-        Further ones are met by whoever reads on.
+        The range ends before the first record that a replica may have. A caller that reads on finds
+        further lost records.
         """
         first = missing[0]
         wanted = frozenset(missing)

@@ -1,17 +1,16 @@
-"""What an engine asks the index tier on its own account, so that its Tag Cache can answer (thesis
-5.7 and 10).
+"""Questions of an engine to the index tier that fill its Tag Cache (thesis 5.7 and 10).
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
-know asks for the tag's first record. All tags of a turn are asked about together, and all index
-shards are asked: the index shards together know it, and no tag has a home that moves when index
-shards come and go (decision 0011).
+know asks for the tag's first record. All tags of a turn are in one question, sent to all index
+shards: only together do they know it. No tag belongs to one index shard, so none has to move when
+index shards come and go (decision 0011).
 
 *What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
-popular and not held: its newest records are asked for, and put where index data would have put
-them. At most `refills_per_s_max` a second, `refills_pending_max` at once.
+popular and not cached. Its newest records are fetched and stored where index data would have stored
+them: at most `refills_per_s_max` fetches a second, and `refills_pending_max` at once.
 
-Both ask about the log as of `tag_position`, which is what the Tag Cache has applied. Nobody waits
-for the answers; one that does not come is given up, and costs further misses.
+Both ask about the log as of `tag_position`, which the Tag Cache has applied. No caller waits for
+the answers. A question that is not answered in time is dropped, and costs further misses.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _TAGS_AT_ONCE: Final = 4096
 
 
 class _Question:
-    """What was asked and is not answered by everybody."""
+    """A question that some index node has not answered yet."""
 
-    __slots__ = ("asked", "firsts", "limit", "missing", "route", "tags", "untold")
+    __slots__ = ("asked", "firsts", "limit", "missing", "route", "tags", "unknown")
 
     def __init__(
         self, tags: tuple[TagHash, ...], limit: SeqNum, route: Route, asked: Instant
@@ -53,9 +52,9 @@ class _Question:
         self.route = route
         self.asked = asked
         self.missing = set(route.replicas)
-        """Who has not answered about the tags' first records."""
+        """Index nodes that have not answered about the tags' first records."""
         self.firsts: dict[TagHash, First] = {}
-        self.untold: set[TagHash] = set()
+        self.unknown: set[TagHash] = set()
 
 
 class TagQuestions:
@@ -63,7 +62,7 @@ class TagQuestions:
 
     Args:
         config: the limits.
-        routes: chooses whom to ask.
+        routes: chooses the nodes to ask.
         new_request: numbers requests; shared with the engine's reads.
     """
 
@@ -76,7 +75,7 @@ class TagQuestions:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._unasked: dict[TagHash, None] = {}
-        """Tags that were appended this turn and are not known."""
+        """Unknown tags that were appended this turn."""
         self._news: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
         self._news_tags = 0
@@ -88,17 +87,17 @@ class TagQuestions:
         self._figures = {"new_tags_asked": 0, "refills": 0, "given_up": 0}
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
-        """Take the engine's index and replay into use."""
+        """Use the engine's index and replay."""
         self._local, self._replay = local, replay
 
     def status(self) -> dict[str, int]:
-        """Return figures for people: what was asked, what was given up, what is under way."""
+        """Return figures for operators: tags and refills asked, dropped, in flight."""
         return self._figures | {"pending": self._news_tags + len(self._refills)}
 
     # --- what the engine notices
 
     def appended(self, tags: Iterable[TagHash]) -> None:
-        """A record with these tags goes into the open batch: ask about those that are not known."""
+        """Note the tags of an appended record: unknown ones are asked about."""
         local = self._local
         if local is None or not local.has_tag_cache:
             return
@@ -108,7 +107,7 @@ class TagQuestions:
                 self._unasked[tag] = None
 
     def missed(self, tag: TagHash) -> None:
-        """A lookup of `tag` goes to the index tier."""
+        """Note a lookup of `tag` that missed the local index."""
         if tag == EMPTY_TAG or not self._config.refills.refills_per_s_max:
             return
         misses = self._misses.get(tag, 0) + 1
@@ -119,7 +118,7 @@ class TagQuestions:
                 self._popular[tag] = None
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Ask what there is to ask."""
+        """Send the questions that are due."""
         effects: list[Effect] = []
         if self._unasked:
             effects += self._ask_firsts(now)
@@ -153,7 +152,7 @@ class TagQuestions:
         return effects
 
     def on_firsts(self, sender: NodeId, message: TagFirsts) -> list[Effect]:
-        """Take in what one index shard knows; what all of them know is told to the index."""
+        """Take in the answer of one index shard; when all are here, update the local index."""
         question = self._news.get(message.request)
         if question is None or sender not in question.missing:
             return []
@@ -167,20 +166,20 @@ class TagQuestions:
         question.missing.discard(sender)
         for tag, seqnum, shard in zip(question.tags, *columns, strict=True):
             if seqnum == NOT_KNOWN:
-                question.untold.add(tag)
+                question.unknown.add(tag)
             elif seqnum != NO_RECORD:
                 first = First(seqnum, ShardId(shard))
                 question.firsts[tag] = min(first, question.firsts.get(tag, first))
         if not question.missing:
             self._end_news(message.request)
-            self._tell(question)
+            self._conclude(question)
         return []
 
-    def _tell(self, question: _Question) -> None:
-        assert self._local is not None, "what was asked, was asked about an index"
+    def _conclude(self, question: _Question) -> None:
+        assert self._local is not None, "questions are sent once the index is there"
         self._routes.answered(question.route)
         for tag in question.tags:
-            if tag in question.untold:
+            if tag in question.unknown:
                 self._local.give_up(tag, question.limit)
             else:
                 self._local.learn_first(tag, question.limit, question.firsts.get(tag))
@@ -199,7 +198,7 @@ class TagQuestions:
         self._allowed_at = now
         while self._popular and len(self._refills) < self._config.refills.refills_pending_max:
             if self._allowance < 1:
-                self._popular.clear()  # those that still are popular miss again
+                self._popular.clear()  # tags that are still popular miss again
                 break
             tag = next(iter(self._popular))
             del self._popular[tag]
@@ -207,7 +206,7 @@ class TagQuestions:
         return effects
 
     def _ask_refill(self, tag: TagHash, now: Instant) -> list[Effect]:
-        """Ask for the newest records of a tag, unless that would bring nothing new."""
+        """Ask for the newest records of a tag, unless they are cached already."""
         local, count = self._local, self._config.refills.refill_seqnums_max
         if local is None or not local.has_tag_cache or local.has_recent(tag, count):
             return []
@@ -232,7 +231,7 @@ class TagQuestions:
         return [Send(node, lookup) for node in route.replicas]
 
     def on_result(self, message: LookupResult) -> list[Effect] | None:
-        """Take in the newest records of a tag; None: they are the answer to somebody else."""
+        """Take in the newest records of a tag; None: the message answers no refill."""
         question = self._refills.get(message.request)
         if question is None:
             return None
@@ -240,10 +239,10 @@ class TagQuestions:
             return [Ignore(message, "a result of another lookup than was asked for")]
         del self._refills[message.request]
         self._routes.answered(question.route)
-        assert self._local is not None, "what was asked, was asked about an index"
+        assert self._local is not None, "questions are sent once the index is there"
         incomplete = message.floor or message.lost is not None
         if incomplete and not message.seqnums:
-            # All of them were trimmed or lost: that is not the same as that there never was one.
+            # All were trimmed or lost, which does not prove that there never was a record.
             self._local.give_up(question.tags[0], question.limit)
             return []
         self._local.refill(
@@ -268,14 +267,14 @@ class TagQuestions:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When the oldest question is given up."""
+        """When the oldest question is dropped; None: none is in flight."""
         oldest = [
             next(iter(asked.values())).asked for asked in (self._news, self._refills) if asked
         ]
         return Instant(min(oldest) + self._config.reads.lookup_timeout_s) if oldest else None
 
     def on_time(self, now: Instant) -> None:
-        """Give up what was not answered in time."""
+        """Drop questions that were not answered in time."""
         overdue = now - self._config.reads.lookup_timeout_s
         for questions in (self._news, self._refills):
             while questions:
@@ -289,7 +288,7 @@ class TagQuestions:
                 self._give_up(question, now)
 
     def _give_up(self, question: _Question, now: Instant) -> None:
-        assert self._local is not None, "what was asked, was asked about an index"
+        assert self._local is not None, "questions are sent once the index is there"
         self._figures["given_up"] += len(question.tags)
         self._routes.timed_out(question.route, now)
         for tag in question.tags:

@@ -1,9 +1,9 @@
-"""Where the log ends, asked of the primary: for `tail()`, and for reads that must see what anybody
-was told is there (`fresh`, ARCHITECTURE 9.4).
+"""Questions to the primary about the tail of the log (ARCHITECTURE 9.4).
 
-An answer serves an operation only if it was asked for after the operation came. So one question is
-under way at a time, and who comes meanwhile shares the next one: a loaded node asks no more often
-than the primary answers, an idle one at once.
+They serve `tail()`, and `fresh` reads, which must see every record acknowledged before they began.
+An answer serves an operation only if the question was sent after the operation began. So one
+question is in flight at a time, and operations that begin meanwhile share the next one. A loaded
+node asks no more often than the primary answers, an idle one at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from indilog_compute.reads.operation import Operation
 
 
 class TailQuestions:
-    """The operations that wait for the primary's word; a lost question is asked again."""
+    """The operations that wait for the primary's answer; a lost question is resent."""
 
     __slots__ = ("_asked", "_request", "_resend", "_waiting")
 
     def __init__(self, resend: Resend) -> None:
         self._resend = resend
         self._waiting: list[Operation] = []
-        """Those that came after the question under way was asked."""
+        """Operations that began after the question in flight was sent."""
         self._asked: list[Operation] = []
         self._request = -1
 
@@ -29,21 +29,21 @@ class TailQuestions:
         return len(self._waiting) + len(self._asked)
 
     def add(self, operation: Operation) -> None:
-        """Let an operation wait for the answer to a question that is still to be asked."""
+        """Let an operation wait for the answer to a question that is still to be sent."""
         self._waiting.append(operation)
 
     def is_due(self, now: Instant) -> bool:
-        """Tell whether to ask now, for the first time or again."""
+        """Whether to send the question now, for the first time or again."""
         if self._asked:
             return self._resend.is_due(now)
         return bool(self._waiting)
 
     def asked(self, request: int, now: Instant) -> int:
-        """Take note that the question is under way; return its number.
+        """Note that the question is sent; return its number.
 
-        That is `request`, or that of the question under way, which is sent again as it was: the
-        answer to any of its sendings serves those for whom it was asked first, and may be older
-        than who came since.
+        That is `request`, or the number of the question in flight, which is resent unchanged: an
+        answer to any of its sendings serves the operations it was first sent for. It may be older
+        than operations that began since.
         """
         if not self._asked:
             self._resend.progressed()
@@ -52,32 +52,32 @@ class TailQuestions:
         return self._request
 
     def answered(self, request: int) -> list[Operation]:
-        """Take out the operations that the answer serves; none: it is late, or repeated."""
+        """Remove and return the operations that an answer serves; a late one serves none."""
         if request != self._request:
             return []
         served, self._asked = self._asked, []
         return served
 
     def expired(self, now: Instant, timeout_s: float) -> list[Operation]:
-        """Take out the operations that have waited for `timeout_s`."""
+        """Remove and return the operations that have waited for `timeout_s`."""
         oldest = self._asked or self._waiting
         if not oldest or oldest[0].created + timeout_s > now:
             return []
         expired = [o for o in self._asked + self._waiting if o.created + timeout_s <= now]
-        gone = set(expired)
-        self._asked = [o for o in self._asked if o not in gone]
-        self._waiting = [o for o in self._waiting if o not in gone]
+        removed = set(expired)
+        self._asked = [o for o in self._asked if o not in removed]
+        self._waiting = [o for o in self._waiting if o not in removed]
         return expired
 
     def clear(self) -> list[Operation]:
-        """Take out all operations."""
+        """Remove and return all operations."""
         waiting = self._asked + self._waiting
         self._asked, self._waiting = [], []
         return waiting
 
     def deadline(self, timeout_s: float) -> Instant | None:
         """When to ask, or to ask again, or when an operation has waited for `timeout_s`."""
-        if not self._asked:  # those that had the question asked may just have failed
+        if not self._asked:  # the operations of the question in flight may just have failed
             return self._waiting[0].created if self._waiting else None
         expires = Instant(self._asked[0].created + timeout_s)
         return min(self._resend.due or expires, expires)

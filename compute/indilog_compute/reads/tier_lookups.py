@@ -1,15 +1,15 @@
-"""What a compute node asks the index tier for its readers, and what it makes of the answers beside
-giving them to who asked (thesis 5.4, 5.4.2 and 10).
+"""Lookups that a compute node sends to the index tier for its readers, and what it learns from the
+answers (thesis 5.4, 5.4.2 and 10).
 
 *The record cache after a miss.* A lookup that misses the local index may be about a record that the
-record cache holds. If it is the record at the bound itself, the record tells so: its names say its
-tags, and nobody needs an index. If it is another one, only the index tier knows which; then storage
-sends what is here already, unless the index tier names the record first. Being told first saves the
-record's bytes and a trip when the record is here (3 trips for 4), and costs a trip when it is not
-(5 for 4); so it is asked for while more than half of such answers were here lately.
+record cache holds. If that is the record at the bound, its names show whether it has the tag, and
+no index is needed. If it is another one, only the index tier knows which. Storage would then send a
+record that is cached here, unless the index tier names the record first. A named record saves its
+bytes and a message delay when it is cached (3 instead of 4), and costs one when it is not (5
+instead of 4). So names are asked for while more than half of the recent matches were cached.
 
-*Answers that stay true* go to the local index: where the record is, and, if nothing can come in
-between, that it is the next or the previous one.
+*Answers that stay true* are kept by the local index: the shard of the record and, if no record can
+come in between, that it is the next or the previous one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from indilog_compute.reads.operation import Operation, Stage
 from indilog_compute.reads.record_cache import RecordCache
 
 _SMOOTHING: Final = 1 / 32
-"""How much the newest answer counts in the share of those that were here."""
+"""The weight of the newest answer in the share of matches that were cached."""
 
 
 class TierLookups:
     """Sends lookups; counts and remembers what the index tier answered.
 
     Attributes:
-        routes: chooses whom to ask.
-        figures: reads that asked the index tier: answered by the record at the bound, by another
-            one, by none, pages; how many asked to be told first, and how many records came from
-            the record cache although the local index missed.
+        routes: chooses the nodes to ask.
+        figures: reads that asked the index tier, by outcome: the record at the bound, another one,
+            none, a page. Also how many asked for the record's name first, and how many records came
+            from the record cache although the local index missed.
     """
 
     __slots__ = ("_cache", "_here", "figures", "routes")
@@ -46,7 +46,7 @@ class TierLookups:
         self._cache = cache
         self.routes = routes
         self._here = 0.0
-        """Share of the answers lately, not at the bound, whose record was in the cache."""
+        """Share of the recent matches, not at the bound, whose record was cached."""
         self.figures = {
             "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
         }  # fmt: skip
@@ -62,7 +62,7 @@ class TierLookups:
         return record
 
     def came_from_cache(self) -> None:
-        """The record at the bound has answered a read."""
+        """Count a read that the cached record at the bound answered."""
         self.figures["from_cache"] += 1
 
     def ask(
@@ -92,21 +92,21 @@ class TierLookups:
         return [Send(node, lookup) for node in route.replicas]
 
     def _names_first(self, operation: Operation) -> bool:
-        """Whether a lookup asks to be told where the record is rather than be sent it."""
+        """Whether a lookup asks for the place of the record instead of the record."""
         wanted = not operation.page and self._here > 0.5
         self.figures["named_first"] += wanted
         return wanted
 
     def none_came(self) -> None:
-        """The index tier has proven that there is no match."""
+        """Count a lookup for which the index tier proved that there is no match."""
         self.figures["none"] += 1
 
     def came(
         self, operation: Operation, seqnum: SeqNum, shard: ShardId, local: LocalIndex | None
     ) -> None:
-        """The index tier has found the best match, or the first of a page, at `seqnum`.
+        """Note that the index tier found the best match, or the first of a page, at `seqnum`.
 
-        Called before the record is put into the cache.
+        Must be called before the record is put into the cache.
         """
         if operation.page:
             self.figures["pages"] += 1

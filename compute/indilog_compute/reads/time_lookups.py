@@ -1,8 +1,8 @@
 """Finding the seqnum that belongs to a time (`Log.find_time`, decision 0012).
 
 Metalog entries carry the primary's clock, which never goes back along the metalog; storage nodes
-have all of them. What one finds is final, because later entries are later. That nothing was ordered
-so late is believed only of a node that has applied the asker's position; the others are behind.
+have all of them. A seqnum that one finds is final, because stamps ascend. "Nothing was ordered so
+late" counts only from a node that has applied the position of the caller's session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Lookup:
         self.waiter = waiter
         self.attempt = 0
         self.behind: set[NodeId] = set()
-        """Nodes that said in this round that they are behind."""
+        """Nodes that have not applied the position, as they said in this round."""
         self.expires: Instant | None = None
         """None: it was not sent yet."""
         self.resend = resend
@@ -58,11 +58,11 @@ class TimeLookups:
         return len(self._lookups)
 
     def number_from(self, request: int) -> None:
-        """Number questions above `request`, so that answers to an earlier life find nothing."""
+        """Number questions above `request`: answers to an earlier life of the node match none."""
         self._next_request = request
 
     def start(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
-        """Ask when the turn ends; the waiter gets `Answered(seqnum)`.
+        """Send a question when the turn ends; the waiter gets `Answered(seqnum)`.
 
         Raises:
             OverloadedError: too many questions wait already.
@@ -76,7 +76,7 @@ class TimeLookups:
         self._starting.append(self._next_request)
 
     def on_found(self, sender: NodeId, message: TimeFound, now: Instant) -> list[Effect]:
-        """Take in a storage node's word; ask the next one if it is behind."""
+        """Take in a storage node's answer; ask the next one if it has not applied enough."""
         lookup = self._lookups.get(message.request)
         if lookup is None:
             return []
@@ -95,7 +95,7 @@ class TimeLookups:
         return [self._ask(message.request, lookup, now)]
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Ask what was started, and again what was not answered; fail what takes too long."""
+        """Send new questions, resend unanswered ones, and fail expired ones."""
         effects: list[Effect] = [
             self._ask(request, self._lookups[request], now) for request in self._starting
         ]

@@ -1,7 +1,6 @@
-"""Who waits for a record with a tag to appear (ARCHITECTURE 9.5): woken by index data, never by
-polling.
+"""Readers that wait for a record with a tag (ARCHITECTURE 9.5); index data wakes them.
 
-A watch says that there may be something, not what: its owner reads again. It fires once.
+A watch fires once, when there may be such a record; its reader reads again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from indilog.roles.index_feed import ReadyBlock
 
 _TAG_BYTES: Final = 8
 _TAGS_PER_SEARCH: Final = 16
-"""Looking for one tag among as many costs what it costs to look each of these up."""
+"""Searching this many tags for one costs about as much as looking each of them up."""
 
 
 class Watches:
@@ -43,7 +42,7 @@ class Watches:
         self._count += 1
 
     def remove(self, tag: TagHash, waiter: object) -> None:
-        """Forget a watch; harmless if it has fired."""
+        """Remove a watch; harmless if it has fired."""
         watches = self._by_tag.get(tag, {})
         if waiter in watches:
             del watches[waiter]
@@ -52,10 +51,10 @@ class Watches:
                 del self._by_tag[tag]
 
     def fired_by(self, block: ReadyBlock) -> list[object]:
-        """Take out the waiters for whom index data may have brought something."""
+        """Remove and return the waiters whose records index data may have."""
         fired: list[object] = []
         for part in block.parts:
-            # Of lost records, any tag may be meant.
+            # A lost record may have had any tag.
             for tag in list(self._by_tag) if part.lost else self._watched_in(part.tags):
                 mine = [w for w, bound in self._by_tag[tag].items() if bound < block.tail]
                 for waiter in mine:
@@ -71,7 +70,7 @@ class Watches:
         return [tag for tag in watched if _is_in(tag, tags)]
 
     def clear(self) -> list[object]:
-        """Take out all waiters."""
+        """Remove and return all waiters."""
         waiters = [waiter for watches in self._by_tag.values() for waiter in watches]
         self._by_tag.clear()
         self._count = 0
@@ -79,7 +78,7 @@ class Watches:
 
 
 def _is_in(tag: TagHash, tags: bytes) -> bool:
-    """Tell whether `tag` is one of `tags`, u64 each: not in the middle of two of them."""
+    """Whether `tag` is one of `tags`, u64 each; a match across two of them does not count."""
     packed = tag.to_bytes(_TAG_BYTES, sys.byteorder)
     place = tags.find(packed)
     while place > 0 and place % _TAG_BYTES:
@@ -88,7 +87,7 @@ def _is_in(tag: TagHash, tags: bytes) -> bool:
 
 
 class ReadyWaiters:
-    """Who waits until the node has joined; at most `waiters_max`."""
+    """Callers that wait until the node has joined; at most `waiters_max`."""
 
     def __init__(self, waiters_max: int) -> None:
         self._waiters_max = waiters_max
@@ -108,6 +107,6 @@ class ReadyWaiters:
         self._waiters.append(waiter)
 
     def take(self) -> list[object]:
-        """Take out all of them."""
+        """Remove and return all waiters."""
         waiters, self._waiters = self._waiters, []
         return waiters

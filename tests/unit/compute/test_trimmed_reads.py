@@ -61,7 +61,7 @@ def test_a_trim_that_index_data_has_not_come_to_hides_no_record_that_is_left(ind
 def test_a_trim_that_index_data_has_come_to_needs_no_index_tier() -> None:
     floors = LogFloors(8)
     entry = Trim(5, ViewNumber(1), Epoch(1), 0, (Floor(LOG, 2, of_log=True),))
-    floors.heard(entry)
+    floors.apply(entry)
     assert not floors.permit(Direction.PREV, LOG, LOG, 9, None)
     floors.reached(5)
     with pytest.raises(TrimmedError):
@@ -103,7 +103,7 @@ def test_of_a_tag_whose_floor_was_forgotten_any_record_below_may_be_trimmed() ->
     names = tag_columns("orders", ("old",))[1]
     for number, until in enumerate((5, 20, 30)):
         tag = tag_hash("orders", "old") if number == 0 else 1000 + number
-        floors.heard(Trim(number, ViewNumber(1), Epoch(1), number, (Floor(tag, until, False),)))
+        floors.apply(Trim(number, ViewNumber(1), Epoch(1), number, (Floor(tag, until, False),)))
     assert floors.may_be_dead(4, names)
     assert not floors.may_be_dead(5, names)
     assert floors.may_be_trimmed(4, 4711), "it may be another one that was forgotten"

@@ -57,11 +57,11 @@ def test_the_retry_of_a_lookup_asks_none_of_the_nodes_that_did_not_answer() -> N
 def test_suspects_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
-    assert kept.suspects == 3
+    assert kept.avoided == 3
     trial = kept.choose(6, Instant(T0 + 2))
     assert trial.replicas == ("index-0-0", "index-1-1")
     kept.answered(trial)
-    assert kept.suspects == 2
+    assert kept.avoided == 2
 
 
 def test_a_suspect_that_stays_silent_is_tried_ever_less_often_and_alone_is_blamed() -> None:
@@ -69,7 +69,7 @@ def test_a_suspect_that_stays_silent_is_tried_ever_less_often_and_alone_is_blame
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     trial = kept.choose(6, Instant(T0 + 2))
     kept.timed_out(trial, Instant(T0 + 3))
-    assert kept.suspects == 3, "the nodes asked beside the suspect are not blamed"
+    assert kept.avoided == 3, "the nodes asked beside the suspect are not blamed"
     assert kept.choose(6, Instant(T0 + 4.5)).replicas == ("index-0-1", "index-1-0")
     assert DEAD in kept.choose(6, Instant(T0 + 5)).replicas
 
