@@ -1,11 +1,11 @@
 """Runs seeds of the simulation: `python -m tests.simulation --seeds 10000`.
 
---seed N        replay one seed and tell what happened; `--trace FILE` writes every event
---seeds N       run many, on all cores; `--start N` begins elsewhere
+--seed N        replay one seed and print its report; `--trace FILE` writes every event
+--seeds N       run N seeds on all cores; `--start N` is the first one
 --planted       run the code with bugs planted in it: each must be caught within `--seeds` (400).
-                The seed that docs/TESTING.md says of a bug is tried first. `--write` puts each bug
-                into that table as soon as it is caught; `--missing` tries those that the table
-                lacks, so a run that was broken off goes on
+                The seed in the table of docs/TESTING.md is tried first. `--write` puts each bug
+                into that table as soon as it is caught; `--missing` tries only bugs without a
+                row, so an interrupted run continues
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tests.simulation.run import Report, Run, run_seed
 
 _console = Console(width=None if Console().is_terminal else 160)
 _TELL_EVERY: Final = 500
-"""Where nobody sees a progress bar, so many seeds are a line."""
+"""Seeds between two progress lines when the output is no terminal."""
 _TESTING: Final = ROOT / "docs" / "TESTING.md"
 _TABLE_BEGINS: Final = "| planted bug |"
 
 
 def main() -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser("tests.simulation", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, help="how many seeds to run (200; planted: 400)")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
@@ -97,7 +97,7 @@ def _run_many(start: int, seeds: int, jobs: int) -> int:
 
 
 def reports(seeds: range, jobs: int) -> Iterator[Report]:
-    """Yield the report of each seed, as they come."""
+    """Yield the report of each seed when it ends."""
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
@@ -115,7 +115,7 @@ class Caught(NamedTuple):
 
 
 def _try_planted(jobs: int, seeds: int, *, write: bool, missing: bool) -> int:
-    """Run the code with each bug planted in it; 1: one was not caught."""
+    """Run the code with each planted bug; return 1 if one was not caught, else 0."""
     began = time.monotonic()
     rows = caught_before(_TESTING.read_text())
     wanted = [bug for bug in BUGS if not missing or bug.name not in rows]
@@ -149,7 +149,7 @@ _COLUMNS: Final = ("planted bug", "in", "caught by", "at seed")
 
 
 def caught_before(document: str) -> dict[str, Caught]:
-    """Return the rows of the table in a document, of bugs that there still are, by name."""
+    """Return the rows of the table in a document by name of the bug, without removed bugs."""
     names = {bug.name for bug in BUGS}
     _, _, rest = document.partition(_TABLE_BEGINS)
     rows: dict[str, Caught] = {}
@@ -172,7 +172,7 @@ def with_table(document: str, rows: Mapping[str, Caught]) -> str:
 
 @cache
 def _clean(seed: int) -> bool:
-    """Tell whether the code without a bug passes a seed: else nothing was shown by it."""
+    """Return whether the code without a bug passes a seed: otherwise the seed proves nothing."""
     violations = run_seed(seed).violations
     for violation in violations:
         _console.print(f"without any bug, seed {seed}: {violation}", markup=False)
@@ -208,7 +208,7 @@ def _summed_up(seeds: int, total: Counter[str], faults: Counter[str], elapsed_s:
     table.add_row("operations checked", f"{total['operations']:,}")
     table.add_row("of them answered", f"{total['acknowledged']:,}")
     table.add_row("of them unknown", f"{total['unknown']:,}")
-    table.add_row("records in the end", f"{total['records']:,}")
+    table.add_row("records at the end", f"{total['records']:,}")
     table.add_row("simulated hours", f"{total['simulated_ms'] / 3.6e6:.2f}")
     table.add_row("faults injected", f"{faults.total():,}")
     for kind, count in sorted(faults.items()):

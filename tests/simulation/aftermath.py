@@ -1,6 +1,4 @@
-"""What is looked at when a run is over and everything has healed: that it works again, and what is
-there.
-"""
+"""Checks after a run, when all faults are healed: liveness, and the evidence for the checkers."""
 
 from __future__ import annotations
 
@@ -23,23 +21,23 @@ from tests.simulation.operations import LOGS
 from tests.simulation.workload import Workload
 
 _HEALED_WITHIN_S: Final = 30.0
-"""After healing everything must work again within so many simulated seconds (liveness)."""
+"""Simulated seconds after healing until all calls must succeed again (liveness)."""
 _LAST_FAULTS_S: Final = 0.01
-"""So long after healing a sync that failed before it may still end a process."""
+"""Simulated seconds after healing in which an earlier failed sync may still end a process."""
 _WOKEN_WITHIN_S: Final = 5.0
-"""A read that waits for a record has it so soon after the record came, when nothing is wrong."""
+"""Simulated seconds from a record to the end of the read that waits for it, without faults."""
 _WAITING_S: Final = 0.5
 _REPAIR_S: Final = 0.5
-"""How long what a replica lacks is waited for before it is asked again."""
+"""Simulated seconds between two requests for records that a replica lacks."""
 _AGAIN_S: Final = 0.05
-"""After this a call that was refused is made again."""
+"""Simulated seconds until a refused call is repeated."""
 _ENFORCED_WITHIN_S: Final = 10.0
-"""A policy that is set is enforced so soon, when nothing is wrong."""
+"""Simulated seconds until a retention policy is enforced, without faults."""
 _PAGE: Final = 200
 
 
 class _Prober:
-    """Asks storage nodes for records itself; a process of the network, the last one to speak."""
+    """A process of the network that asks storage nodes for their records after the run."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.name = "prober"
@@ -47,18 +45,18 @@ class _Prober:
         self.answers: dict[int, RecordsRead] = {}
         self._cluster = cluster
         self._stands_for = cluster.view.engines[0]
-        """A node unknown to the view would not be heard."""
+        """A node of the view, because messages of unknown nodes are ignored."""
         self._epoch = Epoch(cluster.next_epoch())
         cluster.network.settle(self)
 
     def receive(self, sender: str, frame: bytes) -> None:
-        """Take in an answer."""
+        """Record an answer of a storage node."""
         for message in envelope_decoded(frame).messages:
             if isinstance(message, RecordsRead):
                 self.answers[message.request] = message
 
     def records(self, replica: NodeId, shard: ShardId, seqnums: Sequence[int]) -> RecordsRead:
-        """Return what a replica shows at some seqnums."""
+        """Return the records that a replica answers for some seqnums."""
         cluster = self._cluster
         request = len(self.answers) + 1
         wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
@@ -71,7 +69,7 @@ class _Prober:
 
 
 def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
-    """Return the records that callers were told of: they may be trimmed by now."""
+    """Return the records that callers have seen: they may be trimmed by now."""
     records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
     for operation in history:
         told = operation.outcome == "ok" and operation.kind != "retention"
@@ -88,8 +86,8 @@ def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tup
 
 def _behind(error: DataLossError, bound: int) -> int:
     """Return where to read on."""
-    assert error.next_seqnum is not None, "it says where"
-    assert error.next_seqnum > bound, "it says so of what was asked for"
+    assert error.next_seqnum is not None, "the error names the position"
+    assert error.next_seqnum > bound, "the error names a requested seqnum"
     return error.next_seqnum
 
 
@@ -98,7 +96,7 @@ def _ends_with(found: Sequence[Seen], seqnum: int) -> bool:
 
 
 class Aftermath:
-    """What is looked at when everything has healed: that it works again, and what is there."""
+    """Checks liveness after healing and collects the evidence for the checkers."""
 
     def __init__(
         self,
@@ -145,7 +143,7 @@ class Aftermath:
         if self._batches is not None:
             self._lost = self._batches.seqnums(self._metalog.shard_of(cluster))
         shown = self._replicas_agree(tails[-1])
-        records = self._seen_in_the_end() | _remembered(self._workload.history) | shown
+        records = self._surviving_records() | _remembered(self._workload.history) | shown
         return Evidence(
             self._workload.history,
             records,
@@ -160,7 +158,7 @@ class Aftermath:
             self._metalog.ordered_at(),
         )
 
-    def _seen_in_the_end(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
+    def _surviving_records(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
         return {
             found.seqnum: (log, found.data, found.tags)
             for shown in (self._scans, self._subscribed)
@@ -169,7 +167,7 @@ class Aftermath:
         }
 
     def enforce_retention(self) -> None:
-        """See that a policy is enforced, if the run has had any; nothing is left of a log then."""
+        """Check that a policy that keeps nothing empties a log, if the run had policies."""
         workload, cluster = self._workload, self._cluster
         if not any(operation.kind == "set_retention" for operation in workload.history):
             return
@@ -197,14 +195,14 @@ class Aftermath:
         return True
 
     def _waiting_ends(self) -> int:
-        """Wait at every engine for the next record, append it, see everybody woken, those too who
-        have read the whole log by then.
+        """Wait at every engine for the next record, append it, and check that all waits end, also
+        those of sessions that have read the whole log.
         """
         cluster = self._cluster
         waiting = [self._waiting(node) for node in cluster.view.engines]
         subscribed = [self._subscription(node) for node in cluster.view.engines]
         cluster.world.run_for(_WAITING_S)
-        assert not any(task.done() for task in waiting), "there is nothing yet to wake them"
+        assert not any(task.done() for task in waiting), "no record has been appended yet"
         position = cluster.run(self._works(cluster.view.engines[0]), within_s=_HEALED_WITHIN_S)
         for task in waiting:
             cluster.world.run_until(task.done, _WOKEN_WITHIN_S)
@@ -216,7 +214,7 @@ class Aftermath:
         return position
 
     def _subscription(self, node: NodeId) -> list[Seen]:
-        """Subscribe to all of a log; return what comes, as it comes."""
+        """Subscribe to all of a log; return a list that grows with each record."""
         found = self._subscribed[node, LOGS[0]] = []
         process = self._cluster.process_of(node)
         log = Client(process.logs[node]).log(LOGS[0])
@@ -250,7 +248,7 @@ class Aftermath:
                 found = await log.read_next(None, bound, wait=_HEALED_WITHIN_S)
             except TrimmedError as error:  # there was something, and a policy trims it at once
                 return error.first_seqnum
-            assert found is not None, "what was waited for has come"
+            assert found is not None, "each wait ended with a record"
             return found.seqnum
 
         return self._cluster.call(process, wait)

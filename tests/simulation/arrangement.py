@@ -1,5 +1,6 @@
-"""What a seed draws before a run: the shape of the cluster, hostile limits, how processes share
-nodes (PITFALLS A2: "suffix of 2 cuts, frames of 64 bytes").
+"""What a seed draws before a run: the shape of the cluster, hostile limits, nodes per process.
+
+PITFALLS A2 asks for hostile limits: "suffix of 2 cuts, frames of 64 bytes".
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class Arrangement:
     view: View
     processes: tuple[tuple[NodeId, ...], ...]
     segment_bytes: int
-    """Of the journals: small ones fill, so that old ones are rewritten."""
+    """Bytes of a segment file: small segments fill, so that old ones are rewritten."""
 
     def told(self) -> str:
-        """Return what it is, in a line."""
+        """Return a description of one line."""
         cluster, node = self.config.cluster, self.config.node
         shape = (
             f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "

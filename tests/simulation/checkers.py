@@ -1,7 +1,6 @@
-"""Checkers of a history: they know the promises of the log and nothing of the code that keeps them
-(PITFALLS A2, A9, A20).
+"""Checkers of a history: they know the guarantees of the log and none of its code (A2, A9, A20).
 
-Each takes the evidence and yields what contradicts it. They share an `Oracle`, in which every
+Each checker takes the evidence and yields violations. They share an `Oracle`, in which every
 question is a bisection and no scan, so 100,000 operations take well under a second.
 """
 
@@ -21,7 +20,7 @@ _STAMP_SLACK_S = 1e-5
 
 
 def appends_are_kept(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """Acknowledged: there, at its seqnum. Failed: not there. Unknown: all of it or nothing."""
+    """Acknowledged appends are at their seqnums, failed ones absent, unknown ones all or none."""
     places: dict[bytes, int] = {}
     for seqnum, (log, data, _tags) in sorted(evidence.records.items()):
         if log.startswith("$"):
@@ -63,7 +62,7 @@ def _append_kept(
 
 
 def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """Seqnums are 0, 1, 2 ... without a hole, and no acknowledgement gives one twice."""
+    """Seqnums are 0, 1, 2 ... without a hole, and no two acknowledgements have the same one."""
     floors, records = oracle.floors, evidence.records
     missing = [
         seqnum
@@ -87,7 +86,7 @@ def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]
 
 
 def real_time_is_respected(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """What returned before something else began has the smaller seqnum; tails know of it."""
+    """An append that returned before another began has the smaller seqnum; later tails cover it."""
     for operation in evidence.operations:
         if operation.outcome != "ok" or operation.kind not in _ORDERED:
             continue
@@ -102,11 +101,11 @@ _ORDERED = APPENDS | {"tail"}
 
 
 def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """What a session appended before a time lies below what `find_time` tells it; what anybody
-    appended after it does not. Nothing below was ordered at that time or later.
+    """`find_time` divides the records of a log at a time.
 
-    Where wall clocks were wrong the log's time may be behind the world's; then records say when
-    they were ordered.
+    Records that the session appended before the time lie below the answer; records that any session
+    appended after it do not. No record below was ordered at that time or later. Where wall clocks
+    were wrong the log's time may lag the world's; then the stamps of the records decide.
     """
     stamps = sorted(evidence.stamps.items())
     appends = [o for o in evidence.operations if o.kind in APPENDS and o.outcome == "ok"]
@@ -132,8 +131,9 @@ def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
 
 
 def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """What records say of when they were ordered never goes back along the log, and is never after
-    the append returned, whatever wall clocks said at the starts.
+    """The stamps of records never decrease along the log, and never lie after the append's return.
+
+    This holds for every wall clock that a process has at its start.
     """
     for (seqnum, stamp), (after, later) in pairwise(sorted(evidence.stamps.items())):
         if later < stamp:
@@ -154,7 +154,7 @@ def _own(appends: list[Operation], when: str) -> defaultdict[int, Rising]:
 
 
 def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """In the end a replica shows every record of its shards that is not trimmed."""
+    """After healing, a replica shows every record of its shards that is not trimmed."""
     for replica, seqnum in evidence.unknown:
         record = evidence.records.get(seqnum)
         dead = record is not None and oracle.floors.may_be_dead(seqnum, record, AT_LAST)
@@ -165,8 +165,10 @@ def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Vio
 
 
 def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """A read answers what a scan of the log below the session's horizon would: it passes over no
-    match, and is not older than what its session has seen (A20), or anybody if it is fresh.
+    """A read answers what a scan of the log below the session's horizon would.
+
+    It skips no match. It reflects all that its session has seen (A20); a fresh read reflects all
+    that any session has seen.
     """
     for operation in evidence.operations:
         if operation.outcome == "ok" and operation.kind in _EXPECTED:
@@ -216,7 +218,7 @@ def _expected_range(operation: Operation, horizon: int, oracle: Oracle) -> str |
 
 
 def _expected_subscription(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
-    """A subscription passes over nothing; how soon it shows something is asked in the end."""
+    """A subscription skips no record; that it shows all of them is checked after healing."""
     return _expected_range(operation, horizon, oracle) if operation.value else None
 
 
@@ -233,16 +235,16 @@ def _expected_at(operation: Operation, horizon: int, oracle: Oracle) -> str | No
 
 
 def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """What a session trimmed it never sees again, and nothing is called trimmed that is not."""
+    """A session never sees a record that it trimmed, and no read calls other records trimmed."""
     floors = oracle.floors
     for operation in evidence.operations:
         if operation.kind not in _EXPECTED:
             continue
         if operation.outcome == "trimmed" and not _may_be_trimmed(operation, oracle):
-            yield Violation("trim", f"nobody has trimmed it: {operation.told()}")
+            yield Violation("trim", f"no session has trimmed it: {operation.told()}")
         if operation.outcome == "ok" and floors.any:
             if operation.kind == "subscribe" and not operation.value:
-                continue  # its time was over before it was told anything
+                continue  # the wait ended before an answer
             floor = floors.must_be(operation)
             low = operation.value[0].seqnum if operation.value else -1
             below = low < floor if operation.kind == "read_prev" else operation.bound < floor
@@ -286,8 +288,9 @@ _EXPECTED: dict[str, Callable[[Operation, int, Oracle], str | None]] = {
 
 
 def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """A read is told of a loss only where all replicas have lost something; scans are told of all
-    that they do not show.
+    """A read reports a loss only where all replicas lost something.
+
+    A scan reports all records that it does not show.
     """
     for operation in evidence.operations:
         if operation.outcome == "lost":
@@ -306,7 +309,7 @@ def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
 
 
 def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """The position of a session only grows, and a read that waits for nothing waits its time."""
+    """The position of a session never decreases; a read without a match waits its whole time."""
     for operation in evidence.operations:
         if operation.position_after < operation.position_before:
             yield Violation("session", f"the session went back: {operation.told()}")
@@ -320,16 +323,17 @@ def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]
 
 
 def _moved(operation: Operation) -> bool:
-    """Tell whether an operation moved its session on: an entry orders only what was appended
-    before.
+    """Return whether an operation advanced the position of its session.
+
+    An entry orders only what was appended before.
     """
     return operation.position_after > operation.position_before
 
 
 def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """What is as large as is allowed is taken, what is larger is refused (A33).
+    """Appends of the largest size are accepted, larger ones are refused (A33).
 
-    Over a link the process may end before it says so: `appends_are_kept` sees whether it was taken.
+    Over a link the process may end before its refusal: `appends_are_kept` checks the records then.
     """
     for operation in evidence.operations:
         if operation.too_large and operation.returned is None:
@@ -339,7 +343,7 @@ def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
 
 
 def policies_are_told(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """A policy that is told was set by somebody, and not replaced by then as its session knows."""
+    """A policy that a session reads was set, and the session has seen no newer one."""
     sets = [o for o in evidence.operations if o.kind == "set_retention" and o.outcome != "failed"]
     for operation in evidence.operations:
         if operation.kind != "retention" or operation.outcome != "ok":
@@ -351,11 +355,11 @@ def policies_are_told(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if known < 0:
             possible.add((None, None))
         if operation.value not in possible:
-            yield Violation("retention", f"nobody has set it: {operation.told()}")
+            yield Violation("retention", f"no session has set it: {operation.told()}")
 
 
 def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """Every engine shows in the end what the replicas hold, and has shown it to who subscribed."""
+    """After healing, scans and subscriptions at every engine show what the replicas hold."""
     yield from _all_shown("scan", evidence.scans, evidence, oracle)
     yield from _all_shown("subscribe", evidence.subscribed, evidence, oracle)
 
@@ -401,6 +405,6 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
 
 
 def checked(evidence: Evidence) -> list[Violation]:
-    """Return everything that contradicts the promises."""
+    """Return all violations of the guarantees."""
     oracle = Oracle(evidence)
     return [violation for checker in CHECKERS for violation in checker(evidence, oracle)]

@@ -1,8 +1,7 @@
-"""Whether the primary orders records on the word of replicas that still have them.
+"""Checks that the primary orders records only on reports of replicas that still have them.
 
-Looked at while a run goes on, between two ticks: what was proposed since the last one rests on
-reports of storage nodes of which the primary had heard this incarnation by then, so each of them
-has stored it in this incarnation.
+The check runs between two ticks. The cuts proposed since the last tick rest on reports of storage
+nodes whose present incarnation the primary knew. So each node has stored them in this incarnation.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ _Range: TypeAlias = tuple[LocalId, LocalId]
 
 
 class _Seen(NamedTuple):
-    """What was so at the last tick."""
+    """The state at the last tick."""
 
     primary: Sequencer
     proposed: Mapping[ShardId, LocalId]
     lives: Mapping[NodeId, Epoch]
-    """The incarnations of storage nodes that the primary had heard and that were up."""
+    """The incarnations of running storage nodes that the primary knew."""
 
 
 class CopiesNotes:
-    """Appends what contradicts the promise of enough copies to `violations`."""
+    """Appends each ordered record with fewer copies than the ack quorum to `violations`."""
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
@@ -41,7 +40,7 @@ class CopiesNotes:
         """
 
     def note(self, cluster: SimulatedCluster) -> None:
-        """Look at what was proposed since the last time."""
+        """Check what was proposed since the last tick."""
         before, now = self._seen, self._now(cluster)
         self._seen = now
         self._note_losses(cluster)

@@ -1,7 +1,7 @@
-"""What goes wrong in a simulation: one entry of `FAULTS` a kind, drawn and timed by the seed.
+"""The faults of a simulation: one entry of `FAULTS` for each kind, drawn and timed by the seed.
 
-A fault does something to the cluster and returns what ends it, and after how many simulated
-seconds. When the run is over everything heals at once, whatever is still going on.
+A fault acts on the cluster and returns the function that ends it, and after how many simulated
+seconds. At the end of the run all faults heal at once, also those that still last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Fault: TypeAlias = Callable[["Chaos"], tuple[Undo, float] | None]
 
 
 _LAGGING: Final = 0.4
-"""The share of runs in which one process hears everything late from the beginning (A20)."""
+"""The share of runs in which one process receives all messages late from the beginning (A20)."""
 
 
 _RECENT_BYTES: Final = 300
@@ -47,13 +47,13 @@ class Chaos:
             cluster.network.slow[self.process().name] = self.chance.choice((0.005, 0.03, 0.1))
 
     def end(self) -> None:
-        """Let nothing go wrong any more, and heal what did."""
+        """Inject no more faults, and end those that last."""
         self.over = True
         self.retire()
         self.cluster.heal()
 
     def retire(self) -> None:
-        """End the process whose place another one has taken."""
+        """End the process that another one has replaced."""
         if (old := self.taken_over) is not None:
             self.taken_over = None
             if any(p is not old and p.nodes == old.nodes for p in self.cluster.processes):
@@ -81,7 +81,7 @@ class Chaos:
     def damaged(self) -> SimulatedProcess | None:
         """Return the one process of this run whose disk may be damaged: a minority of the copies.
 
-        It has storage nodes only, and no two replicas of a shard; None: there is none such.
+        It has storage nodes only, and no two replicas of a shard. None: no process is like that.
         """
         view = self.cluster.view
         for process in self.cluster.processes:
@@ -97,14 +97,14 @@ class Chaos:
         return self.chance.choice(self.cluster.processes)
 
     def persisting(self) -> SimulatedProcess:
-        """Choose a process that keeps a part of the log."""
+        """Choose a process that stores a part of the log."""
         view = self.cluster.view
         keepers = {*view.sequencers, *view.storage_nodes}
         keeping = [p for p in self.cluster.processes if keepers.intersection(p.nodes)]
         return self.chance.choice(keeping)
 
     def a_while_s(self) -> float:
-        """Choose how long something lasts."""
+        """Choose a duration, in simulated seconds."""
         return self.chance.choice((0.005, 0.05, 0.2, 0.8)) * self.chance.uniform(0.5, 1.5)
 
 
@@ -128,7 +128,7 @@ def crash_all(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def pause(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One process stands still and goes on."""
+    """One process is paused and resumed."""
     process = chaos.process()
     process.pause()
     return process.resume, chaos.a_while_s()
@@ -169,7 +169,7 @@ def bad_network(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def slow_process(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One process hears everything late."""
+    """One process receives all messages late."""
     engines = [process for process in chaos.cluster.processes if process.logs]
     likely = engines if engines and chaos.chance.random() < 0.5 else chaos.cluster.processes
     slow, name = chaos.cluster.network.slow, chaos.chance.choice(likely).name
@@ -210,9 +210,9 @@ def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def lose_power_in_next_life(chaos: Chaos, process: SimulatedProcess) -> None:
-    """Let the machine go soon after the process was started again, in half of the cases.
+    """Cut the power of the machine soon after the restart of the process, in half of the cases.
 
-    What that life recovered was perhaps in the page cache only.
+    What that process recovered was perhaps in the page cache only.
     """
     world, lives = chaos.cluster.world, process.lives
     if chaos.chance.random() < 0.5:
@@ -246,7 +246,7 @@ def disk_full(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
-    """A compute node stands still, is taken for dead and started elsewhere; then it goes on."""
+    """A compute node is paused, replaced by a new process, and resumed (a zombie)."""
     cluster = chaos.cluster
     alone = [p for p in cluster.processes if p.up and len(p.nodes) == 1 and p.logs]
     if not alone or chaos.taken_over is not None:
@@ -255,7 +255,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
     chaos.taken_over = old
     shard = cluster.view.shard_written_by(old.nodes[0])
     if shard is not None and chaos.chance.random() < 0.8:
-        # What it sends last reaches only some of the replicas, or none.
+        # The last messages of the old process reach only some of the replicas, or none.
         replica = chaos.chance.choice(cluster.view.shards[shard].replicas)
         cluster.network.cut([old.name], [cluster.process_of(replica).name])
 
@@ -265,7 +265,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
         old.pause()
         old.replaced = True
         cluster.network.join()
-        if chaos.chance.random() < 0.7:  # no replica tells it that it has lost the shard
+        if chaos.chance.random() < 0.7:  # no replica notifies it of the newer writer
             storage = {cluster.process_of(node).name for node in cluster.view.storage_nodes}
             cluster.network.cut(sorted(storage), [old.name])
         twin = cluster.add_process(old.nodes)
@@ -282,7 +282,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def wrong_clock(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One process is started with its wall clock a year off; later starts find it right again."""
+    """One process starts with its wall clock a year off; at later starts the clock is right."""
     process, chance = chaos.process(), chaos.chance
     begun = any(logs.engine.tail for p in chaos.cluster.processes for logs in p.logs.values())
     if not begun:
@@ -325,7 +325,7 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
     written = len((journal / name).read_bytes().rstrip(b"\0"))
     if not written:
         return None
-    if recent:  # in what nothing behind it says was there, and writers ask for it soon
+    if recent:  # no later frame calls these bytes synced, and writers ask for them soon
         offset = written - 1 - chance.randrange(min(written, _RECENT_BYTES))
         hit = [process, *(p for p in chaos.cluster.processes if p.logs)]
     else:
@@ -366,8 +366,10 @@ def wiped_disk(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def wiped_under_writer(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One replica reports what the others of its shard have not got yet, then loses its disk; the
-    others get it when the wiped one is up again, and its writer, which lives on, cannot reach it.
+    """One replica reports records that the other replicas lack, then loses its disk.
+
+    The others get the records when the wiped replica is up again. Its writer, which still runs,
+    cannot reach it.
     """
     process = chaos.damaged()
     if process is None:

@@ -1,8 +1,12 @@
-"""What callers did and what they were told: the evidence that the checkers work from.
+"""The operations of all callers with their outcomes: the evidence of the checkers.
 
-An operation is *ok* (it has a value), *failed* (the platform said that nothing was done), *unknown*
-(nobody was told: its process died, or the platform itself did not know), or *lost*: a read of a
-record that no replica can show, or *trimmed*: a read that was told so.
+Outcomes of an operation:
+
+- *ok*: it has a value.
+- *failed*: the platform answered that nothing was done.
+- *unknown*: the caller's process died, or the platform answered that the outcome is unknown.
+- *lost*: a read of a record that no replica can show.
+- *trimmed*: a read of trimmed records.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
 
 APPENDS: Final = frozenset({"append", "append_batch"})
 EVER: Final = 1 << 62
-"""After everything."""
+"""A step after all others."""
 
 
 class Moment(NamedTuple):
-    """When something was: which step of the world, at which second."""
+    """An instant: the step of the world, and the simulated second."""
 
     step: float
     time_s: float
@@ -41,7 +45,7 @@ class Seen(NamedTuple):
 
 
 def seen(record: Record) -> Seen:
-    """Return what of a record the checkers look at."""
+    """Return the fields of a record that the checkers compare."""
     return Seen(record.seqnum, record.data, tuple(map(str, record.tags)))
 
 
@@ -55,13 +59,13 @@ class Operation:
         kind: the method of `Log`, with `wait` for a read that waits.
         invoked, returned: steps of the world, which order all that happened.
         position_before, position_after: the session's metalog position.
-        fresh: whether the read must know what any session was told before.
-        entries: of appends, what was to be appended.
+        fresh: whether the read must reflect all that any session has seen before.
+        entries: the records of an append.
         age_s, size_bytes: of a retention policy.
         too_large: whether they are more than the limits allow.
         value: of an ok operation: seqnums, records, or a number; of a lost one, the seqnums [first,
             end) that the error names.
-        note: what an error said.
+        note: the text of an error.
     """
 
     number: int
@@ -92,11 +96,11 @@ class Operation:
 
     @property
     def end(self) -> Moment:
-        """When it returned, if it has."""
+        """The second in which it returned, if it has."""
         return AT_LAST if self.returned is None else Moment(self.returned, self.returned_s)
 
     def told(self) -> str:
-        """Return what happened, in a line."""
+        """Return the operation and its outcome in one line."""
         arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
         if self.fresh:
             arguments.append("fresh")
@@ -113,21 +117,21 @@ class Operation:
 
 
 class Violation(NamedTuple):
-    """A promise that was not kept: which check found it, and what it saw."""
+    """A broken guarantee: which check found it, and the contradiction."""
 
     check: str
     what: str
 
 
 class Evidence(NamedTuple):
-    """All that a run left behind, once everything had healed.
+    """The evidence of a run after healing.
 
     Attributes:
         operations: the history, in the order of invocation.
-        records: what the log holds or has held, by seqnum: as storage nodes show it in the end, as
-            it was acknowledged, as it was read.
+        records: what the log holds or has held, by seqnum: as storage nodes show it after the run,
+            as it was acknowledged, as it was read.
         unknown: what a replica does not show, of the shards that it keeps.
-        shown: the seqnums that storage nodes show in the end.
+        shown: the seqnums that storage nodes show after the run.
         tails: the log's tail after each metalog position, from the entries that were published.
         scans: per engine and log, what a scan through the public interface returned.
         subscribed: per engine and log, what a subscription from the beginning has shown.
@@ -145,6 +149,6 @@ class Evidence(NamedTuple):
     stamps: Mapping[int, float] = MappingProxyType({})
     lost: frozenset[int] = frozenset()
     told_lost: Mapping[tuple[str, str], Sequence[tuple[int, int]]] = MappingProxyType({})
-    """Per engine and log, the ranges that a scan was told to be lost."""
+    """Per engine and log, the ranges that a scan reported as lost."""
     ordered_at: Sequence[float] = ()
     """The stamp of each seqnum, from the committed entries, seconds since 1970."""

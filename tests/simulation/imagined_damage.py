@@ -1,7 +1,7 @@
-"""Whether storage nodes find damage on disks that nobody damaged.
+"""Checks that storage nodes report no damage on disks without a fault.
 
-Looked at while a run goes on. A batch that was discarded and then forgotten to be discarded shows
-itself so: its frame is gone, as if by damage.
+The check runs during a run. It finds a discarded batch whose discard was forgotten: the frame of
+the batch is gone, as if by damage.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FOUND: Final = "a record batch on disk is damaged"
 
 @contextmanager
 def pages_of_a_byte() -> Iterator[None]:
-    """Give back all of a discarded batch but its header, not whole pages only: batches are small.
+    """Free all bytes of a discarded batch but its header, not only whole pages: batches are small.
 
-    So whoever forgets that it was discarded does not find it as it was.
+    So a replica that forgets the discard cannot read the batch as it was.
     """
 
     def punched(fd: int, place: Location) -> None:
@@ -40,14 +40,14 @@ def pages_of_a_byte() -> Iterator[None]:
 
 
 class ImaginedDamage:
-    """Appends what contradicts it to `violations`, once."""
+    """Appends reported damage without a fault to `violations`, once."""
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
         self._told = False
 
     def note(self, cluster: SimulatedCluster, injected: Collection[str]) -> None:
-        """Look at what was found so far, given which faults there were."""
+        """Check the damage found so far, given the faults that were injected."""
         if self._told or _DAMAGING.intersection(injected):
             return
         for process in cluster.processes:

@@ -1,8 +1,8 @@
 """What all replicas of a shard lose in a simulation: one batch on each of their disks, its tags or
 the data of one record (decision 0024).
 
-The checkers are told which records may be lost. That no read passes over them they know from the
-history of appends. Apart from `tests.simulation.faults`, because it draws from a source of its own.
+The checkers get the records that may be lost. From the history of appends they know that no read
+skips them. This module is apart from `tests.simulation.faults`: it has its own random source.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 
 _SHARE: Final = 0.35
-"""Of all runs."""
+"""The share of runs in which batches are lost."""
 _MEAN_S: Final = 0.15
-"""Simulated seconds between two."""
+"""Simulated seconds between two losses, on average."""
 _STRIKES_MAX: Final = 3
 
 
@@ -37,7 +37,7 @@ class _Copy(NamedTuple):
 
 
 class LostBatches:
-    """Strikes a few times, until `end`; counts in `injected`.
+    """Damages batches a few times, until `end`; counts them in `injected`.
 
     Attributes:
         lost: of each shard, the localids [first, end) of batches of which something is lost.
@@ -53,7 +53,7 @@ class LostBatches:
             self._next()
 
     def end(self) -> None:
-        """Let nothing be lost any more."""
+        """Lose no more batches."""
         self._left = 0
 
     def seqnums(self, shards: Sequence[ShardId]) -> frozenset[int]:
@@ -82,7 +82,7 @@ class LostBatches:
         self._next()
 
     def _copies(self, node: NodeId, shard: ShardId) -> dict[tuple[LocalId, LocalId], _Copy]:
-        """Return the batches of a shard at one replica that can be told from a torn tail."""
+        """Return the batches of a shard at one replica that cannot pass for a torn tail."""
         process = self._cluster.process_of(node)
         found: dict[tuple[LocalId, LocalId], _Copy] = {}
         for file in segment_files(process.disk.directory / "journal"):

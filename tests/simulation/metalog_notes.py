@@ -1,6 +1,4 @@
-"""What the primary has published, noted while a run goes on: it never changes, and all copies of it
-agree.
-"""
+"""Checks during a run that published metalog entries never change and that all copies agree."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _SYNCED_WITHIN_S: Final = 10.0
 
 
 class MetalogNotes:
-    """A copy of the committed entries; appends what contradicts it to `violations`."""
+    """A copy of the committed entries; appends each contradiction to `violations`."""
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
@@ -31,14 +29,13 @@ class MetalogNotes:
         self._tails = [0]
         self._time_us = 0
         self._stored: dict[NodeId, dict[MetalogPosition, set[Epoch]]] = {}
-        """By whom the entries were proposed that each backup has had on its disk at each position.
-        """
+        """For each backup and position, the proposers of the entries that its disk has had."""
         self._copied: MetalogPosition = 0
         """Below this, what the primary calls committed was found at enough backups."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at what sequencers do in each turn, and at entries before the primary folds them."""
+        """Check sequencers in each iteration, and entries before the primary folds them."""
         fold, handle = StoredMetalog.fold, Sequencer.handle
 
         def seen(role: Sequencer, events: Sequence[Event], now: Instant) -> list[Effect]:
@@ -64,7 +61,7 @@ class MetalogNotes:
             yield
 
     def _see_stored(self, role: Sequencer) -> None:
-        """Note what is durable at a backup; how it came there, entry by entry or not."""
+        """Note the entries that are durable at a backup, received one by one or as a base."""
         metalog, epochs = role._metalog, self._stored.setdefault(role._node, {})
         position = metalog.stored
         while position > metalog.base.position:
@@ -75,10 +72,10 @@ class MetalogNotes:
             known.add(epoch)
 
     def _see_committed(self, role: Sequencer) -> None:
-        """What the primary calls committed has been on the disks of a majority.
+        """Check that committed entries of the primary were on the disks of a majority.
 
-        Not looked at again: disks may lose it. What is below a backup's base was noted there, or
-        came from a primary that has committed it.
+        They are not checked again, because disks may lose them. Entries below a backup's base were
+        noted there, or came from a primary that has committed them.
         """
         metalog = role._metalog
         needed = len(role._view.sequencers) // 2
@@ -94,9 +91,9 @@ class MetalogNotes:
         self._copied = max(self._copied, role.committed)
 
     def note(self, cluster: SimulatedCluster) -> None:
-        """Keep a copy of what the primary calls committed, and may have said: it must not change.
+        """Keep a copy of what the primary calls committed and may have published: it never changes.
 
-        While a sync runs the primary may be ahead of its disk; then nobody has heard of it yet.
+        During a sync the primary may be ahead of its disk; that part is not published yet.
         """
         process = cluster.process_of(cluster.view.primary)
         if process.shell is None or process.shell.holding or process.failing:
@@ -134,7 +131,7 @@ class MetalogNotes:
                 return
 
     def _compare_base(self, sequencer: Sequencer, who: str) -> None:
-        """What a base says is what the committed entries below it add up to."""
+        """Check that a base equals the sum of the committed entries below it."""
         base = sequencer._metalog.base
         if base.position > len(self._entries):
             return  # of what was not noted yet
@@ -153,7 +150,7 @@ class MetalogNotes:
     def finish(self, cluster: SimulatedCluster) -> list[int]:
         """Compare all sequencers' copies; return the tail after each position.
 
-        A retention policy lets the platform append still: in the middle of a sync nothing is noted.
+        The platform may still append, for retention policies. Nothing is noted during a sync.
         """
         primary = cluster.process_of(cluster.view.primary).shell
         assert primary is not None, "healed"

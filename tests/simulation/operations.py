@@ -1,4 +1,4 @@
-"""What a session may call: one entry of `OPERATIONS` a kind, with how it is drawn and performed."""
+"""The operations of sessions: one entry of `OPERATIONS` for each kind, drawn and performed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BATCH_MAX: Final = 4
 """Records of an ordinary atomic batch."""
 _LARGE_BATCH_MAX: Final = 100
 _AT_THE_LIMIT: Final = 0.03
-"""The share of appends that are as large as is allowed, or a little larger."""
+"""The share of appends of the largest allowed size, or a little more."""
 
 Perform: TypeAlias = Callable[[Log, Operation], Awaitable[Any]]
 Draw: TypeAlias = Callable[["Habits", random.Random, Operation], None]
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     """One kind of operation.
 
     Attributes:
-        weight: how often it is drawn, beside the others.
+        weight: how often it is drawn, relative to the others.
         draw: fills in the arguments.
         perform: makes the call; returns the value that the history gets.
     """
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
 
 class Habits:
-    """What the sessions of one run have in common.
+    """The values that the sessions of one run share.
 
     Attributes:
         logs: that they use.
@@ -213,7 +213,7 @@ def subscription(log: Log, tag: str | None, bound: int) -> AsyncGenerator[Record
 
 
 async def _subscribe(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    """Take up to so many records, for so long; what came before an error counts."""
+    """Take up to `count` records for a time; records before an error count."""
     found: list[Record] = []
     records = subscription(log, operation.tag, operation.bound)
     try:

@@ -1,8 +1,6 @@
-"""What the checkers look things up in: the records by log and tag, what was trimmed, what was known
-when.
+"""The checkers' index of the evidence: records by log and tag, trims, and what was known when.
 
-Everything is sorted once; each question is a bisection. Nothing here is shared with the code under
-test.
+Everything is sorted once; each question is a bisection. Nothing is shared with the code under test.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Record: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 
 
 class Rising:
-    """The largest of the values that there were before a step.
+    """The largest of the values before a step.
 
     Args:
         values: pairs of a step and a value that is there from then on.
@@ -36,7 +34,7 @@ class Rising:
         self._highest = list(accumulate((value for _, value in ordered), max))
 
     def before(self, step: float) -> int:
-        """Return the largest value of the steps before this one; 0: there is none."""
+        """Return the largest value of the steps before this one; 0 without one."""
         place = bisect_left(self._steps, step)
         return self._highest[place - 1] if place else 0
 
@@ -64,7 +62,7 @@ class Floors:
         self._must = {key: Rising(floors) for key, floors in must.items()}
 
     def highest(self) -> int:
-        """Return the highest floor that anything may have: the platform's own records go too."""
+        """Return the highest floor of any log or tag: the platform trims records of its own too."""
         if self._policies.any:
             return self._end
         return max((floors.before(EVER) for floors in self._may.values()), default=0)
@@ -76,7 +74,7 @@ class Floors:
         return max(trimmed, self._policies.floor(log, before)) if self._policies.any else trimmed
 
     def must_be(self, reader: Operation) -> int:
-        """Return the floor that a read must know: its session's own, or anybody's if fresh."""
+        """Return the floor that a read must reflect: its session's; if fresh, any session's."""
         who = None if reader.fresh else reader.session
         tags = {None, reader.tag if reader.kind != "read" else None}
         return max(
@@ -84,7 +82,7 @@ class Floors:
         )
 
     def may_be_dead(self, seqnum: int, record: Record, before: Moment) -> bool:
-        """Tell whether a record may be gone: below its log's floor, or below all of its tags'."""
+        """Return whether a record may be gone: below its log's floor, or below all of its tags'."""
         if not self.any:
             return False
         log, _, tags = record
@@ -97,7 +95,7 @@ class Oracle:
     """What is in the log, found by log and tag, and what callers knew of it.
 
     Attributes:
-        told: one more than the highest seqnum that anybody had been told of.
+        told: one more than the highest seqnum that any session has seen.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -121,8 +119,9 @@ class Oracle:
         self._seen = {session: Rising(known) for session, known in seen.items()}
 
     def horizon(self, operation: Operation) -> int:
-        """Return below which seqnum a read must know everything: what its session had seen when it
-        began, or anybody if it is fresh.
+        """Return the seqnum below which a read must reflect all records.
+
+        It is what its session had seen when the read began, or any session for a fresh read.
         """
         seen = self._seen.get(operation.session, _NEVER).before(operation.invoked)
         horizon = max(seen, self.tail_at(operation.position_before))
@@ -158,7 +157,7 @@ class Oracle:
         return seqnums[bisect_left(seqnums, operation.bound) : bisect_right(seqnums, last)]
 
     def excused(self, seqnum: int, operation: Operation) -> bool:
-        """Tell whether a read need not show a match, because it may be trimmed by then."""
+        """Return whether a read may omit a match, because it may be trimmed by then."""
         floors, before = self.floors, operation.end
         return floors.any and (
             seqnum < floors.may_be(operation.log, operation.tag, before)

@@ -1,4 +1,4 @@
-"""What retention policies allow to be gone: how high the floor of a log may be at an instant.
+"""How high retention policies may raise the floor of a log until an instant.
 
 By age: nothing whose stamp is less than the age before the time of the log, which is never ahead of
 the time of the world. A stamp may be behind it: a start with a wrong clock counts no time, and a
@@ -67,7 +67,7 @@ class _Sizes:
             for o, data, tags in here
             if o.outcome == "unknown" and data not in places
         )
-        """Of appends that may have been there and gone before anybody saw them."""
+        """The bytes of appends that may have been appended and trimmed before any read."""
 
     def beyond(self, size_bytes: int, before: Moment) -> int:
         """Return below which seqnum more than `size_bytes` may have followed."""

@@ -1,9 +1,9 @@
-"""What happens, after a run, when the primary gets an older copy of its directory: it loses
-entries that it had published, and proposes others in their places.
+"""Checks the cluster after the primary's directory was replaced by an older copy of it.
 
-Records may lose their order by that, which nobody can undo. But no seqnum may have two records: all
-replicas correct their copies of the metalog and show what the primary has. And no index node has
-index data of the entries that are gone.
+The primary loses entries that it had published, and proposes others in their places. Records may
+lose their order by that permanently. But no seqnum may have two records: all replicas correct their
+copies of the metalog and show what the primary has. No index node keeps index data of the replaced
+entries.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from indilog_storage.ordering import Ordering
 from tests.simulation.history import Violation
 
 _SHARE: Final = 0.5
-"""Of the runs in which the primary has a process of its own, and backups."""
+"""The share of runs with the loss, of those whose primary has its own process and backups."""
 _READY_WITHIN_S: Final = 30.0
 _AGREE_WITHIN_S: Final = 10.0
 _LOG: Final = "replaced"
 
 
 class ReplacedEntries:
-    """One such loss; appends what contradicts the claim to `violations`."""
+    """One loss of published entries; appends each contradiction to `violations`."""
 
     def __init__(self, cluster: SimulatedCluster, violations: list[Violation]) -> None:
         self._cluster = cluster
         self._violations = violations
         self._chance = cluster.world.chance("replaced entries")
         self._tags: dict[TagHash, SeqNum | None] = {}
-        """All tags of records that were appended here, and where the last acknowledged ones are."""
+        """The tags of the records appended here, with the seqnums of those acknowledged last."""
 
     def happen(self, injected: dict[str, int]) -> None:
-        """Let it happen, if the arrangement allows it and chance will have it."""
+        """Replace the directory, if the arrangement allows it and the seed draws it."""
         process = self._primary_alone()
         if process is None or self._chance.random() >= _SHARE:
             return
@@ -93,7 +93,7 @@ class ReplacedEntries:
             self._cluster.run(append, engine=engine, within_s=_READY_WITHIN_S)
 
     def _check(self) -> None:
-        """All storage nodes come to have the entries that the primary has, and no others."""
+        """Wait until all storage nodes have the entries of the primary, and no others."""
         cluster = self._cluster
         shell = cluster.process_of(cluster.view.primary).shell
         assert shell is not None, "it was started"
@@ -110,7 +110,7 @@ class ReplacedEntries:
             tails.append(tail)
         for node in cluster.view.storage_nodes:
             self._compare(node, base.position, tails, cut)
-        # What the base stands for is known from a storage node, which agrees with the base.
+        # The entries below the base come from a storage node that agrees with the base.
         ordering = self._ordering_of(cluster.view.storage_nodes[0])
         entries = (*ordering.entries(0, base.position), *entries)
         tails = [*map(ordering.tail_at, range(base.position)), *tails[1:]]

@@ -22,21 +22,23 @@ from tests.simulation.sequencer_faults import SequencerLosses
 from tests.simulation.workload import Workload
 
 OPERATIONS: Final = 250
-"""Operations of a run, about."""
+"""Approximate operations of a run."""
 _DURATION_S_MAX: Final = 20.0
 _TICK_S: Final = 0.02
 _CHECKPOINT_SHARES: Final = (2, 2, 0.2, 0.05)
-"""How many bytes of checkpoints may be written for each appended: with few, segments fill between.
+"""Checkpoint bytes that may be written for each appended byte.
+
+With few, segments fill between two checkpoints.
 """
 
 
 @dataclasses.dataclass
 class Report:
-    """What came of one seed.
+    """The result of one seed.
 
     Attributes:
         digest: a hash of all that happened; equal for two runs of one seed.
-        violations: what contradicts the promises; empty: the run is clean.
+        violations: the broken guarantees; empty for a clean run.
     """
 
     seed: int
@@ -54,7 +56,7 @@ class Report:
     history: list[Operation] = dataclasses.field(default_factory=list)
 
     def told(self) -> str:
-        """Return what to do with a run that failed."""
+        """Return the command that replays a failed run."""
         lines = [f"seed {self.seed}: {v.check}: {v.what}" for v in self.violations[:5]]
         return "\n".join(
             [*lines, self.arrangement, f"replay: python -m tests.simulation --seed {self.seed}"]
@@ -71,7 +73,7 @@ class Run:
         self._lines = lines
 
     def run(self) -> Report:
-        """Run it to its end and check what happened."""
+        """Run the seed and check its evidence."""
         report = self.report
         chance = World(report.seed).chance("arrangement")
         drawn = arrangement.drawn(chance)
@@ -140,7 +142,7 @@ class Run:
         self.report.records = len(evidence.records)
 
     def _check_limits(self, cluster: SimulatedCluster, batch_max: int) -> None:
-        """See that no more waits than the configuration allows (a batch goes in whole)."""
+        """Check that no more bytes wait than the configuration allows (a batch is taken whole)."""
         limit = cluster.config.node.appends.append_pending_max + batch_max
         for process in cluster.processes:
             for node, logs in process.logs.items():

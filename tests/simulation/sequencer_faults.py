@@ -1,8 +1,8 @@
 """What disks of sequencers lose in a simulation: one process a run, the primary's mostly, is wiped
 or has metalog entries damaged, again and again (decision 0020).
 
-Apart from `tests.simulation.faults`, because it draws from a source of its own: a seed that has
-none of it is the run that it was.
+This module is apart from `tests.simulation.faults`, because it has its own random source: without
+these losses a seed gives the same run as before.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 
 _SHARE: Final = 0.4
-"""Of the runs that have backups."""
+"""The share of runs with these losses, of those that have backups."""
 _MEAN_S: Final = (0.1, 0.3)
-"""Simulated seconds between two."""
+"""Simulated seconds between two losses, on average."""
 _WIPES: Final = (0.0, 0.1, 0.5)
-"""How many of the losses are whole disks."""
+"""The share of the losses that are whole disks."""
 
 
 class SequencerLosses:
-    """Strikes from the beginning on, until `end`; counts in `injected`."""
+    """Damages one process from the beginning until `end`; counts in `injected`."""
 
     def __init__(self, cluster: SimulatedCluster, injected: dict[str, int]) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class SequencerLosses:
             self._next()
 
     def end(self) -> None:
-        """Let nothing be lost any more."""
+        """Damage nothing more."""
         self._over = True
 
     def _chosen(self) -> SimulatedProcess | None:
@@ -72,9 +72,9 @@ class SequencerLosses:
 
 
 def _damage(process: SimulatedProcess, chance: random.Random) -> bool:
-    """Flip three bits in each of some frames that follow one another; tell whether there are some.
+    """Flip three bits in each of some consecutive frames; return whether there are some.
 
-    What no frame behind it calls synced is a torn tail when it cannot be read, and so is left
+    Frames that no later frame calls synced are left: unreadable, they would be a torn tail
     (decision 0009).
     """
     directory = process.disk.directory / "journal"

@@ -1,4 +1,4 @@
-"""What records take, as docs/FORMATS.md says it."""
+"""Sizes of records, by docs/FORMATS.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ BATCH_HEADER_BYTES: Final = 58
 
 
 def retained_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
-    """Return what a record counts for a policy: its data and its names."""
+    """Return the bytes of a record that a retention policy counts: its data and its names."""
     return len(data) + len(log.encode()) + sum(2 + len(tag.encode()) for tag in tags)
 
 
 def stored_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
-    """Return what a record takes in its batch."""
+    """Return the bytes of a record in its batch."""
     return retained_bytes(log, data, tags) + 8 * (1 + len(tags)) + 13

@@ -1,4 +1,4 @@
-"""Each checker notices what it is there for, in histories made by hand."""
+"""Each checker finds its violation in histories made by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def found(*operations: Operation, **changed: object) -> list[str]:
     return [violation.check for violation in checked(evidence)]
 
 
-def test_a_history_that_keeps_its_promises_is_clean() -> None:
+def test_a_history_without_violations_is_clean() -> None:
     assert not found(
         did(5, "read_next", seen(0), tag="a", bound=0),
         did(6, "read_next", seen(3), tag="a", bound=1),
@@ -101,17 +101,17 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         ("wait", did(5, "wait", (), tag="b", wait_s=1.0, returned_s=0.5)),
     ],
 )  # fmt: skip
-def test_a_broken_promise_is_found(check: str, operation: Operation) -> None:
+def test_a_broken_guarantee_is_found(check: str, operation: Operation) -> None:
     assert check in found(operation)
 
 
-def test_too_large_an_append_whose_process_ended_is_no_fault_unless_it_is_there() -> None:
+def test_a_too_large_append_of_a_process_that_ended_is_a_violation_only_if_it_was_stored() -> None:
     gone = {"outcome": "unknown", "too_large": True, "returned": None}
     assert found(did(5, "append", None, entries=((b"x", ()),), **gone)) == []
     assert "failed" in found(did(5, "append", None, entries=((b"3", ("a",)),), **gone))
 
 
-def test_times_of_ordering_that_go_back_or_lie_ahead_are_found() -> None:
+def test_stamps_that_go_back_or_lie_ahead_are_found() -> None:
     def checks(operation: Operation, **stamps: float) -> list[str]:
         return found(operation, stamps={int(name[1:]): stamp for name, stamp in stamps.items()})
 
@@ -122,7 +122,7 @@ def test_times_of_ordering_that_go_back_or_lie_ahead_are_found() -> None:
     assert "find_time" in checks(asked, s1=-29.4, s2=-29.0)
 
 
-def test_what_was_trimmed_must_be_called_so_and_may_be_gone() -> None:
+def test_trimmed_records_may_be_gone_and_must_be_reported_as_trimmed() -> None:
     trim = did(5, "trim", None, bound=2)
     assert not found(trim, did(6, "read_next", 2, bound=1, outcome="trimmed"))
     assert not found(trim, did(6, "read_next", seen(3), bound=2), shown=frozenset({2, 3}))
@@ -132,7 +132,7 @@ def test_what_was_trimmed_must_be_called_so_and_may_be_gone() -> None:
     assert "durable" in found(trim, shown=frozenset({0, 1, 2}))
 
 
-def test_what_a_policy_allows_may_be_gone_and_nothing_else() -> None:
+def test_only_records_beyond_a_policy_may_be_gone() -> None:
     def policy(number: int, **bounds: object) -> Operation:
         return did(number, "set_retention", None, **bounds)
 
@@ -156,7 +156,7 @@ def test_a_session_that_has_seen_a_record_must_see_what_is_before_it() -> None:
     ]
 
 
-def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
+def test_a_hole_an_invented_record_and_a_wrong_scan_are_found() -> None:
     assert "dense" in found(tails=[0, 5])
     assert "phantom" in found(records=RECORDS | {4: ("orders", b"ghost", ())}, tails=[0, 5])
     assert "twice" in found(records=RECORDS | {4: ("orders", b"3", ("a",))}, tails=[0, 5])
@@ -165,7 +165,7 @@ def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
     assert "subscribe" in found(subscribed={("engine-0", "orders"): list(seen(0, 1, 1, 3))})
 
 
-def test_a_loss_is_believed_where_there_is_one_and_named_by_whoever_comes_across_it() -> None:
+def test_a_reported_loss_must_be_real_and_every_scan_over_a_loss_reports_it() -> None:
     def told(number: int, *lost: int) -> Operation:
         return did(number, "read_next", lost, bound=0, outcome="lost")
 

@@ -1,4 +1,4 @@
-"""A2, A9, A20: whole clusters under faults, seed by seed; and that a seed says the same each time.
+"""Whole clusters under faults, seed by seed (A2, A9, A20); a seed gives the same run each time.
 
 `python -m tests.simulation --seeds 10000` runs many more.
 """
@@ -20,7 +20,7 @@ GROUPS = 20
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_a2_a9_a20_every_history_keeps_the_promises_of_the_log(
+def test_every_history_keeps_the_guarantees_of_the_log(
     group: int, seeds_wanted: int | None
 ) -> None:
     for seed in range(group, seeds_wanted or SEEDS, GROUPS):
@@ -28,8 +28,8 @@ def test_a2_a9_a20_every_history_keeps_the_promises_of_the_log(
         assert not report.violations, report.told()
 
 
-def test_a2_a_seed_replays_byte_identically_in_any_process() -> None:
-    """Two processes that hash differently see the same events, byte for byte."""
+def test_a_seed_replays_byte_identically_in_any_process() -> None:
+    """A2: two processes with different hash seeds produce the same events, byte for byte."""
     digests = set()
     for hash_seed in ("1", "4711"):
         code = (
@@ -48,8 +48,8 @@ def test_another_seed_is_another_run() -> None:
     assert Run(2).run().digest != Run(3).run().digest
 
 
-def test_a_failure_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness notices a promise that is not kept: here a log that finds nothing backwards."""
+def test_a_failure_names_the_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator finds a broken guarantee: here backward reads find nothing."""
     from indilog_compute.local_log import LocalLog
 
     async def nothing(*_: object, **__: object) -> None:

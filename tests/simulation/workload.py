@@ -1,7 +1,7 @@
-"""What callers do in a simulation: sessions, each with a stream of random operations.
+"""The callers of a simulation: sessions, each with a stream of random operations.
 
-A session lives at an engine; when that engine's process dies, the session goes on at whichever
-engine is up, with the position that it had. What it calls is drawn from `operations`.
+A session uses one engine. When that engine's process dies, the session continues at any engine that
+is up, with its position. Its operations are drawn from `operations`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WITHOUT_POLICIES = 0.7
 _OVER_LINKS = 0.5
 """The share of sessions that reach their engine over a link."""
 _MOVES = 0.6
-"""How often a roaming session goes on at another engine."""
+"""How often a roaming session moves to another engine."""
 
 
 class Caller:
@@ -38,8 +38,8 @@ class Caller:
 
     Attributes:
         overlapping: its calls do not wait for each other.
-        over_link: it has the logs as a worker or client has them, over a link.
-        roaming: it goes on at another engine now and then, with its position.
+        over_link: it uses the logs over a link, as a worker or client does.
+        roaming: it moves to another engine now and then, with its position.
         think_s: how long it waits between calls, on average.
     """
 
@@ -60,7 +60,7 @@ class Caller:
 
     @property
     def housed(self) -> bool:
-        """Whether the life of the process in which it lives goes on."""
+        """Whether the process that the session started in still runs."""
         return self.home is not None and self.home[0].up and self.home[0].lives == self.home[1]
 
     async def live(self, engine: str, logs: LocalLogs) -> None:
@@ -108,7 +108,7 @@ class Workload:
 
     Attributes:
         history: every operation, in the order of invocation.
-        errors: what was raised and is no answer of the platform: a fault of the code.
+        errors: exceptions that are no answer of the platform: faults of the code.
     """
 
     def __init__(
@@ -130,36 +130,36 @@ class Workload:
         ]
 
     def goes_on(self) -> bool:
-        """Tell whether further operations are wanted."""
+        """Return whether further operations are wanted."""
         return not self.stopped and len(self.history) < self._operations
 
     def attach(self, process: SimulatedProcess) -> None:
-        """Have callers live in the engines of a process, in this life and in later ones."""
+        """Start callers at the engines of a process, now and after each of its restarts."""
         process.on_up = self._came_up
         if process.up:
             self._came_up(process)
 
     def _came_up(self, process: SimulatedProcess) -> None:
-        """Let the sessions that belong here, and have no engine, live here."""
+        """Resume the sessions of this process that have no engine."""
         engines = self.cluster.view.engines
         for node in process.logs:
             mine = [c for c in self.callers if engines[c.number % len(engines)] == node]
             homeless = [caller for caller in mine if not caller.housed]
             if not homeless and len(self.callers) < _CALLERS_MAX:
-                # They live in the process whose place this one takes.
+                # They run in the process that this one replaces.
                 homeless = [Caller(self, len(self.callers), overlapping=True)]
                 self.callers += homeless
             for caller in homeless:
                 self._house(caller, process, node)
 
     def move_homeless(self, chance: random.Random) -> None:
-        """Let some sessions whose engine died go on elsewhere."""
+        """Move some sessions whose engine died to other engines."""
         for caller in self.callers:
             if not caller.housed and chance.random() < 0.2:
                 self.move(caller, chance)
 
     def move(self, caller: Caller, chance: random.Random) -> None:
-        """Let a session go on at another engine that is up, or at the same if it is alone."""
+        """Move a session to another engine that is up, or to the same one if there is no other."""
         homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
         homes = [home for home in homes if home[1] != caller.engine] or homes
         if homes:
@@ -181,7 +181,7 @@ class Workload:
         return operation
 
     async def perform(self, operation: Operation, log: Log, session: Session) -> None:
-        """Make a call and note what came of it."""
+        """Make a call and note its outcome."""
         world = self.cluster.world
         operation.invoked, operation.invoked_s = world.steps, world.now_s
         operation.position_before = operation.position_after = session.position
@@ -201,7 +201,7 @@ class Workload:
             if operation.kind == "trim":  # a process that ends may have asked for it already
                 operation.outcome = "unknown"
             operation.note = f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001 whatever else is raised is the fault looked for
+        except Exception as error:  # noqa: BLE001 any other exception is a fault of the code
             self.errors.append(error)
             operation.note = repr(error)
         operation.position_after = session.position
