@@ -77,4 +77,6 @@ class _Sizes:
         if not end or total <= size_bytes:
             return 0
         kept = bisect_left(self._before, total - size_bytes, 0, end)
+        if kept == end and self._unseen_bytes:
+            return EVER  # the last record may be one that came and went unseen
         return self._seqnums[min(kept, end - 1)]
