@@ -1,5 +1,6 @@
-"""For libraries on the log whose callers in one process wait for one another, in an event loop or
-under a stepper.
+"""An event for callers of a library that wait for one another in one process.
+
+It works on an event loop, and without one under a stepper (`indilog.testing.stepper`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Literal
 
 
 class _Until:
-    """Awaited: hands the event to whoever drives the coroutine, which goes on when it is set."""
+    """Awaited: yields the event to the stepper, which resumes the coroutine once it is set."""
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -20,12 +21,12 @@ class _Until:
 
 
 class Event(asyncio.Event):
-    """An event of the event loop; where there is none, a stepper drives the callers, and lets those
-    who wait go on when it is set.
+    """An event of the event loop. Without a loop, a stepper drives the callers and resumes the
+    waiting ones once it is set.
     """
 
     async def wait(self) -> Literal[True]:
-        """Return when it is set."""
+        """Return once it is set."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:

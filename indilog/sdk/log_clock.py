@@ -1,7 +1,7 @@
-"""The time of a log between its records, estimated (decision 0025).
+"""An estimate of a log's time between its records (decision 0025).
 
-What is due is decided by the `ordered_at` of records. When to look is estimated: the newest
-`ordered_at` that was read, plus what has passed since by a steady clock. No wall clock takes part.
+The `ordered_at` of records decides what is due. When to look is estimated: the newest `ordered_at`
+that was read, plus the time since then by a steady clock. No wall clock is read.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from indilog.base.log import Log
 
 
 class LogClock:
-    """Estimates the time of a log; nothing is decided by it.
+    """Estimates the time of a log. No decision may depend on the estimate.
 
-    The estimate is what the log said of its time last (`Log.now`), or the newest record if that is
-    later, plus what has passed since. It is ahead of the log only after a start of the primary that
-    counted no time for its absence, until the log is asked again.
+    The estimate is the later of the last `Log.now` and the newest record read, plus the time since.
+    It can be ahead of the log after a restart of the primary that did not count its downtime; the
+    next `ask` corrects it.
 
     Args:
-        steady: seconds that nothing sets and that pass while the machine sleeps, too.
+        steady: a clock in seconds that cannot be set and that counts while the machine sleeps.
 
     Attributes:
-        has_begun: whether the log was asked.
+        has_begun: whether the log was asked for its time.
     """
 
     __slots__ = ("_offset_s", "_steady", "has_begun")
@@ -31,23 +31,23 @@ class LogClock:
     def __init__(self, steady: Callable[[], float]) -> None:
         self._steady = steady
         self._offset_s = -math.inf
-        """What is to be added to the steady clock."""
+        """Seconds to add to the steady clock."""
         self.has_begun = False
 
     async def begin(self, log: Log) -> None:
-        """Ask `log` for the time, once: the records that are read may be old."""
+        """Ask `log` for its time, unless that was done; the records that are read may be old."""
         if not self.has_begun:
             await self.ask(log)
 
     async def ask(self, log: Log) -> None:
-        """Take over what `log` says, also if it is before the estimate."""
+        """Set the estimate to the time of `log`, also if that is earlier."""
         time = await log.now()
         self._offset_s, self.has_begun = time - self._steady(), True
 
     def read(self, ordered_at: float) -> None:
-        """Take note of the time of a record that was just read: it is that time or later."""
+        """Advance the estimate to the time of a record that was just read."""
         self._offset_s = max(self._offset_s, ordered_at - self._steady())
 
     def now(self) -> float:
-        """Return the estimate, seconds since 1970; before anything was read, -inf."""
+        """Return the estimate, seconds since 1970; -inf before the first read."""
         return self._offset_s + self._steady()

@@ -1,9 +1,9 @@
-"""What who replays a log does where records of it are lost: name it, once, and read on behind it
+"""Lost records in a log that a follower replays: log each loss once, and read on after it
 (decision 0024).
 
-A follower that keeps a state for others (deployments, policies, invocations) must neither stop at a
-loss nor pass over it without a word. It keeps the losses, so that it can answer "unknown" instead
-of "absent" about what may have been recorded there.
+A follower keeps a state for others (deployments, policies, invocations). It must not stop at a
+loss, and must not skip it silently. It remembers the lost ranges, so that it can answer "unknown"
+instead of "absent" about what may have been recorded there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _RANGES_MAX: Final = 64
 
 
 class Losses:
-    """The losses that one follower has met, at most 64 ranges; beyond it neighbours become one.
+    """The lost ranges that one follower has met, at most 64; beyond that, neighbours are joined.
 
     Args:
         what: what the records were, a plural ("deployments").
-        consequence: what that means for whoever depends on them, a sentence.
+        consequence: a sentence for the operator about what the loss means.
     """
 
     def __init__(self, what: str, consequence: str) -> None:
@@ -37,21 +37,21 @@ class Losses:
 
     @property
     def sentence(self) -> str:
-        """Where records may be missing; empty: nowhere."""
+        """Where records may be missing, as a sentence; empty: nowhere."""
         if not self._ranges:
             return ""
         places = ", ".join(f"[{start}, {end})" for start, end in self._ranges)
         return f"Records of {self._what} at seqnums {places} may be lost by damage."
 
     def read_on_after(self, error: DataLossError, bound: SeqNum) -> SeqNum:
-        """Note and log what is lost; return where to read on.
+        """Remember and log a loss; return the seqnum where to read on.
 
         Args:
             error: what a read raised.
             bound: where that read began.
 
         Raises:
-            DataLossError: it does not say where reading goes on.
+            DataLossError: the error has no `next_seqnum` after `bound`.
         """
         following = error.next_seqnum
         if following is None or following <= bound:
@@ -70,11 +70,11 @@ class Losses:
 
 
 def name_loss(what: str, error: DataLossError) -> DataLossError:
-    """Return an error that says which state cannot be read because of a loss.
+    """Return a loss as an error that says which state cannot be read.
 
     Args:
         what: the state ("Object 'x' of log 'y'").
-        error: what a read raised, or what was named before.
+        error: what a read raised, or what this function returned before.
     """
     if str(error).startswith(what):
         return error

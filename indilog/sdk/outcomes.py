@@ -1,6 +1,6 @@
-"""What a failure means once a record is appended: no longer that nothing was done.
+"""Errors after an append: they no longer mean that nothing was done.
 
-For libraries that append a record and then read what it came to.
+For libraries that append a record and then read which effect it had.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from indilog.base.ids import SeqNum
 
 
 def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
-    """Refuse what a session read if its own append is missing there.
+    """Refuse a read that does not show its session's own append.
 
-    A read that follows an append of the same session shows it. If one does not, the read says
-    nothing about what the append came to, and no caller may go by it.
+    A read that follows an append of the same session shows the record. A read that does not says
+    nothing about the record's effect, so no caller may rely on it.
 
     Args:
         seqnum: the record that the session appended, in the sub-stream that was read.
-        read_to: below it the sub-stream was read to its end.
+        read_to: the sub-stream was read completely below this seqnum.
 
     Raises:
-        NotReadyError: the record was not shown; read again.
+        NotReadyError: the record is missing in the read; read again.
     """
     if read_to <= seqnum:
         raise own_append_missing(seqnum)
 
 
 def own_append_missing(seqnum: SeqNum) -> NotReadyError:
-    """Return the error of a read that does not show the record at `seqnum`, although its session
-    appended it.
-    """
+    """Return the error of a read without the record at `seqnum`, which its session appended."""
     return NotReadyError(
         f"The log was read without the record at {seqnum}, which was appended before in the same "
         "session; read again."
@@ -46,10 +44,11 @@ def own_append_missing(seqnum: SeqNum) -> NotReadyError:
 
 @contextmanager
 def append_outcome_unknown(seqnum: SeqNum) -> Iterator[None]:
-    """Find out in this block what the record at `seqnum`, which was appended, came to.
+    """In this block, read the effect of the record appended at `seqnum`.
 
-    Errors that say "nothing was done, repeat it" are true of the read that met them, not of what
-    the caller asked for. A conflict is: the log's order decided that the record has no effect.
+    A retryable error says that nothing was done. That is true of the read, but not of the append,
+    so the caller gets another error. A `ConflictError` passes: the log's order decided that the
+    record has no effect.
 
     Raises:
         AppendOutcomeUnknownError: instead of any other `retryable` error.

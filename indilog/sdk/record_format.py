@@ -1,8 +1,8 @@
-"""How a library frames what it keeps in records: two bytes that no text begins with, one byte for
-the version of the format, and a value in MessagePack.
+"""The frame of a library's records: two magic bytes, a version byte, a value in MessagePack.
 
-Anybody may append anything under a library's tags. What is not of the library is passed over; what
-a later version of it wrote must not be, or two versions would fold one log to two states.
+Any program may append any record under a library's tags. A library ignores records without its
+magic bytes. It refuses records of a later version: ignoring them would let two versions fold one
+log to two states.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class RecordFormat:
     """The frame of one library's records.
 
     Args:
-        magic: its two bytes; the first is 0xB0, which begins no UTF-8 text.
-        version: 1 to 255, the one that it writes and reads.
-        of: whose records they are, for the error's message.
-        error: what is raised on records of a later version.
+        magic: two bytes; the first is 0xB0, with which no UTF-8 text begins.
+        version: 1 to 255; written, and the highest that is read.
+        of: name of the library, for the error's message.
+        error: raised on records of a later version.
     """
 
     __slots__ = ("_error", "_magic", "_of", "_prefix", "_version")
@@ -43,11 +43,14 @@ class RecordFormat:
         return self._prefix + _encode(content)
 
     def decoded(self, data: bytes, decode: Callable[[memoryview], T]) -> T | None:
-        """Return what `decode`, of a MessagePack decoder, reads in a record; None: nothing of this
-        format.
+        """Return a record's content; None: the record does not have this format.
+
+        Args:
+            data: of the record.
+            decode: the method of a MessagePack decoder.
 
         Raises:
-            IndilogError: as `error`; a later version wrote it, so it must not be passed over.
+            IndilogError: of type `error`: a later version wrote the record.
         """
         if not data.startswith(self._prefix):
             if data.startswith(self._magic) and data[2:3] > self._prefix[2:]:

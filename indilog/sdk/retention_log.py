@@ -1,8 +1,7 @@
-"""Retention policies as records of the reserved log `$retention`, so that they survive restarts,
-and trims of the logs that they are about.
+"""Retention policies, records of the reserved log `$retention`.
 
-Each is one record tagged with the log's name; the newest of a name wins, for everybody who reads
-the log. The records are described in docs/FORMATS.md.
+They survive restarts, and trims of the logs that they apply to. A policy is one record tagged with
+the name of its log; for each name the newest record is in force. docs/FORMATS.md has the format.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ RETENTION_LOG: Final = "$retention"
 
 
 class _Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the log; fields that it does not know are passed over."""
+    """A record of the log. Unknown fields are ignored."""
 
     version: Literal[1]
     log: str
@@ -44,13 +43,13 @@ async def recorded_policy(policies: Log, log: str) -> Retention:
 
 
 class PolicyLog:
-    """The policies in a log source, for who follows them.
+    """Follows the policies recorded in a log source.
 
     Attributes:
         newest: of each log that has one, among the records read so far (`catch_up`).
-        beyond: policies that were passed over because there are `logs_max` already.
-        losses: where policies may be lost. What was read before is not enforced then, unless it is
-            set again: a lost record may have replaced it by one that keeps more.
+        beyond: policies ignored because `logs_max` logs have one already.
+        losses: where policies may be lost. Policies read before a loss are not enforced until they
+            are set again: a lost record may have replaced them by ones that keep more.
     """
 
     def __init__(self, logs: LogSource, *, logs_max: int) -> None:
@@ -68,7 +67,7 @@ class PolicyLog:
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
         except DataLossError:
-            return  # `catch_up` names it
+            return  # `catch_up` logs it
 
     async def catch_up(self) -> None:
         """Read what was recorded since, into `newest`."""

@@ -1,7 +1,7 @@
-"""What is left of a sub-stream, for libraries that go on without what is trimmed or lost of it.
+"""The records of a sub-stream that are neither trimmed nor lost.
 
-Those that keep checkpoints in one trim it and begin at the best; one that is lost is one to do
-without as long as another one helps.
+For sub-streams of checkpoints: a library begins at the best one that survives, and can do without a
+lost one while another one serves.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from indilog.base.log import Log, Record
 async def read_surviving_records(
     log: Log, tag: UserTag, start: SeqNum = 0, *, limit: int
 ) -> AsyncIterator[Record | DataLossError]:
-    """Yield the records of a sub-stream that are left, in their order; where some of them are lost,
-    the error that says so, with its `next_seqnum`.
+    """Yield the surviving records of a sub-stream in log order, and an error for each lost range.
 
     Args:
-        log: where they are.
+        log: to read.
         tag: of the sub-stream.
-        start: where to begin.
-        limit: records to read at once.
+        start: first seqnum to read.
+        limit: records per read.
 
     Raises:
-        DataLossError: records are lost, and nobody knows where it goes on.
+        DataLossError: records are lost, and the error has no `next_seqnum` to read on from.
     """
     while True:
         try:
@@ -48,9 +47,9 @@ async def read_surviving_records(
 
 
 def may_go_further(lost: DataLossError | None, end: int) -> bool:
-    """Tell whether a checkpoint among records that are lost may say more than one as of `end`.
+    """Tell whether a lost checkpoint may cover more than one that covers records below `end`.
 
-    A checkpoint stands behind what it is as of, so one that goes further than the place of the last
-    lost record supersedes them all.
+    A checkpoint is appended after the records that it covers. So a checkpoint that covers the place
+    of the last lost record covers more than every lost checkpoint.
     """
     return lost is not None and (lost.next_seqnum is None or end < lost.next_seqnum - 1)

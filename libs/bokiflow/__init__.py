@@ -1,9 +1,7 @@
-"""BokiFlow: workflows whose steps are decided once, and fenced locks, on a shared log (thesis
-2.3.3).
+"""BokiFlow: durable workflows and fenced locks on a shared log (thesis 2.3.3).
 
-`Flow` and `Lock` are the ways in; `docs/libs/bokiflow.md` tells how they work. The library awaits
-nothing but the public `indilog.Log` interface; only the modules that hold a clock, pauses
-and tasks need an event loop.
+Start with `Flow` and `Lock`; `docs/libs/bokiflow.md` is the guide. The library awaits only the
+public `indilog.Log` interface. Only its modules with clocks, pauses and tasks need an event loop.
 """
 
 from bokiflow.flow import Flow, Startable

@@ -1,4 +1,4 @@
-"""A workflow as it is written: its body, what it takes and gives, which code it is."""
+"""A workflow as its author writes it: name, body, types of arguments and result, code version."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Definition:
 
     Attributes:
         name: unique in its flow.
-        body: the function that was decorated.
-        version: names the code, so that a run can tell whether it began with another.
+        body: the decorated function.
+        version: a digest of the code, so that a run knows whether it began with other code.
 
     Raises:
-        FlowSettingsError: it has no name that it can be known by, is not async, or does not take
-            the workflow first. If its type hints name what is defined later only, `signature`
+        FlowSettingsError: the name is unusable, the body is not async, or its first parameter is
+            not the workflow. If its type hints name types that are defined later, only `signature`
             raises the last of these.
     """
 
@@ -48,10 +48,11 @@ class Definition:
 
     @cached_property
     def signature(self) -> Signature:
-        """What it takes and gives; worked out at first use, when every type it names is defined.
+        """Types of the arguments and the result; evaluated at first use, when all named types are
+        defined.
 
         Raises:
-            FlowSettingsError: it does not take the workflow first. TypeError: as `Signature`.
+            FlowSettingsError: the first parameter is not the workflow. TypeError: as `Signature`.
         """
         signature = Signature(self.name, self.body, Workflow)
         if not signature.takes_context:
@@ -63,10 +64,10 @@ class Definition:
         return list(inspect.signature(self.body).parameters)[1:]
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
-        """Return what it is started with as a JSON object.
+        """Return the arguments of a start as a JSON object.
 
         Raises:
-            InvalidArgumentsError: there are too many, or one has no JSON form.
+            InvalidArgumentsError: too many arguments, or one has no JSON form.
         """
         parameters = self._parameters
         if len(given) > len(parameters):
@@ -77,15 +78,15 @@ class Definition:
         return arguments_text({**dict(zip(parameters, given, strict=False)), **named})
 
     async def result_text(self, wf: Workflow, arguments: dict[str, Any]) -> bytes:
-        """Run it, and return its result as JSON text."""
+        """Run the body and return its result as JSON text."""
         return self.signature.result_text(await self.body(wf, **arguments))
 
 
 def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") -> None:  # noqa: A002
-    """Look whether a run is one of a workflow.
+    """Refuse a run of another workflow.
 
     Raises:
-        RunIdInUseError: it is one of another; it ends with the `advice`.
+        RunIdInUseError: the run is of another workflow; the message ends with `advice`.
     """
     if begun.workflow != workflow:
         raise RunIdInUseError(
@@ -94,12 +95,12 @@ def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") 
 
 
 def check_same_run(id: str, definition: Definition, arguments: bytes, begun: RunStarted) -> None:  # noqa: A002
-    """Look whether a start with an id means the run that began under it.
+    """Refuse a start whose id belongs to a run of another workflow.
 
-    One with other arguments does, since a start may be repeated: it is logged, no more.
+    A start with other arguments is accepted, because a start may be repeated. It is logged.
 
     Raises:
-        RunIdInUseError: it is a run of another workflow.
+        RunIdInUseError: the run is of another workflow.
     """
     check_workflow(id, definition.name, begun, "; choose another id")
     if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
@@ -111,7 +112,7 @@ def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Run
 
 
 def _may_take_workflow(body: Callable[..., object]) -> bool:
-    """Whether the first parameter is the workflow, or has a type hint that is not known yet."""
+    """Whether the first parameter is the workflow, or has a type hint that is not defined yet."""
     first = next(iter(inspect.signature(body).parameters.values()), None)
     if first is None or first.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return False
@@ -129,7 +130,7 @@ def _takes_no_workflow(name: str) -> FlowSettingsError:
 
 
 def version_of(code: CodeType) -> str:
-    """Return a name of some code: the same code, by the same Python, has the same name."""
+    """Return a digest of the code; it depends on the Python version, too."""
     digest = xxh3_64()
     _add(digest, code)
     return digest.hexdigest()

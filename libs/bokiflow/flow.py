@@ -53,22 +53,22 @@ class Startable(Generic[_ResultT_co]):
         id: str | None = None,  # noqa: A002 - API.md
         **named: Any,  # noqa: ANN401
     ) -> Handle[_ResultT_co]:
-        """Begin a run with these arguments, and execute it in this process.
+        """Start a run with these arguments, and execute it in this process.
 
-        When this returns, the run is durable: it goes on to its end whatever dies. With an `id`
-        that there is a run of already, nothing begins, and the handle is that run's: so a start is
-        harmless to repeat; that a repetition has other arguments is logged as a warning, and those
-        of the run hold. Without, each start begins a run of its own.
+        When this returns, the run is durable: it reaches its end despite crashes. If a run with
+        this `id` exists, no run is started and the handle is on the existing one, so a start can be
+        repeated. A repetition with other arguments logs a warning and keeps those of the run.
+        Without an `id`, each call starts a new run.
 
         Raises:
-            InvalidArgumentsError: they do not fit the workflow's type hints; nothing was started.
-            RunIdInUseError: the id is that of a run of another workflow.
-            OverloadedError: too much runs here; nothing was started.
+            InvalidArgumentsError: the arguments do not fit the type hints; nothing was started.
+            RunIdInUseError: the id belongs to a run of another workflow.
+            OverloadedError: this process executes too many runs; nothing was started.
             DiskFullError: at once, if the log has no room; nothing was started.
-            NotReadyError: the platform was away for half a minute or more; nothing was started.
-            OutcomeUnknownError: it may have begun. With an `id`, repeating is harmless.
-            FlowSettingsError: outside of a function the flow does not know where its log is
-                (`Flow.attach`).
+            NotReadyError: the platform was unavailable for half a minute or more; nothing was
+                started.
+            OutcomeUnknownError: the run may have started. With an `id`, repeat the call.
+            FlowSettingsError: called outside of a function, without `Flow.attach` before.
         """
         if id is not None:
             run_tag(id)
@@ -79,10 +79,10 @@ class Startable(Generic[_ResultT_co]):
         return Handle(self._flow.runner, definition, run, logs)
 
     def __call__(self, *_: object, **__: object) -> Never:
-        """A workflow is started, not called.
+        """Refuse a direct call of the workflow.
 
         Raises:
-            FlowSettingsError: always; it says how.
+            FlowSettingsError: always; the message says how to start it.
         """
         raise FlowSettingsError(
             f"Workflow {self.name!r} is started, not called: {self.name}.start(...), or in a "
@@ -90,7 +90,7 @@ class Startable(Generic[_ResultT_co]):
         )
 
     def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
-        """Return a handle on the run `id`, which may be there or not."""
+        """Return a handle on the run `id`, whether or not that run exists."""
         run_tag(id)
         return Handle(self._flow.runner, self.definition, id, self._flow.logs())
 
@@ -102,22 +102,22 @@ class Startable(Generic[_ResultT_co]):
         return self._flow.log_name
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
-        """Return what a run is started with as a JSON object.
+        """Return the arguments of a run as a JSON object.
 
         Raises:
-            InvalidArgumentsError: it does not fit the workflow's type hints.
+            InvalidArgumentsError: they do not fit the workflow's type hints.
         """
         text = self.definition.arguments_text(given, named)
         self.definition.signature.arguments(text)
         return text
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
-        """Begin a run as a step of another run, unless there is one of this id."""
+        """Start a run as a step of another run, unless a run with this id exists."""
         flow = self._flow
         await flow.runner.start(flow.logs(), self.definition, arguments, id, parent=parent)
 
     def result_of(self, text: bytes) -> _ResultT_co:
-        """Return the value that a result's JSON text stands for."""
+        """Return the value of a result's JSON text."""
         value: Any = self.definition.signature.result(text)
         result: _ResultT_co = value
         return result
@@ -127,19 +127,20 @@ class Startable(Generic[_ResultT_co]):
 
 
 class Flow:
-    """The workflows of an application, and the log that their runs are in.
+    """The workflows of an application, and the log of their runs.
 
     Args:
-        app: whose workflows they are; or a name, for a program that is no application.
-        log: name of the log of the runs, which holds nothing else; else `<app>/flow`.
-        lease: seconds after which others take over the runs of a process that was not heard of.
-        executions: runs that a process executes at once; a further start is refused. Of runs that
-            only wait (for a time, a signal, a child) it may have 16 times as many.
-        retention: seconds for which a run is known after it has ended.
+        app: the application; or a name, for a program that is no application.
+        log: name of the log of the runs, which must hold nothing else; default `<app>/flow`.
+        lease: seconds without a heartbeat after which other processes take over the runs of a
+            process (0.05 to 3,600).
+        executions: runs that one process executes at once (1 or more); a further start is refused.
+            Runs that only wait (for a time, a signal, a child) may be 16 times as many.
+        retention: seconds for which an ended run is kept (0 or more).
 
     Attributes:
-        log_name: of the log of the runs.
-        runner: what executes runs in this process.
+        log_name: name of the log of the runs.
+        runner: executes runs in this process.
     """
 
     def __init__(
@@ -170,13 +171,15 @@ class Flow:
 
     @property
     def log_name(self) -> str:
-        """The log of the runs; by the name that the application is deployed under."""
+        """The name of the log of the runs; it follows the name that the application is deployed
+        under.
+        """
         name = self._app.name if isinstance(self._app, App) else self._app
         return self._log_name or f"{name}/flow"
 
     @property
     def runner(self) -> Runner:
-        """What executes runs in this process."""
+        """The executor of runs in this process."""
         if self._runner is None:
             self._runner = Runner(
                 self.log_name,
@@ -192,8 +195,8 @@ class Flow:
         """Make an async function a workflow of this flow.
 
         Raises:
-            FlowSettingsError: it is not async, does not take the workflow first, or there is one of
-                its name.
+            FlowSettingsError: the function is not async, its first parameter is not the workflow,
+                or the flow has a workflow of this name.
         """
         definition = Definition(body.__name__, body)
         if definition.name in self._definitions:
@@ -202,22 +205,22 @@ class Flow:
         return Startable(self, definition)
 
     async def drive(self, logs: Logs) -> None:
-        """Go on with the runs of processes that are gone, until cancelled.
+        """Take over the runs of crashed processes, until cancelled.
 
-        A deployed application does so in each worker by itself. A program of one's own that starts
-        workflows runs it in a task.
+        Each worker of a deployed application runs this by itself. Any other program that starts
+        workflows must run it in a task.
         """
         await Driver(self.runner, retention_s=self._retention_s).drive(logs)
 
     def attach(self, logs: Logs) -> None:
-        """Say where logs are, outside of functions: a client, or `MemoryLogs`."""
+        """Set the source of logs for calls outside of functions: a client, or `MemoryLogs`."""
         self._attached = logs
 
     def logs(self) -> Logs:
-        """Return where logs are: the context of the function that runs, else what was attached.
+        """Return the source of logs: the context of the running function, else what was attached.
 
         Raises:
-            FlowSettingsError: neither is there.
+            FlowSettingsError: there is neither.
         """
         if (context := current_context()) is not None:
             return context
@@ -226,7 +229,7 @@ class Flow:
         raise FlowSettingsError("Outside of a function, say where logs are: flow.attach(client).")
 
     def handle(self, workflow: str, id: str) -> Handle[Any]:  # noqa: A002
-        """Return a handle on a run of a workflow known by its name.
+        """Return a handle on a run, by the name of its workflow.
 
         Raises:
             FlowSettingsError: this flow has no such workflow.
@@ -243,17 +246,16 @@ class Flow:
         bound: SeqNum = 0,
         limit: int = 100,
     ) -> list[Status]:
-        """Return how runs are, those first that began first.
+        """Return the status of runs, oldest first.
 
-        A run that cannot be read, by damage or because a later version wrote to it, is left out,
-        and logged.
+        A run that cannot be read (damaged, or written by a later version) is left out and logged.
 
         Args:
             workflow: only its runs.
             state: only runs in this state.
-            bound: only runs that began at this seqnum or later: after `limit` of them, go on at the
-                last one's `place + 1`.
-            limit: how many at most.
+            bound: only runs that began at this seqnum or later. For the next page pass the last
+                run's `place + 1`.
+            limit: runs returned at most (1 or more).
 
         Raises:
             FlowSettingsError: `limit` is less than 1.
@@ -271,19 +273,19 @@ class Flow:
         return found
 
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
-        """Begin a new run that goes on from a step of another one, with the code of now.
+        """Start a new run that continues from a step of another run, with the current code.
 
-        It has the other's arguments, and of its steps those that were decided before `step`: they
-        are not done again. The other run stays as it is. Idempotency keys of further steps are the
-        new run's own.
+        The new run has the other's arguments and the outcomes that were decided before `step`;
+        these operations do not run again. The other run does not change. Further steps have
+        idempotency keys of the new run.
 
         Args:
             id: of the other run.
-            step: its number, or its name; of several steps of that name the first.
+            step: its number, or its name; the first step of that name.
 
         Raises:
             UnknownRunError: there is no such run. FlowSettingsError: it has no such step, or this
-                flow has no such workflow. OverloadedError: too much runs here.
+                flow has no such workflow. OverloadedError: this process executes too many runs.
         """
         logs = self.logs()
         run = await read_run(logs.log(self.log_name), id, Run(), is_reused=True)

@@ -1,7 +1,7 @@
-"""A run as whoever knows its id sees it: its result, how far it is, what it can be told.
+"""A handle on a run, by its id: its result, its status, signals to it, its cancellation.
 
-Whatever a handle is asked is read from the log, so it is the same in every process; only an end is
-told at once in the process that executes the run.
+A handle reads everything from the log, so it answers alike in every process. Only the result comes
+without a read, in the process that executes the run.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 
 @dataclass(frozen=True)
 class Status:
-    """How a run is, as of a read of the log.
+    """The status of a run, as of a read of the log.
 
     Attributes:
-        steps: how many operations are decided.
-        epoch: how often it got an executor.
-        executor: who that is.
-        problem: why it waits or failed, if it does; of one that runs, how many processes in a row
-            ended right after they had begun to execute it, if any.
+        steps: decided operations, a count.
+        epoch: 1 for the first executor, one more for each further one.
+        executor: name of the current or last executor.
+        problem: why the run is parked or failed, else None. Of a running run: how many processes
+            in a row ended right after they had begun to execute it, if any.
         place: the seqnum of its start.
-        began: when that was, seconds since 1970.
+        began: time of the start, seconds since 1970.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Status:
 
 
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
-    """Return how a run is that has begun."""
+    """Return the status of a run that has begun."""
     assert run.started is not None, "only what began has a status"
     assert run.state is not None, "what began has a state"
     finished, parked = run.finished, run.parked
@@ -85,12 +85,12 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
 
 
 def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
-    """Return the error that there is no such run."""
+    """Return the error for a run that does not exist."""
     return UnknownRunError(f"There is no run {id!r} in {log_name!r}, or it was forgotten.")
 
 
 class Handle(Generic[_ResultT_co]):
-    """A run, wherever it is executed."""
+    """A run, in whichever process it is executed."""
 
     def __init__(self, runner: Runner, definition: Definition, id: str, logs: Logs) -> None:  # noqa: A002
         self.id = id
@@ -99,12 +99,15 @@ class Handle(Generic[_ResultT_co]):
         self._logs = logs
 
     async def result(self, timeout: float | None = None) -> _ResultT_co:  # noqa: ASYNC109 - its name in API.md
-        """Return what the workflow returned, once it has; the run goes on if nobody waits for it.
+        """Wait for the end of the run and return what the workflow returned.
+
+        The run continues if the caller stops waiting.
 
         Raises:
-            RunFailedError: it ended with an error. RunCancelledError: it was cancelled.
-            TimeoutError: it has not ended within `timeout` seconds; of a parked run it says why.
-            UnknownRunError: there is no such run, or it was forgotten.
+            RunFailedError: the run ended with an error. RunCancelledError: it was cancelled.
+            TimeoutError: it has not ended within `timeout` seconds; the message says why a parked
+                run waits.
+            UnknownRunError: there is no such run, or it was trimmed after its retention.
             RunIdInUseError: it is a run of another workflow.
         """
         ends = math.inf if timeout is None else waiting.steady_now() + timeout
@@ -118,7 +121,7 @@ class Handle(Generic[_ResultT_co]):
         return self._value(finished)
 
     async def _followed(self, ends: float) -> RunFinished:
-        """Return how the run ends, from the log."""
+        """Wait for the end of the run in the log, and return it."""
         log, run = self._log(), Run()
         while True:
             await self._read(log, run)
@@ -143,10 +146,10 @@ class Handle(Generic[_ResultT_co]):
         return result
 
     async def status(self) -> Status:
-        """Return how the run is.
+        """Return the status of the run.
 
         Raises:
-            UnknownRunError: as `result`. RunIdInUseError: as `result`.
+            UnknownRunError, RunIdInUseError: as `result`.
         """
         run = Run()
         await self._read(self._log(), run)
@@ -155,38 +158,38 @@ class Handle(Generic[_ResultT_co]):
         return status_of(self.id, run)
 
     async def cancel(self) -> None:
-        """Ask for the run to be cancelled: its next operation raises `Cancelled` in it.
+        """Request the cancellation of the run: its next operation raises `Cancelled` in it.
 
-        A step that runs is let end. If the run was cancelled before, nothing more happens.
+        A step that is executing finishes first. Cancelling a cancelled run has no effect.
 
         Raises:
-            UnknownRunError: there is no such run. RunEndedError: it has ended otherwise.
-            RunIdInUseError: it is a run of another workflow that there is code of.
+            UnknownRunError: there is no such run. RunEndedError: it has ended, not cancelled.
+            RunIdInUseError: it is a run of another workflow of this flow.
         """
         run = Run()
         await self._read(self._log(), run)
         if run.started is not None and run.started.workflow in self._runner.definitions:
-            self._check(run)  # else no handle of its own could end it
+            self._check(run)  # of a workflow without code, this handle is the only way to end a run
         if run.finished is not None:
             if run.finished.was_cancelled:
                 return
-            raise RunEndedError(f"Run {self.id!r} has ended; it cannot be cancelled any more.")
+            raise RunEndedError(f"Run {self.id!r} has ended; it can no longer be cancelled.")
         await self._tell(CancelAsked(), EXECUTORS_TAG, URGENT_TAG)
         if (running := self._runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()
 
     async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
-        """Send the run a value, which it gets by `wf.signal(name)`, once, in the order of the log.
+        """Send the run a value. `wf.signal(name)` returns each value once, in log order.
 
-        When this returns, the signal is durable; it is kept until the run asks for it.
+        When this returns, the signal is durable. It waits in the log until the run asks for it.
 
         Args:
             name: of the signal.
-            value: anything that has a JSON form.
-            key: of several signals to a run with the same key, only the first counts.
+            value: any value that has a JSON form.
+            key: of several signals to a run with the same key, only the first has an effect.
 
         Raises:
-            UnknownRunError: there is no such run. RunEndedError: it takes no signals any more.
+            UnknownRunError: there is no such run. RunEndedError: the run has ended.
             RunIdInUseError: it is a run of another workflow; nothing was sent.
             FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """
@@ -196,7 +199,7 @@ class Handle(Generic[_ResultT_co]):
         await self._read(self._log(), run)
         self._check(run)
         if run.finished is not None:
-            raise RunEndedError(f"Run {self.id!r} has ended; nobody would get the signal.")
+            raise RunEndedError(f"Run {self.id!r} has ended; it would not receive the signal.")
         await self._tell(Signalled(name, text, waiting.new_name() if key is None else key))
 
     async def _tell(self, record: RunRecord, *tags: str) -> None:

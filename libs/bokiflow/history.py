@@ -1,4 +1,4 @@
-"""Looking back at runs: the list of them, and going on from a step of an old one."""
+"""Past runs: a list of them, and the outcomes that a fork starts from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from indilog.sdk import SeqNum
 
 
 async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
-    """Yield the runs that began at seqnum `bound` or later, oldest first: the id, and how it is.
+    """Yield the id and state of the runs that began at seqnum `bound` or later, oldest first.
 
-    What cannot be read (it is damaged, or of a later version) is left out, and logged.
+    A run that cannot be read (damaged, or written by a later version) is left out and logged.
     """
     lost: list[SeqNum] = []
     async for record in read_readable(log, RUNS_TAG, bound, lost):
@@ -43,22 +43,23 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
 
 
 def _tell(log: Log, lost: list[SeqNum]) -> None:
-    """Log what is lost of the list of runs, once."""
+    """Log the lost places of the list of runs, once."""
     if lost:
         structlog.get_logger().error("list of runs is damaged", log=log.name, places=lost[:])
         lost.clear()
 
 
 def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
-    """Return the number of a step, and what was decided before it in the order of the log, as a new
-    run decides it: not that its workflow returned too early, which the code of now may not do.
+    """Return the number of a step, and the outcomes decided before it, in log order, in epoch 1.
+
+    The outcome that the workflow returned too early is left out: the current code may not do that.
 
     Args:
         run: the old run.
-        step: a number, or a name, of which the first step counts.
+        step: a number, or a name; the first step of that name.
 
     Raises:
-        FlowSettingsError: nothing is decided of such a step.
+        FlowSettingsError: the run has no such decided step.
     """
     numbers = list(run.steps)
     named = [number for number, record in run.steps.items() if record.name == step]

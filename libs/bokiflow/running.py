@@ -1,4 +1,4 @@
-"""A run that this process executes, as whoever waits for it here sees it."""
+"""A run that this process executes, for callers in this process that wait for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LocalRun:
     """A run that this process executes.
 
     Attributes:
-        ended: its end; None: it goes on elsewhere, or waits for other code.
-        waits: how many of its operations wait for news or a time.
-        failures: how many of its executions here broke off before.
+        ended: its end; None: it continues in another process, or is parked.
+        waits: how many of its operations wait for a record or a time.
+        failures: how many of its executions here were interrupted before.
     """
 
     def __init__(self, definition: Definition, execution: Execution) -> None:
@@ -30,23 +30,23 @@ class LocalRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether it came to its end here."""
+        """Whether it has ended here."""
         return self.ended.done() and self.ended.result() is not None
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
         """As `bokiflow.definition.check_same_run`, for a start with its id."""
         begun = self.execution.run.started
-        assert begun is not None, "only what began is executed"
+        assert begun is not None, "only a run that has begun is executed"
         check_same_run(self.execution.id, definition, arguments, begun)
 
     def end(self, finished: RunFinished | None) -> None:
-        """Tell who waits for it."""
+        """Notify the callers that wait for it."""
         if not self.ended.done():
             self.ended.set_result(finished)
 
 
 async def await_body(body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Return what a workflow gives; a cancellation or exit that is its own doing is its failure."""
+    """Return the result of a workflow; a cancellation that it raised itself is its failure."""
     try:
         return await body
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:

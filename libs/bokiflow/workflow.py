@@ -1,5 +1,5 @@
-"""What a workflow has in hand: steps whose outcomes are decided once, and values that stay the same
-in every re-execution (API.md, "BokiFlow").
+"""The `Workflow` that a workflow's body gets: steps whose outcomes are decided once, and values
+that are the same in every re-execution.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _ValueT = TypeVar("_ValueT")
 class Workflow(Operations):
     """One execution of a run, as the workflow's code sees it.
 
-    The code may run several times, each time from its first line; so what it does between its
-    operations must follow from its arguments and from what the operations return. Clocks, chance
-    and calls are operations here (`now`, `random`, `uuid`, `call`); everything else that may come
-    out differently (logs, networks, files) belongs into steps.
+    The code may run several times, each time from its first line. So the code between operations
+    must be deterministic: it may depend only on its arguments and on what operations return. For
+    clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). All else
+    that can vary (logs, networks, files) belongs into steps.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
@@ -55,9 +55,9 @@ class Workflow(Operations):
 
     @property
     def key(self) -> str:
-        """In the body of a step: its idempotency key, to be handed to outside effects.
+        """In the body of a step: its idempotency key, to pass to external services.
 
-        It is the same in every attempt and re-execution of the step, and that of no other.
+        All attempts and re-executions of the step have the same key; no other step has it.
         """
         key = KEY.get()
         if key is None:
@@ -66,10 +66,10 @@ class Workflow(Operations):
 
     @property
     def ctx(self) -> Context:
-        """The context of the function that executes this, for its calls.
+        """The context of the function that executes the run, for calls.
 
         Raises:
-            FlowSettingsError: it is executed outside of the platform.
+            FlowSettingsError: the run is executed outside of the platform.
         """
         if not isinstance(self._logs, Context):
             raise FlowSettingsError("This workflow runs outside of a function; it has no context.")
@@ -77,7 +77,7 @@ class Workflow(Operations):
 
     @property
     def logger(self) -> structlog.typing.FilteringBoundLogger:
-        """A structured logger that names the run. Lines come again with each re-execution."""
+        """A structured logger that names the run. Each re-execution logs its lines again."""
         logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(run=self.id)
         return logger
 
@@ -123,27 +123,26 @@ class Workflow(Operations):
     ) -> Coroutine[Any, Any, Any]:
         """Run `body(*arguments)` and return its result, decided once by the log.
 
-        The body may run several times (after an error, after a crash, beside a stalled executor),
-        so what it does outside should be harmless to repeat, or carry `wf.key`; its outcome is
-        decided once, and every execution goes on with that. A first parameter `ctx` is given the
+        The body may run several times (after an error, after a crash, concurrently with a stalled
+        executor). So its external effects should be idempotent, or carry `wf.key`. Its outcome is
+        decided once, and every execution uses that outcome. A first parameter `ctx` gets the
         function's context. A sync body runs in a thread.
 
         Args:
-            body: what to do; a function with a return type gets its result back as that type.
+            body: a function; the result is converted to its return type.
             arguments: of the body.
-            retries: further attempts after one that raised. They are counted in this execution; a
-                re-execution counts anew. `Cancelled` is not tried again. A cancellation of the run
-                ends a pause between them at once.
-            backoff: seconds before the first of them, doubled for each further one, at most 60.
-            name: by which it is known in the log; else that of the body.
-            compensate: what takes it back: called with its result, as a step of its own, if the
+            retries: further attempts after one that raised (0 to 1,000). Each re-execution counts
+                from 0. `Cancelled` is not retried. A cancellation of the run ends a pause at once.
+            backoff: seconds before the first retry, doubled for each further one, at most 60.
+            name: of the step in the log; default: the name of the body.
+            compensate: undoes the step: called with its result, as a step of its own, if the
                 workflow fails or is cancelled later.
 
         Raises:
-            StepFailedError: the last attempt raised too; so it is decided.
+            StepFailedError: the last attempt raised, too; that is the decided outcome.
             Cancelled: the run was cancelled before the step had an outcome.
-            ChangedWorkflowError: the code does not do what it did before at this place.
-            FlowSettingsError: `body` is no function, or the call of one; or a limit.
+            ChangedWorkflowError: another operation was decided at this place.
+            FlowSettingsError: `body` is no function, or a limit is exceeded.
         """
         if not 0 <= retries <= RETRIES_MAX or backoff < 0:
             raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
@@ -153,8 +152,9 @@ class Workflow(Operations):
         return self.execution.asked.add(number, do.name, STEP, step)
 
     def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
-        """Have `undo(*arguments)` run, as a step of its own, if the workflow fails or is cancelled
-        later: for what `wf.run`, `wf.call` or `wf.transact` did.
+        """Run `undo(*arguments)` as a step of its own if the workflow fails or is cancelled later.
+
+        Use it to undo what `wf.run`, `wf.call` or `wf.transact` did.
         """
         self._add_compensation(self.execution.number(), body_of(undo), arguments)
 
@@ -222,9 +222,9 @@ class Workflow(Operations):
         pause_s: float,
         error: BaseException,
     ) -> None:
-        """Log an attempt that failed and is followed by another; the last one is an outcome."""
+        """Log a failed attempt that is retried. The failure of the last attempt is an outcome."""
         self.logger.warning(
-            "a step failed and is tried again",
+            "a step failed and is retried",
             step=body.name,
             number=number,
             attempt=attempt + 1,
@@ -241,11 +241,11 @@ class Workflow(Operations):
         return float(decided.result)
 
     def now_utc(self) -> datetime:
-        """Return `now` as a time with its zone."""
+        """Return `now` as a UTC datetime."""
         return datetime.fromtimestamp(self.now(), UTC)
 
     def random(self) -> chance.Random:
-        """Return a source of chance that gives the same in every re-execution; not for secrets."""
+        """Return a random generator, seeded alike in every re-execution; not for secrets."""
         number = self.execution.number()
         return chance.Random(xxh3_128_intdigest(self.execution.key(number).encode()))  # noqa: S311 - no secret
 
@@ -256,7 +256,7 @@ class Workflow(Operations):
 
 
 def _outcome(body: Body, value: object) -> OperationOutcome:
-    """Return what a step achieved; a result that cannot be kept is a failure for good."""
+    """Return the outcome of a step. A result that cannot be stored is a permanent failure."""
     try:
         return OperationOutcome(body.text(value))
     except FunctionFailedError as error:
@@ -267,7 +267,7 @@ _BODIES: Final[LRUCache[object, Body]] = LRUCache(_BODIES_MAX)
 
 
 def body_of(body: Callable[..., Any], name: str | None = None) -> Body:
-    """Return what is known of a step's body; worked out once for each place in the code."""
+    """Return the description of a step's body, cached by its place in the code."""
     code = getattr(body, "__code__", None)
     key = (code, name, str(getattr(body, "__annotations__", {}).get("return")))
     known: Body | None = _BODIES.get(key) if code is not None else None

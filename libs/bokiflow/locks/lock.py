@@ -1,9 +1,10 @@
 """Fenced locks with leases on a log (PITFALLS 11; API.md, "BokiFlow").
 
-`async with Lock(log, "hotel:7") as held:` takes the lock, waiting in line for it, and releases it.
-At each place of the log at most one holder has it, and `held.token` is larger than that of every
-holder before. A holder whose lease ended is told; what it guards should refuse smaller tokens than
-the largest it has seen, for a holder that stood still cannot be told in time.
+`async with Lock(log, "hotel:7") as held:` queues for the lock, acquires it, and releases it at the
+end. At each place of the log at most one holder has the lock, and `held.token` is larger than the
+tokens of all earlier holders. A holder whose lease ended gets an error, but a paused process can
+notice that too late. So the guarded resource should refuse tokens smaller than the largest it has
+seen.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
 _REMINDER_S_MIN: Final = 0.001
 _PLACE_S: Final = 1.0
-"""Who stands behind others in the line reminds of an ended lease this much later for each."""
+"""Seconds that a waiting caller adds, per place in the queue, before it appends a reminder."""
 
 
 def seconds_now() -> float:
-    """Return seconds that only grow; to know when to look, never to decide."""
+    """Return seconds of a monotonic clock; it only says when to look, and decides nothing."""
     return time.monotonic()
 
 
 class Held:
-    """A lock that its holder has until the lease ends.
+    """A lock held until its lease ends.
 
     Attributes:
         name: of the lock.
@@ -136,14 +137,13 @@ class Lock:
         self._renewal: Renewal | None = None
 
     async def acquire(self) -> Held:
-        """Take the lock, waiting in line for it; whoever takes it releases it.
+        """Queue for the lock and acquire it; the caller must release it.
 
         Raises:
-            LockTimeoutError: not within `wait` seconds; the caller is out of the line.
-            LockQueueFullError: too many wait for it.
-            AppendOutcomeUnknownError: the caller may stand in the line, or have the lock; an
-                `owner` may ask again and keeps its place, anybody else is passed over after `wait`
-                or one lease.
+            LockTimeoutError: not within `wait` seconds; the caller left the queue.
+            LockQueueFullError: too many callers are queued.
+            AppendOutcomeUnknownError: the caller may be queued, or hold the lock. With an `owner`
+                it may retry and keeps its place. Without, its place ends after `wait` or one lease.
         """
         owner = self._owner or secrets.token_hex(8)
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
@@ -158,7 +158,7 @@ class Lock:
                 )
 
     async def leave(self) -> None:
-        """Give up what the owner of this lock has of it: its place in the line, or the lock."""
+        """Leave the queue, or release the lock, as the `owner` of this object."""
         if self._owner is not None:
             line = _Line(self._log, self.name, self._replica, self._lease_s)
             await line.leave(self._owner)
@@ -178,7 +178,7 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         held, renewal = self._held, self._renewal
-        assert held is not None, "a block is left after it was entered"
+        assert held is not None, "a block is entered before it is left"
         self._held = self._renewal = None
         if renewal is not None and await renewal.stop(kind):
             raise LockLostError(held.name, held.token) from error
@@ -187,14 +187,14 @@ class Lock:
         except IndilogError:
             if kind is None:
                 raise
-            # the lease hands it on; what the block raised matters more
+            # the lease ends by itself; the error of the block has priority
 
 
 class _Line:
-    """One wait in the line of a lock.
+    """One caller's place in the queue of a lock.
 
-    Waiting is one read that the log answers when the lock has news. Only when a lease should be
-    over does somebody append a reminder, so that its time is in the log.
+    Waiting is one read that the log answers when the lock has a new record. When a lease should
+    have ended, a waiting caller appends a reminder: its `ordered_at` ends the lease.
     """
 
     def __init__(self, log: Log, name: str, replica: LockReplica, lease_s: float) -> None:
@@ -203,16 +203,17 @@ class _Line:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """When this process's last record was ordered, by the log's time, and by ours."""
+        """Time of this caller's last record: by the log; `_time`: by this process's clock."""
         self._time = 0.0
 
     async def acquire(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
-        """Return the token once it holds the lock, None if it is out of the line before.
+        """Wait until `owner` holds the lock, and return the token; None: it left the queue before.
 
         Args:
-            owner: who stands in the line.
-            ends: when it leaves the line, in our seconds.
-            leaves: whether it leaves when it is interrupted, rather than keep its place.
+            owner: of the place in the queue.
+            ends: when it leaves the queue, as `seconds_now` counts.
+            leaves: whether it leaves the queue when it is interrupted, instead of keeping its
+            place.
         """
         token: SeqNum | None = None
         try:
@@ -222,14 +223,14 @@ class _Line:
             has_left = leaves and await self._has_left(owner)
             if token is None or has_left:
                 raise
-            with append_outcome_unknown(token):  # its place stays
+            with append_outcome_unknown(token):  # it keeps its place
                 raise
 
     async def _wait_until_held(self, token: SeqNum, ends: float) -> SeqNum | None:
-        """Return the token once it holds the lock; None: it is out of the line."""
+        """Wait until the token holds the lock, and return it; None: it left the queue."""
         while not self._replica.fold.holds(token):
             if self._replica.fold.place(token) is None:
-                return None  # it stood still; its turn, or its time to wait, is over
+                return None  # this process was paused: its lease, or its wait, has ended
             if seconds_now() >= ends:
                 await self._replica.append(self._log, Release(token))
                 return None
@@ -237,26 +238,28 @@ class _Line:
         return token
 
     async def _has_left(self, owner: str) -> bool:
-        """Leave the line, and tell whether that is sure; else its wait or one lease ends it."""
+        """Leave the queue; tell whether that is certain. If not, its wait or one lease ends its
+        place.
+        """
         with contextlib.suppress(IndilogError):
             await self.leave(owner)
             return True
         return False
 
     async def _join(self, owner: str, ends: float) -> SeqNum | None:
-        """Return the place in the line; None: it has had it, and lost it again, unseen."""
+        """Join the queue and return the token; None: the place has already ended again."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
         outcome = await self._replica.append(self._log, Acquire(owner, self._lease_s, wait_s))
         token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
         if outcome is not None and token is None:
             raise LockQueueFullError(
-                f"{LINE_MAX:,} wait for lock {self._name!r} already; try again later."
+                f"{LINE_MAX:,} callers wait for lock {self._name!r} already; try again later."
             )
         self._note_log_time(outcome)
         return token
 
     async def leave(self, owner: str) -> None:
-        """Leave the line, or give the lock back."""
+        """Leave the queue, or release the lock."""
         await self._replica.catch_up(self._log)
         if (token := self._replica.fold.token_of(owner)) is not None:
             await self._replica.append(self._log, Release(token))
@@ -266,7 +269,7 @@ class _Line:
         self._time = seconds_now()
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
-        """Wait until the lock has news, the lease of its holder should be over, or until `ends`."""
+        """Wait for a record of the lock, for the end of its holder's lease, or until `ends`."""
         now = seconds_now()
         due_s = self._due_s(token, now)
         wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))
@@ -275,14 +278,14 @@ class _Line:
             record = await self._log.read_next(commands, self._replica.fold.end, wait=wait_s)
             has_news = record is not None
         except TrimmedError:
-            has_news = True  # behind a checkpoint
+            has_news = True  # in a checkpoint
         if has_news:
             await self._replica.catch_up(self._log)
         elif seconds_now() - now >= due_s:
             self._note_log_time(await self._replica.append(self._log, Remind()))
 
     def _due_s(self, token: SeqNum, now: float) -> float:
-        """Return in how many seconds the holder's lease is over by the clock of our records."""
+        """Return in how many seconds the holder's lease ends, by the time of the log."""
         fold = self._replica.fold
         holder, place = fold.holder, fold.place(token)
         assert holder is not None
@@ -293,7 +296,7 @@ class _Line:
 
 
 def check_lease(lease: float) -> None:
-    """Refuse a lease that no lock can have.
+    """Refuse an invalid lease.
 
     Raises:
         LockSettingsError: it is no number of seconds, too short or too long.

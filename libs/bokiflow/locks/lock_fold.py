@@ -1,9 +1,9 @@
-"""One lock as its records leave it: a pure fold, alike in every process.
+"""The state of one lock, a pure fold of its records: the same in every process.
 
-Who holds the lock is decided by the order of the log alone: the first in the line of requests. A
-request is known by the seqnum of its record, which is also its fencing token; as the line is first
-in, first out, each holder's token is larger than those of all before. Time is the log's own
-(`Record.ordered_at`), never that of a writer or reader, so all processes agree when a lease ended.
+The order of the log alone decides the holder: the first request in the queue. The seqnum of its
+record identifies a request and is its fencing token. The queue is first in, first out, so each
+holder's token is larger than those of all earlier holders. Time is that of the log
+(`Record.ordered_at`), not of a writer or reader, so all processes agree when a lease ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bokiflow.locks.lock_records import (
 from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
-"""Releases that are remembered, so that a release may be repeated."""
+"""Remembered releases, so that a release may be repeated."""
 LINE_MAX: Final = 4096
-"""Requests in the line of one lock, its holder's included; further ones are turned away."""
+"""Requests in the queue of one lock, including the holder's; further ones are refused."""
 
 
 @dataclass(slots=True)
 class LockRequest:
-    """A place in the line; `until` is when the lease of the holder, or the waiting of another one,
-    is over (None: never).
+    """A place in the queue. `until`: end of the lease (of the holder) or of the wait, seconds since
+    1970; None: never.
     """
 
     token: SeqNum
@@ -46,7 +46,7 @@ class LockFold:
 
     Attributes:
         end: records below this seqnum are applied.
-        clock: when the last applied record was ordered, seconds since 1970.
+        clock: `ordered_at` of the last applied record, seconds since 1970.
     """
 
     def __init__(self, checkpoint: LockCheckpoint | None = None) -> None:
@@ -54,9 +54,9 @@ class LockFold:
         self.clock = 0.0
         self._line: dict[SeqNum, LockRequest] = {}
         self._tokens: dict[str, SeqNum] = {}
-        """Of each owner in the line."""
+        """The token of each owner in the queue."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
-        """Tokens that their holders gave back; no part of the state, for it decides nothing."""
+        """Released tokens. Not part of the state: they decide nothing."""
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
             for place in checkpoint.line:
@@ -65,10 +65,10 @@ class LockFold:
     # --- applying records
 
     def apply(self, seqnum: SeqNum, ordered_at: float, command: Command | None) -> SeqNum | None:
-        """Take in the record at `seqnum`; return the token that it had an effect on.
+        """Apply the record at `seqnum`; return the token that it had an effect on.
 
-        That is: the place in the line of an acquirer, None if it was turned away; the token of the
-        holder that released (then or before) or extended, None if it had lost the lock.
+        Of an acquire: the token of the place in the queue, None if it was refused. Of a release
+        (first or repeated) or an extension: the holder's token, None if it had lost the lock.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
@@ -88,7 +88,7 @@ class LockFold:
         return token
 
     def _on_clock(self) -> None:
-        """End what is over by the log's own time: waits first, so no lock goes to who left."""
+        """End waits and leases by the log's time; waits first, so an expired wait gets no lock."""
         holder = self.holder
         for request in list(self._line.values()):
             is_over = request.until is not None and request.until <= self.clock
@@ -148,7 +148,7 @@ class LockFold:
 
     @property
     def holder(self) -> LockRequest | None:
-        """Who holds the lock, by the log's own time."""
+        """The request that holds the lock, by the time of the log."""
         return next(iter(self._line.values()), None)
 
     def holds(self, token: SeqNum) -> bool:
@@ -156,24 +156,24 @@ class LockFold:
         return (holder := self.holder) is not None and holder.token == token
 
     def token_of(self, owner: str) -> SeqNum | None:
-        """Return the token of an owner in the line, or None."""
+        """Return the token of an owner in the queue, or None."""
         return self._tokens.get(owner)
 
     def place(self, token: SeqNum) -> int | None:
-        """Return how many are in the line before `token`, None if it is not in it."""
+        """Return how many requests are queued before `token`, None if it is not queued."""
         return next((place for place, held in enumerate(self._line) if held == token), None)
 
     def __len__(self) -> int:
-        """Requests in the line, the holder's included."""
+        """Requests in the queue, including the holder's."""
         return len(self._line)
 
     def checkpoint(self) -> LockCheckpoint:
-        """Return all of it, for a process that begins here."""
+        """Return the whole state, for a process that starts here."""
         line = (LinePlace(r.token, r.owner, r.lease_s, r.until) for r in self._line.values())
         return LockCheckpoint(self.end, self.clock, tuple(line))
 
     def check_invariants(self) -> None:
-        """Assert that the line is in order and each owner in it once."""
+        """Assert that the queue is sorted and has each owner once."""
         assert list(self._line) == sorted(self._line)
         assert self._tokens == {request.owner: token for token, request in self._line.items()}
         assert self.holder is None or self.holder.until is not None

@@ -1,7 +1,7 @@
-"""What a lock keeps in the log: a command per record, and checkpoints.
+"""The records of a lock: one command each, and checkpoints.
 
-All commands of a lock have its tag, so its sub-stream is all that can have changed it; checkpoints
-have a tag of their own. The frame is that of `indilog.sdk.record_format`.
+All commands of a lock have its tag, so that sub-stream is its whole history. Checkpoints have a tag
+of their own. The frame is that of `indilog.sdk.record_format`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 VERSION: Final = 1
 _FORMAT: Final = RecordFormat(b"\xb0L", VERSION, of="a lock", error=FlowVersionError)
 SECONDS_MAX: Final = 366.0 * 86_400
-"""The longest lease or wait."""
+"""Seconds of the longest lease or wait (366 days)."""
 OWNER_CHARACTERS_MAX: Final = 1024
 _TAG_PREFIX: Final = "lock:"
 _TAG_SUFFIX: Final = ":checkpoint"
@@ -28,10 +28,10 @@ _Owner = Annotated[str, msgspec.Meta(max_length=OWNER_CHARACTERS_MAX)]
 
 
 class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
-    """Put `owner` into the line, unless it stands in it: then it keeps its place, and who holds the
-    lock already holds it for `lease_s` from now.
+    """Add `owner` to the queue. If it is queued, it keeps its place; if it holds the lock, its
+    lease is `lease_s` from now.
 
-    `wait_s`: for how long it stands in the line; None: until it is its turn.
+    `wait_s`: seconds for which it waits in the queue; None: without limit.
     """
 
     owner: _Owner
@@ -40,28 +40,28 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """Who got `token` holds the lock, or waits for it, no longer."""
+    """The request `token` leaves the queue, or releases the lock."""
 
     token: _SeqNum
 
 
 class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
-    """Who got `token`, and holds the lock, holds it for `lease_s` from now."""
+    """If `token` holds the lock, its lease is `lease_s` from now."""
 
     token: _SeqNum
     lease_s: _Seconds
 
 
 class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
-    """Look when this record was ordered: a lease may be over. Has no other effect."""
+    """A reminder: its `ordered_at` may end a lease. Has no other effect."""
 
 
 Command: TypeAlias = Acquire | Release | ExtendLease | Remind
 
 
 class LinePlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the line of a checkpoint: of the first one `until` is the end of its lease, of the
-    others the end of their waiting.
+    """A place of the queue in a checkpoint. `until`: of the first place the end of its lease, of
+    the others the end of their wait.
     """
 
     token: _SeqNum
@@ -71,7 +71,7 @@ class LinePlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LockCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
-    """A lock as its records below seqnum `end` leave it."""
+    """The state of a lock after its records below seqnum `end`."""
 
     end: _SeqNum
     clock: float
@@ -93,7 +93,7 @@ def tags_of(name: str) -> LockTags:
     """Return the tags of the lock `name`.
 
     Raises:
-        LockSettingsError: no lock can have this name.
+        LockSettingsError: the name is invalid.
     """
     if not can_be_in_tag(name, _NAME_BYTES_MAX):
         raise LockSettingsError(
@@ -109,10 +109,10 @@ def encoded(content: Command | LockCheckpoint) -> bytes:
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, or None for what no lock wrote.
+    """Return the command in a record, None if the data is not of a lock.
 
     Raises:
-        FlowVersionError: a later version wrote it, so it must not be passed over.
+        FlowVersionError: a later version wrote the record.
     """
     command: Command | None = _FORMAT.decoded(data, _decode_command)
     return command

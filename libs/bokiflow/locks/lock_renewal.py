@@ -13,10 +13,10 @@ _RENEWALS_PER_LEASE: Final = 3
 
 
 class Renewal:
-    """Extends a lease again and again, from now on, for the task that makes it.
+    """Extends a lease periodically, for the task that creates it.
 
-    A renewal that cannot reach the log counts as lost once the lease must be over: somebody else
-    may hold the lock by then.
+    If renewals cannot reach the log, the lease counts as lost once it must have ended: another
+    holder may have the lock by then.
     """
 
     def __init__(self, extend: Callable[[float], Awaitable[None]], lease_s: float) -> None:
@@ -48,10 +48,10 @@ class Renewal:
         self._holder.cancel()
 
     async def stop(self, kind: type[BaseException] | None) -> bool:
-        """End the renewal; return whether the block ends because the lease was lost.
+        """Stop renewing; return whether the block ends because the lease was lost.
 
         Args:
-            kind: with what the block ended.
+            kind: type of the error with which the block ended, if any.
         """
         self._task.cancel()
         await asyncio.wait([self._task])

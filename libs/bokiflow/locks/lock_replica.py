@@ -1,7 +1,7 @@
-"""The copies of locks that a process keeps: what their records say, as far as it has read them.
+"""Replicas of locks in a process: their folds, as far as their records were read.
 
-One copy of a lock serves all who want it in a process. After a few hundred records whoever releases
-writes a checkpoint and trims what nobody needs any more.
+All callers of a lock in one process share a replica. After a few hundred records, a caller that
+releases the lock writes a checkpoint and trims superseded commands.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from indilog.sdk import (
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
 _OUTCOMES_MAX: Final = 65_536
-"""Outcomes that a lock remembers while appends are under way; some ten seconds of a busy lock."""
+"""Outcomes remembered while appends are in flight; about ten seconds of a busy lock."""
 _LOCKS_MAX: Final = 4096
-"""Locks of one platform that a process keeps in memory; the one used longest ago goes first."""
+"""Locks of one platform in memory; the least recently used one is evicted first."""
 _PAGE: Final = 1000
 _CHECKPOINTS_PAGE: Final = 16
 
 
 class CommandOutcome(NamedTuple):
-    """What a command had an effect on, and when its record was ordered, seconds since 1970."""
+    """The token that a command had an effect on, and the record's time, seconds since 1970."""
 
     token: SeqNum | None
     ordered_at: float
 
 
 class LockCheckpoints(NamedTuple):
-    """What is left of a lock's checkpoints.
+    """The surviving checkpoints of a lock.
 
     Attributes:
-        place: of the one that goes furthest.
-        furthest: that one; None: there is none.
-        lost: says which records are lost, if one of them may go further.
+        place: seqnum of the checkpoint that covers most.
+        furthest: that checkpoint; None: there is none.
+        lost: the lost records, if one of them may cover more.
     """
 
     place: SeqNum
@@ -70,18 +70,17 @@ class LockReplica:
         self.fold = LockFold()
         self._unsaved = 0
         self._appending: dict[object, SeqNum] = {}
-        """Of each append that is under way a seqnum below which its record is not; these grow."""
+        """For each append in flight a seqnum at or below that of its record; ascending."""
         self._outcomes: OrderedDict[SeqNum, CommandOutcome] = OrderedDict()
-        """Of records that may be those of the appends under way."""
+        """Outcomes of records that may be those of appends in flight."""
 
     async def append(self, log: Log, command: Command) -> CommandOutcome | None:
-        """Append a command, catch up with it, and return what came of it.
+        """Append a command, catch up with it, and return its outcome.
 
-        None: that is not known any more, since hundreds of records came in between and were
-        trimmed.
+        None: the outcome is unknown, because hundreds of later records came and were trimmed.
 
         Raises:
-            AppendOutcomeUnknownError: as `Log.append`; or it was appended, and what came of it
+            AppendOutcomeUnknownError: as `Log.append`; or the command was appended, and its outcome
                 cannot be read now.
         """
         telling = object()
@@ -96,26 +95,26 @@ class LockReplica:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the outcomes that no append under way can ask for."""
+        """Drop the outcomes that no append in flight needs."""
         needed_from = next(iter(self._appending.values()), MAX_SEQNUM)
         while self._outcomes and next(iter(self._outcomes)) < needed_from:
             self._outcomes.popitem(last=False)
 
     async def catch_up(self, log: Log, own: SeqNum = -1) -> None:
-        """Apply what is new, at least up to and with `own`: a command that the session of `log`
-        appended.
+        """Apply new records, at least up to and including `own`, a command that the session of
+        `log` appended.
 
         Raises:
-            DataLossError: a record is lost that is needed.
-            NotReadyError: the record at `own` is not shown.
-            TrimmedError: the log itself was trimmed, with the history of the lock.
+            DataLossError: a needed record is lost.
+            NotReadyError: the record at `own` is missing in the read.
+            TrimmedError: the whole log was trimmed, and with it the history of the lock.
         """
         while True:
             start = self.fold.end
             try:
                 page = await log.read_range(self.tags.commands, start, limit=_PAGE)
             except TrimmedError as error:
-                # A floor can be seen ahead of the checkpoint that was appended before it rose.
+                # The floor may be visible before the checkpoint that was appended before the trim.
                 await log.tail()
                 lost = await self._load(log)
                 if self.fold.end > start:
@@ -144,8 +143,8 @@ class LockReplica:
             self._outcomes.popitem(last=False)
 
     async def _load(self, log: Log) -> DataLossError | None:
-        """Begin at the furthest checkpoint, if it is further; return what may be lost of a better
-        one.
+        """Continue from the checkpoint that covers most, if it covers more; return the loss if a
+        lost one may cover still more.
         """
         left = await self._furthest(log)
         if left.furthest is not None and left.furthest.end > self.fold.end:
@@ -153,9 +152,9 @@ class LockReplica:
         return left.lost
 
     async def _furthest(self, log: Log) -> LockCheckpoints:
-        """Return which checkpoint goes furthest.
+        """Return the checkpoint that covers most.
 
-        It need not be the newest: a process may have stood still between making one and its append.
+        It may not be the newest: a process may have paused between making one and appending it.
         """
         place, furthest = 0, None
         lost: DataLossError | None = None
@@ -163,7 +162,7 @@ class LockReplica:
             log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE
         ):
             if isinstance(record, DataLossError):
-                lost = record  # one before or behind it may do
+                lost = record  # one before or after it may suffice
                 continue
             checkpoint = checkpoint_decoded(record.data)
             if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
@@ -172,12 +171,13 @@ class LockReplica:
         return LockCheckpoints(place, furthest, lost if is_lost else None)
 
     async def save(self, log: Log) -> None:
-        """After many records, write a checkpoint and trim what the one before stands for.
+        """After `CHECKPOINT_EVERY` records, write a checkpoint and trim what the previous one
+        covers.
 
-        So whoever has just appended can still read what came of it. Processes that do it at the
-        same time do no harm: each checkpoint is true, and the one that goes furthest stays, so
-        there is always one that goes on where the commands were trimmed. While one that is lost may
-        go further, nothing is trimmed: it may come back.
+        Trimming only up to the previous one leaves the last commands readable, so that callers in
+        flight can still read their outcomes. Concurrent checkpoints are safe: each is correct, and
+        the one that covers most is kept, so one always continues where commands were trimmed.
+        While a lost checkpoint may cover more, nothing is trimmed: it may become readable again.
         """
         if self._unsaved < CHECKPOINT_EVERY:
             return
@@ -187,7 +187,7 @@ class LockReplica:
         try:
             await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
-            return  # too many wait; once there are fewer, it fits
+            return  # the queue is too long; it fits once the queue is shorter
         left = await self._furthest(log)
         if left.lost is not None:
             return
@@ -202,7 +202,7 @@ _REPLICAS: Final[WeakKeyDictionary[object, OrderedDict[tuple[str, str], LockRepl
 
 
 def replica_of(log: Log, name: str) -> LockReplica:
-    """Return the copy that all of a platform in this process share (`Log.scope`)."""
+    """Return the replica that all callers of a platform share in this process (`Log.scope`)."""
     replicas = _REPLICAS.setdefault(log.scope, OrderedDict())
     key = (log.name, name)
     replica = replicas.get(key)

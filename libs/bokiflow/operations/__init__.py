@@ -1,1 +1,1 @@
-"""What a workflow can do: steps, calls, children, signals, timers, transactions."""
+"""The operations of a workflow: calls, children, signals, timers, locks, transactions."""

@@ -1,4 +1,4 @@
-"""The body of a step: how it is called, and how its result becomes JSON text and a value again."""
+"""The body of a step: calls it, and converts its result to JSON text and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAME_BYTES_MAX: Final = 200
 
 
 class Body:
-    """A step's body and what its signature says.
+    """A step's body, with its signature.
 
     Attributes:
-        name: by which the step is known in the log.
-        takes_context: whether it wants the function's context first.
+        name: of the step, in the log.
+        takes_context: whether its first parameter is the function's context.
     """
 
     __slots__ = ("_call", "_is_any", "_is_async", "_type", "name", "takes_context")
@@ -41,7 +41,7 @@ class Body:
         self.takes_context = _takes_context(call, hints)
 
     def of(self, call: Callable[..., Any]) -> Body:
-        """Return the same for another function made by the same code."""
+        """Return this description for another function object of the same code."""
         if call is self._call:
             return self
         other = object.__new__(Body)
@@ -51,7 +51,7 @@ class Body:
         return other
 
     async def run(self, arguments: tuple[object, ...]) -> object:
-        """Run it and return its result; a sync one in a thread."""
+        """Run the body and return its result; a sync body runs in a thread."""
         if self._is_async:
             value = self._call(*arguments)
         else:
@@ -62,23 +62,23 @@ class Body:
         """Return a result as JSON text.
 
         Raises:
-            FunctionFailedError: it does not fit the return type, or JSON.
+            FunctionFailedError: the result does not fit the return type, or has no JSON form.
         """
         return self._type.text(value)
 
     def result(self, text: bytes) -> object:
-        """Return the value that JSON text stands for."""
+        """Return the value of JSON text."""
         return plain_value(text) if self._is_any else self._type.value(text)
 
 
 def check_function(call: object) -> None:
-    """Refuse what cannot be a body.
+    """Refuse an object that cannot be the body of a step.
 
     Raises:
-        FlowSettingsError: it is the call of a function, a workflow, or no function at all.
+        FlowSettingsError: it is a coroutine, a workflow, or no function.
     """
     if inspect.iscoroutine(call):
-        call.close()  # else Python warns that nobody awaited it
+        call.close()  # else Python warns that it was never awaited
         name = call.__name__
         raise FlowSettingsError(
             f"Give the function, then its arguments: {name}, ... instead of {name}(...)."
@@ -95,7 +95,7 @@ def _hints(call: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(call), include_extras=True)
     except (NameError, TypeError, AttributeError):
-        return {}  # a partial, a builtin, names that only a type checker sees: any JSON then
+        return {}  # a partial, a builtin, names for type checkers only: then any JSON
 
 
 def _takes_context(call: Callable[..., Any], hints: dict[str, Any]) -> bool:

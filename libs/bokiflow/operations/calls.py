@@ -1,7 +1,7 @@
 """Calls of functions from workflows: `await wf.call(send_mail, room, seat)`.
 
-The operation's key is the call's idempotency key, so the platform records the call before it runs
-it, and has one outcome of it, whoever asks and however often.
+The operation's key is the call's idempotency key. So the platform records the call before it runs,
+and it has one outcome, however many executors call it and however often.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSE_S_MAX: Final = 5.0
 
 
 class FunctionCall:
-    """A function of an application and what it is called with."""
+    """A function of an application, and the arguments of a call."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FunctionCall:
         self._function = function
 
     async def run(self, ctx: Context, key: str) -> bytes:
-        """Call it and return its result as JSON text."""
+        """Call the function and return its result as JSON text."""
         if self._body is None:
             value = await ctx.call(self.name, idempotency_key=key, **self.arguments)
             return ResultType(self.name, Any).text(value)
@@ -69,7 +69,7 @@ class FunctionCall:
         return self._body.text(value)
 
     def result(self, text: bytes) -> Any:  # noqa: ANN401 - of the function's type
-        """Return the value that JSON text stands for."""
+        """Return the value of JSON text."""
         return plain_value(text) if self._body is None else self._body.result(text)
 
 
@@ -93,7 +93,7 @@ async def call(
 
 
 async def _call_with_retry(of: FunctionCall, ctx: Context, key: str) -> bytes:
-    """Ask until there is an outcome: with the key, a repetition is harmless."""
+    """Call until there is an outcome; the key makes a repetition idempotent."""
     pause_s, unknown = _PAUSE_S_MIN, 0
     for tries in range(PATIENCE_TRIES):
         if tries:
@@ -104,5 +104,5 @@ async def _call_with_retry(of: FunctionCall, ctx: Context, key: str) -> bytes:
         except IndilogError as error:
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_transient(error) or unknown == _UNKNOWN_TRIES:
-                raise  # also what the platform gave up is an outcome
-    raise Stopped("The platform is away.")
+                raise  # an outcome that stays unknown is an outcome, too
+    raise Stopped("The platform is unavailable.")

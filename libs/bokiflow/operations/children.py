@@ -1,8 +1,8 @@
-"""Child workflows: runs that a step of another run started.
+"""Child workflows: runs started by a step of another run.
 
-A child is known by the run and step of its parent, so starting it again after a crash finds the one
-that was started. The parent first decides that it will start it, so whoever executes the parent
-later knows of every child there can be, and cancels it if the parent is taken back.
+The id of a child consists of the parent's id and the step's number. So a repeated start after a
+crash finds the existing child. The parent decides the start before it starts the child. So a later
+executor of the parent knows all possible children, and cancels them if the parent is compensated.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ class ChildWorkflow(Protocol[_ResultT_co]):
 
     @property
     def log_name(self) -> str:
-        """The log of its runs."""
+        """The name of the log of its runs."""
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
-        """Return arguments as a JSON object; checked."""
+        """Check the arguments and return them as a JSON object."""
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
-        """Begin the run, unless there is one of this id, and execute it in this process."""
+        """Start the run, unless one of this id exists, and execute it in this process."""
 
     def result_of(self, text: bytes) -> _ResultT_co:
-        """Return the value that JSON text of a result stands for."""
+        """Return the value of a result's JSON text."""
 
 
 def check_startable(child: object) -> None:
-    """Refuse what is no workflow as a child.
+    """Refuse an object that is no workflow.
 
     Raises:
-        FlowSettingsError: it is none; says what to use for it.
+        FlowSettingsError: it is no workflow; the message says what to use instead.
     """
     if inspect.iscoroutine(child):
-        child.close()  # else Python warns that nobody awaited it
+        child.close()  # else Python warns that it was never awaited
         raise FlowSettingsError(
             f"Give the workflow, then its arguments: wf.run({child.__name__}, ...)."
         )
@@ -80,12 +80,12 @@ def check_startable(child: object) -> None:
 
 
 class Child(Generic[_ResultT_co]):
-    """A child of a run, as its execution knows it.
+    """A child of a run, in one execution of its parent.
 
     Attributes:
         id: of its run.
         name: of its workflow.
-        number: of the operation that starts it.
+        number: of the operation that starts the child.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Child(Generic[_ResultT_co]):
         self._run = Run()
 
     async def start(self, compensations: Compensations) -> None:
-        """Decide that it is started, and start it unless it was.
+        """Decide the start of the child, then start it unless it exists.
 
         Raises:
-            Cancelled: the run was cancelled; there is no child.
+            Cancelled: the parent was cancelled; there is no child.
         """
         execution, name = self._execution, self.name
 
@@ -142,11 +142,11 @@ class Child(Generic[_ResultT_co]):
             await self._startable.start_child(self._arguments, self.id, origin)
 
     async def result(self, number: str) -> _ResultT_co:
-        """Return its result, once it has ended, decided as operation `number` of the parent.
+        """Wait for the child's end; return its result, decided as operation `number` of the parent.
 
         Raises:
-            StepFailedError: it failed, or was cancelled by somebody else.
-            Cancelled: the parent was cancelled meanwhile.
+            StepFailedError: the child failed, or was cancelled on its own.
+            Cancelled: the parent was cancelled while waiting.
         """
 
         async def ended() -> OperationOutcome:
@@ -165,27 +165,27 @@ class Child(Generic[_ResultT_co]):
             return await read_dependency(self._finished)
 
         finished = await wait_for_record(self._execution, math.inf, found, wakes=wakes)
-        assert finished is not None, "it waits without end"
+        assert finished is not None, "the wait has no time limit"
         return finished
 
     async def _finished(self) -> RunFinished | None:
-        """Return how it ended, if it has; a child that is forgotten is told from a new one."""
+        """Return the end of the child, None while it runs; a trimmed child has ended."""
         log = self._execution.log
         try:
             if self._run.started is None:
                 await log.read_next(run_tag(self.id))
             await read_run(log, self.id, self._run)
         except TrimmedError:
-            words = f"Run {self.id!r} ended long ago and is forgotten."
+            words = f"Run {self.id!r} ended long ago and was trimmed after its retention."
             return RunFinished(1, b"", RecordedFailure(UnknownRunError.__name__, words))
         return self._run.finished
 
     async def _cancelled(self, _: str) -> OperationOutcome:
-        """Cancel the child if it runs, and wait for its end."""
+        """Cancel the child if it is running, and wait for its end."""
         try:
             await read_dependency(self._start)
         except RunIdInUseError:
-            return OperationOutcome(b"false")  # it is nobody's child
+            return OperationOutcome(b"false")  # the run of this id is no child
         if await read_dependency(self._finished) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
             entry = Entry(encoded(CancelAsked()), tags)

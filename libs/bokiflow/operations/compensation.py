@@ -1,8 +1,8 @@
-"""What is taken back when a workflow fails or is cancelled: steps by their compensations, children
-by cancelling them (sagas).
+"""Compensations of a failed or cancelled workflow (a saga): steps are undone by functions, children
+by their cancellation.
 
-Everything is taken back in the reverse order of its numbers, one after the other, and each by an
-operation of its own: so it is decided once, and goes on after a crash.
+Compensations run one after the other, in the reverse order of the operations' numbers. Each is an
+operation of its own, so it is decided once, and continues after a crash.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class _Undo(NamedTuple):
 
 
 class Compensations:
-    """What one execution would have to take back.
+    """The compensations that one execution has registered.
 
     Attributes:
-        execution: that one.
+        execution: that they belong to.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -42,22 +42,22 @@ class Compensations:
         kind: str,
         produce: Callable[[str], Awaitable[OperationOutcome]],
     ) -> None:
-        """Let the operation `number` be taken back by `produce`, if need be.
+        """Register the compensation of the operation `number`.
 
         Args:
-            number: of the operation.
-            name: of what takes it back.
-            kind: of the operation that takes it back.
-            produce: takes it back; it is given the number of that operation.
+            number: of the operation to undo.
+            name: of the compensation.
+            kind: of the compensation.
+            produce: undoes the operation; its argument is the number of the compensation.
         """
         self._undos[number] = _Undo(name, kind, produce)
 
     def must_not_run(self, raised: Exception) -> bool:
-        """Whether the workflow has not failed, but waits for code that fits."""
+        """Whether the workflow has not failed, but its code does not match the decided steps."""
         return self.execution.has_left_out(raised, self._undos)
 
     async def run(self) -> list[RecordedFailure]:
-        """Take back everything; return what of it failed for good."""
+        """Run all compensations; return the failures."""
         self.execution.suppress_cancellation()
         failures = []
         for number in sorted(self._undos, key=_path_of, reverse=True):
@@ -72,7 +72,7 @@ class Compensations:
         async def produce() -> OperationOutcome:
             try:
                 return await undo.produce(undo_number)
-            except Exception as error:  # noqa: BLE001 - the others are taken back all the same
+            except Exception as error:  # noqa: BLE001 - the other compensations still run
                 return OperationOutcome(b"", failure_from(error))
 
         decided = await self.execution.decide(
@@ -86,11 +86,11 @@ def _path_of(number: str) -> tuple[int, ...]:
 
 
 async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Run a workflow's body; if it raises, take back what it did, and let it raise that.
+    """Run a workflow's body; if it raises, run its compensations and raise its error.
 
     Raises:
-        CompensationFailedError: something could not be taken back; the rest was.
-        UnfinishedOperationError: the body returned before all that it had asked for was finished.
+        CompensationFailedError: some compensations failed; all of them ran.
+        UnfinishedOperationError: the body returned before its operations were finished.
     """
     execution = compensations.execution
     try:

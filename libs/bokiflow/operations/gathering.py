@@ -1,6 +1,7 @@
-"""Branches of a workflow that run at the same time: `await wf.gather(...)`.
+"""Concurrent branches of a workflow: `await wf.gather(...)`.
 
-Operations of a branch are numbered by their place in it, so what runs first changes no number.
+Operations of a branch are numbered by their place in it, so the order of execution changes no
+number.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from bokiflow.runs.execution import BRANCH, Branch, Execution
 _ValueT = TypeVar("_ValueT")
 BRANCHES_MAX: Final = 10_000
 AT_ONCE: Final = 64
-"""Branches of one `gather` that run at once, unless told otherwise."""
+"""Branches of one `gather` that run at once, by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a branch raised; one may also return an error."""
+    """The error that a branch raised; a branch may also return an error object."""
 
     error: Exception
 
@@ -34,18 +35,18 @@ async def gather(
     branches: Sequence[Coroutine[Any, Any, _ValueT]],
     at_once: int,
 ) -> list[_ValueT]:
-    """Return the results of all branches, in their order.
+    """Return the results of all branches, in the given order.
 
-    Every branch comes to its end, also when another one fails: so which of them have an effect
-    does not depend on chance.
+    Every branch runs to its end, also when another one fails. So which branches have an effect does
+    not depend on timing.
 
     Raises:
-        Exception: what the first of them raised that failed; a cancellation before all else.
-        FlowSettingsError: too many branches, or none of them at once.
+        Exception: the error of the first failed branch; a `Cancelled` has priority.
+        FlowSettingsError: too many branches, or `at_once` is below 1.
     """
     if len(branches) > BRANCHES_MAX or at_once < 1:
         for branch in branches:
-            branch.close()  # else Python warns that nobody awaited it
+            branch.close()  # else Python warns that it was never awaited
         raise FlowSettingsError(
             f"gather takes {BRANCHES_MAX:,} branches at most, and at_once is 1 or more, "
             f"not {len(branches):,} and {at_once}."
@@ -87,7 +88,7 @@ async def _at_once(
     ]
     try:
         return await asyncio.gather(*tasks)
-    finally:  # when the execution stops, none of them goes on
+    finally:  # when the execution stops, no branch continues
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,7 +97,7 @@ async def _at_once(
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:
-    """Run a branch where no event loop runs several at once."""
+    """Run a branch without an event loop, so one after the other."""
     before = BRANCH.set(context[BRANCH])
     try:
         return await branch

@@ -1,7 +1,7 @@
-"""How an operation of a workflow waits: for something in the log of its run, or for a time.
+"""Waits of a workflow's operations: for a record of its run, or for a time.
 
-All that a waiting workflow must hear of (signals, a cancellation, the end of a child, another
-executor) is a record of its run, so one read waits for all of it, and nobody polls.
+All notifications of a waiting workflow (signals, a cancellation, the end of a child, a takeover)
+are records of its run. So one read waits for all of them, without polling.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from indilog.sdk import SeqNum
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
-"""One read waits this long at most, then a new one begins."""
+"""One read waits for at most this many seconds; then the next one begins."""
 
 
 def _ignore_count(by: int) -> None:
-    """Nobody asks how many runs rest."""
+    """Ignore the count of waiting operations; the default outside of a runner."""
 
 
 RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
-"""Told that one more (1), or one less (-1), operation of the run waits."""
+"""Called with 1 when an operation of the run begins to wait, with -1 when it stops waiting."""
 
 
 class Woken(Exception):  # noqa: N818 - it never leaves an operation
-    """The run is to be cancelled while an operation waits."""
+    """A cancellation is requested while an operation waits."""
 
 
 async def wait_for_record(
@@ -42,19 +42,19 @@ async def wait_for_record(
     *,
     wakes: bool = True,
 ) -> _ValueT | None:
-    """Return what `found` gives as soon as it gives something, None once it is `ends`.
+    """Wait until `found` returns a value, and return it; None: the time `ends` was reached.
 
-    It is asked again after each further record of the run.
+    `found` is called at first, and again after each further record of the run.
 
     Args:
-        execution: whose operation waits.
+        execution: of the waiting operation.
         ends: seconds since 1970, by the time of the run's log.
-        found: gives a value that is there, or None.
-        wakes: whether a cancellation ends the waiting.
+        found: returns the value if it is available, else None.
+        wakes: whether a cancellation ends the wait.
 
     Raises:
-        Woken: the run is to be cancelled.
-        Stopped: this execution must not go on.
+        Woken: a cancellation is requested.
+        Stopped: this execution must not continue.
     """
     rests, clock = RESTS.get(), log_clock(execution.log)
     rests(1)
@@ -76,7 +76,7 @@ async def wait_for_record(
 
 
 async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) -> None:
-    """Return when the run has a record at `end` or later, or after `wait_s`; read all."""
+    """Wait up to `wait_s` for a record of the run at `end` or later, and apply all new ones."""
 
     async def look() -> None:
         await execution.log.read_next(run_tag(execution.id), end, wait=wait_s)
@@ -88,10 +88,10 @@ async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) 
 async def run_unless_cancelled(
     execution: Execution, asked: Coroutine[Any, Any, _ValueT]
 ) -> _ValueT:
-    """Return what `asked` gives; where there is an event loop, a cancellation ends it at once.
+    """Return the result of `asked`; on an event loop, a cancellation of the run ends it at once.
 
     Raises:
-        Woken: the run is to be cancelled; `asked` has ended, with or without its effect.
+        Woken: a cancellation is requested; `asked` has ended, with or without its effect.
     """
     if not waiting.has_loop():
         return await asked
@@ -120,7 +120,7 @@ async def decide_waiting(
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
 ) -> StepDecided:
-    """As `Execution.decide`, for what waits: a cancellation in the middle is decided instead."""
+    """As `Execution.decide`, for a wait: a cancellation meanwhile is decided instead."""
     while True:
         with suppress(Woken):
             return await execution.decide(number, name, kind, produce, may_wait=True)

@@ -1,6 +1,6 @@
-"""What a workflow can do beside its steps: wait, branch, lock, call, start others, write to stores.
+"""The operations of a workflow other than steps: waits, branches, locks, calls, children, stores.
 
-Each operation takes its number where it is written down, before anything is awaited.
+Each operation takes its number when its method is called, before anything is awaited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ValueT = TypeVar("_ValueT")
 
 
 class RunningChild(Generic[_ValueT]):
-    """A child that was started.
+    """A started child.
 
     Attributes:
         id: of its run.
@@ -44,10 +44,10 @@ class RunningChild(Generic[_ValueT]):
         self._child = child
 
     def result(self) -> Coroutine[Any, Any, _ValueT]:
-        """Return what it returned, once it has.
+        """Wait for the end of the child and return its result.
 
         Raises:
-            StepFailedError: it failed. Cancelled: the run that waits was cancelled.
+            StepFailedError: the child failed. Cancelled: the waiting run was cancelled.
         """
         number = self._execution.number()
         result = self._child.result(number)
@@ -55,7 +55,7 @@ class RunningChild(Generic[_ValueT]):
 
 
 class Operations:
-    """The operations of a workflow, but for its steps."""
+    """The operations of a workflow, except its steps."""
 
     execution: Execution
 
@@ -65,12 +65,12 @@ class Operations:
 
     @property
     def ctx(self) -> Context:
-        """The context of the function that executes this, for its calls."""
+        """The context of the function that executes the run, for calls."""
         raise NotImplementedError
 
     @cached_property
     def compensations(self) -> Compensations:
-        """What is taken back if the workflow fails."""
+        """The compensations to run if the workflow fails."""
         return Compensations(self.execution)
 
     @cached_property
@@ -80,17 +80,17 @@ class Operations:
     def _asked(
         self, number: str, name: str, kind: str, operation: Coroutine[Any, Any, _ValueT]
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Return an operation, which the workflow should await; see `AskedOperations.add`."""
+        """Return the coroutine of an operation, to be awaited; see `AskedOperations.add`."""
         return self.execution.asked.add(number, name, kind, operation)
 
     # --- waiting
 
     def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
-        """Wait that many seconds, counted from the first execution of this line: a restart in
-        between neither begins it anew nor shortens it.
+        """Wait for this duration (seconds), counted from the first execution of this line. A
+        restart neither restarts nor shortens the wait.
 
         Raises:
-            Cancelled: the run was cancelled meanwhile.
+            Cancelled: the run was cancelled while waiting.
         """
         ends = start_timer(self.execution, "sleep", duration)
         number = self.execution.number()
@@ -102,14 +102,13 @@ class Operations:
         *,
         timeout: float | timedelta | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Return the value of the next signal `name` that this run was sent; None: in that time
-        there was none.
+        """Wait for the next signal `name` to this run and return its value; None: timeout.
 
-        Signals sent before they are asked for are kept. Each is given once, in the order of the
-        log; one that comes when the time is over is kept for the next call.
+        Signals wait in the log until this is called. Each is returned once, in log order; one that
+        arrives after the timeout is kept for the next call.
 
         Raises:
-            Cancelled: the run was cancelled meanwhile. FlowSettingsError: the name is empty.
+            Cancelled: the run was cancelled while waiting. FlowSettingsError: the name is empty.
         """
         check_name(name)
         ends = math.inf if timeout is None else start_timer(self.execution, name, timeout)
@@ -121,14 +120,14 @@ class Operations:
     def gather(
         self, *branches: Coroutine[Any, Any, _ValueT], at_once: int = AT_ONCE
     ) -> Coroutine[Any, Any, list[_ValueT]]:
-        """Run branches at the same time and return their results, in the order given.
+        """Run branches concurrently and return their results, in the given order.
 
-        A branch is an operation, or any coroutine that awaits operations. All of them come to
-        their ends, also when one fails; then what the first one that failed raised is raised.
+        A branch is an operation, or any coroutine that awaits operations. All of them run to their
+        ends, also when one fails; then the error of the first failed one is raised.
 
         Args:
-            branches: what to run.
-            at_once: how many run at once.
+            branches: to run, at most 10,000.
+            at_once: branches that run at once (1 or more).
         """
         number = self.execution.number()
         gathered = gather(self.execution, number, branches, at_once)
@@ -144,23 +143,23 @@ class Operations:
         wait: float | None = None,
         log: str | None = None,
     ) -> RunLock:
-        """Hold a lock while an `async with` block runs: `async with wf.lock("hotel:7") as lock`.
+        """Hold a lock during an `async with` block: `async with wf.lock("hotel:7") as lock`.
 
-        The holder is the run: a re-execution holds what an execution before it acquired, with the
-        same `lock.token`. The lease is renewed while the block runs; if it ends all the same (the
-        run was not executed for longer than `lease`), `lock.check()` and leaving the block raise
-        `LockLostError`.
+        The holder is the run: a re-execution still holds what an earlier execution acquired, with
+        the same `lock.token`. The lease is renewed while the block runs. It can still end if no
+        process executes the run for longer than `lease`: then `lock.check()` and leaving the block
+        raise `LockLostError`.
 
         Args:
-            name: of the lock, within its log.
-            lease: seconds; give it longer than it takes until a run is taken over.
-            wait: seconds to wait for it; None: as long as it takes.
-            log: where the lock lives, to share it with others; else the log of the runs.
+            name: of the lock, unique in its log.
+            lease: seconds; choose it longer than a takeover takes.
+            wait: seconds to wait for the lock; None: without limit.
+            log: of the lock, to share it with other programs; default: the log of the runs.
 
         Raises:
-            LockTimeoutError: on entering: not within `wait` seconds.
-            NestedLockError: on entering: a block around this one, also one around the `gather`
-                that it is in, holds the lock; so it is decided.
+            LockTimeoutError: on entering: not acquired within `wait` seconds.
+            NestedLockError: on entering: an enclosing block, also one around the enclosing
+                `gather`, holds the lock. That is decided.
         """
         where = self.execution.log if log is None else self.log(log)
         return RunLock(self.execution, where, name, lease, wait)
@@ -174,10 +173,10 @@ class Operations:
         *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
         **named: Any,  # noqa: ANN401
     ) -> Coroutine[Any, Any, RunningChild[_ValueT]]:
-        """Start a workflow of the same flow, exactly once, and go on without waiting for it.
+        """Start a workflow of the same flow, exactly once, without waiting for its end.
 
-        If this run fails or is cancelled, the child is cancelled; if it ends well before the child
-        does, the child goes on.
+        If this run fails or is cancelled, the child is cancelled. If this run succeeds first, the
+        child continues.
 
         Raises:
             InvalidArgumentsError: they do not fit the child's type hints.
@@ -250,10 +249,10 @@ class Operations:
     ) -> Coroutine[Any, Any, Any]:
         """Call a function of an application and return its result; the call has one outcome.
 
-        The platform records the call under the key of this operation, so however many execute this
-        and whatever dies, one outcome is decided, and the function is not run again once it has
-        one. When its worker is lost it is begun again, so its body may run more than once. What
-        must happen once in it belongs into a workflow (`run`), or into a transaction with an id.
+        The platform records the call under the key of this operation. So one outcome is decided,
+        despite crashes and concurrent executors, and then the function does not run again. If its
+        worker crashes, the function is restarted, so its body may run more than once. Effects that
+        must happen once belong into a workflow (`run`), or into a transaction with an id.
 
         Args:
             function: a decorated function, or `"app.function"`, which takes named arguments only.
@@ -261,8 +260,7 @@ class Operations:
             named: arguments by name.
 
         Raises:
-            StepFailedError: the function raised, or its worker was lost each time; so it is
-                decided.
+            StepFailedError: the function raised, or its worker crashed each time. That is decided.
             FlowSettingsError: it is no function of an application.
         """
         of, number = FunctionCall(function, arguments, named), self.execution.number()
@@ -281,17 +279,16 @@ class Operations:
         """Run `body(txn)` in a transaction of a store that takes effect exactly once; return its
         result, decided once by the log.
 
-        The body may run several times; only what it wrote at one of them takes effect, whatever
-        dies and however many execute this. Its result comes back as JSON, as its return type says.
+        The body may run several times. The writes of one attempt take effect, despite crashes and
+        concurrent executors. The result is stored as JSON and converted to the return type.
 
         Args:
             store: of any log.
-            body: as of `Store.transact`.
-            name: by which it is known in the log; else that of the body.
+            body: as for `Store.transact`.
+            name: of the operation in the log; default: the name of the body.
 
         Raises:
-            StepFailedError: the body raised, or was in conflict again and again; nothing was
-                changed.
+            StepFailedError: the body raised, or all attempts conflicted; nothing was changed.
         """
         number, known = self.execution.number(), Body(body, name)
         committed = transact(self.execution, number, store, body, known)

@@ -1,8 +1,7 @@
-"""Locks in workflows: the holder is the run, so a re-execution holds what the run acquired.
+"""Locks in workflows: the holder is the run, so a re-execution still holds what the run acquired.
 
-To acquire and to release are operations. While the block runs, its executor renews the lease; when
-executors change, the next one goes on renewing. A lease that ended meanwhile shows where the block
-is left, or where the workflow asks (`check`).
+Acquiring and releasing are operations. While the block runs, its executor renews the lease; after a
+takeover the next executor does. `check`, and leaving the block, report a lease that has ended.
 """
 
 from __future__ import annotations
@@ -55,23 +54,25 @@ class HeldByRun:
         self._renewing: asyncio.Task[None] | None = None
 
     def is_held(self, execution: Execution, log: Log, name: str) -> bool:
-        """Whether it is this lock, held by this execution's run as far as that is decided."""
+        """Whether this is the lock `name` of `log`, held by the run of `execution` as far as
+        decided.
+        """
         is_same = (self._log_name, self.name) == (log.name, name)
         return is_same and self._execution is execution and not self._is_over
 
     async def check(self) -> None:
-        """Make sure that the run holds it, and for a whole lease from now.
+        """Check that the run holds the lock, and extend it to a whole lease from now.
 
         Raises:
-            LockLostError: its lease has ended; so it is decided.
+            LockLostError: the lease has ended. That is decided.
         """
         await self._ask(CHECK_LOCK, is_cancellable=True)
 
     async def release(self) -> None:
-        """Hand it on.
+        """Release the lock to the next caller in the queue.
 
         Raises:
-            LockLostError: its lease had ended before; so it is decided.
+            LockLostError: the lease had ended before. That is decided.
         """
         await self._ask(UNLOCK, is_cancellable=False)
 
@@ -98,12 +99,12 @@ class HeldByRun:
         raise_failure(decided)
 
     def keep(self, *, is_new: bool) -> None:
-        """Renew the lease from now on, where there is an event loop to do it."""
+        """Renew the lease from now on; without an event loop, do nothing."""
         if waiting.has_loop():
             self._renewing = asyncio.create_task(self._renew(is_new=is_new))
 
     def stop_renewing(self) -> None:
-        """Renew it no longer."""
+        """Stop renewing the lease."""
         if self._renewing is not None:
             self._renewing.cancel()
 
@@ -114,9 +115,9 @@ class HeldByRun:
             try:
                 await self._held.extend(self._lease_s)
             except LockLostError:
-                return  # shows where the block is left
+                return  # leaving the block reports it
             except IndilogError:
-                pass  # the log may be back before the lease ends
+                pass  # the log may be available again before the lease ends
             await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
 
     def __repr__(self) -> str:
@@ -124,7 +125,7 @@ class HeldByRun:
 
 
 _AROUND: Final[ContextVar[tuple[HeldByRun, ...]]] = ContextVar("around", default=())
-"""The locks of the blocks around the code that runs; also around the `gather` that it is in."""
+"""The locks of the blocks that enclose the running code, also those around its `gather`."""
 
 
 class RunLock:
@@ -154,7 +155,7 @@ class RunLock:
         try:
             raise_failure(decided)
         except Cancelled:
-            with suppress(IndilogError):  # an execution before may have got it; or its lease ends
+            with suppress(IndilogError):  # an earlier execution may hold it; its lease ends
                 await self._lock.leave()
             raise
         held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
@@ -167,7 +168,7 @@ class RunLock:
         if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
             words = (
                 f"Lock {self._name!r} is held by a block around this one, which would wait for "
-                "itself; do without the inner block, or give it another name."
+                "itself; remove the inner block, or give its lock another name."
             )
             return OperationOutcome(b"", RecordedFailure(NestedLockError.__name__, words))
 
@@ -180,7 +181,7 @@ class RunLock:
 
         try:
             return await run_unless_cancelled(self._execution, read_dependency(acquire))
-        except Woken:  # whether the lock was got is not known, so its place is given up
+        except Woken:  # the lock may have been acquired, so it is released
             await read_dependency(self._lock.leave)
             raise
 
@@ -191,12 +192,12 @@ class RunLock:
         traceback: TracebackType | None,
     ) -> None:
         held = self._held
-        assert held is not None, "a block is left after it was entered"
+        assert held is not None, "a block is entered before it is left"
         held.stop_renewing()
         _AROUND.set(tuple(around for around in _AROUND.get() if around is not held))
         if error is None:
             await held.release()
         elif isinstance(error, Exception):
-            with suppress(LockLostError):  # what the block raised matters more
+            with suppress(LockLostError):  # the error of the block has priority
                 await held.release()
-        # else this execution stops: the next one holds it
+        # else this execution stops, and the next one holds the lock

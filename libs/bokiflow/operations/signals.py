@@ -1,7 +1,8 @@
-"""Signals: values that somebody sends to a run, each consumed once, in the order of the log.
+"""Signals: values sent to a run, each consumed once, in log order.
 
-A signal waits in the log of the run until the workflow asks for it. Which one an operation got is
-decided, so a re-execution gets the same; of each name the first that is not consumed comes next.
+A signal waits in the log until the workflow asks for it. Which signal an operation consumed is
+decided, so a re-execution gets the same one. For each name, the oldest signal that is not consumed
+comes next.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
 def check_name(name: str) -> None:
-    """Look whether a signal can be called so.
+    """Refuse an invalid name of a signal.
 
     Raises:
-        FlowSettingsError: it is empty.
+        FlowSettingsError: the name is empty.
     """
     if not name:
         raise FlowSettingsError("A signal's name is not empty.")
@@ -44,14 +45,14 @@ class Signals:
             if _is_got(decided)
         }
         self._sorted = 0
-        """Signals of the run that stand in `_left` or were consumed."""
+        """How many of `run.signals` are in `_left` or were consumed."""
         self._left: defaultdict[str, deque[tuple[SeqNum, bytes]]] = defaultdict(deque)
 
     async def next(self, number: str, name: str, ends: float = math.inf) -> Any:  # noqa: ANN401
-        """Return the value of the next signal `name`; None: there is none until `ends`.
+        """Wait for the next signal `name` and return its value; None: there was none until `ends`.
 
         Raises:
-            Cancelled: the run was cancelled meanwhile.
+            Cancelled: the run was cancelled while waiting.
         """
 
         async def awaited() -> OperationOutcome:

@@ -1,6 +1,6 @@
-"""Durable timers: `await wf.sleep(...)`, and the ends of other waits.
+"""Durable timers: `await wf.sleep(...)`, and timeouts of other waits.
 
-When a timer ends is decided when it begins, so a re-execution waits for the rest of it only.
+The end of a timer is decided when it starts, so a re-execution waits only for the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def seconds_of(duration: float | timedelta) -> float:
     """Return a duration in seconds.
 
     Raises:
-        FlowSettingsError: it is negative, no number or longer than ten years.
+        FlowSettingsError: the duration is negative, no number or longer than ten years.
     """
     seconds: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _SECONDS_MAX:
@@ -33,8 +33,8 @@ def seconds_of(duration: float | timedelta) -> float:
 
 
 def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
-    """Begin a timer; return when it ends by the time of the run's log, seconds since 1970, as
-    decided by its first execution.
+    """Start a timer; return its end, decided by the first execution: seconds since 1970 by the time
+    of the run's log.
     """
     seconds, clock = seconds_of(duration), log_clock(execution.log)
     decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))
@@ -42,10 +42,10 @@ def start_timer(execution: Execution, name: str, duration: float | timedelta) ->
 
 
 async def sleep(execution: Execution, number: str, ends: float) -> None:
-    """Return when it is `ends` by the time of the run's log.
+    """Wait until the time of the run's log is `ends`.
 
     Raises:
-        Cancelled: the run was cancelled meanwhile.
+        Cancelled: the run was cancelled while waiting.
     """
 
     async def nothing() -> None:

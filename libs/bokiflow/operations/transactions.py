@@ -1,8 +1,8 @@
 """Transactions in workflows: `await wf.transact(store, body)`, committed exactly once.
 
-The transaction has the operation's key as its id, so of all commits, by whomever, the first counts
-(`Store.transact`). A body that raises commits too, with its failure and without its writes: else
-an execution that stood still could commit after the failure was decided.
+The transaction has the operation's key as its id, so of all commits the first one takes effect
+(`Store.transact`). A body that raises commits, too, with its failure and without its writes.
+Otherwise a stalled execution could commit after the failure was decided.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ID_BYTES_MAX: Final = 250
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What a transaction leaves beside its writes: its result, or what its body raised."""
+    """What a transaction records in addition to its writes: its result, or its body's failure."""
 
     result: Any = None
     failure: RecordedFailure | None = None
@@ -45,7 +45,7 @@ async def transact(
     body: Callable[[Transaction], Awaitable[Any]],
     known: Body,
 ) -> Any:  # noqa: ANN401 - of the body's type
-    """See `Operations.transact`; `known` is what is known of `body`."""
+    """See `Operations.transact`; `known` describes `body`."""
     txn_id = short_key(execution.key(number), _ID_BYTES_MAX)
     errors: list[BaseException] = []
 
@@ -61,8 +61,7 @@ async def transact(
             plain = await _transact_with_retry(store, wrote, txn_id)
         except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             errors.append(error)
-            # Another execution may be about to commit what this one could not do: of both, the
-            # log decides for one.
+            # A concurrent execution may still commit the writes; the log orders one of both first.
             plain = await _transact_with_retry(store, failed, txn_id)
         recorded = msgspec.convert(plain, _Recorded)
         return OperationOutcome(msgspec.json.encode(recorded.result), recorded.failure)
@@ -75,7 +74,7 @@ async def transact(
 async def _transact_with_retry(
     store: Store, body: Callable[[Transaction], Awaitable[Any]], txn_id: str
 ) -> Any:  # noqa: ANN401
-    """Commit it, however often that takes: with an id, a repetition is harmless."""
+    """Commit a transaction, with retries; its id makes a repetition idempotent."""
     pause_s = _PAUSE_S_MIN
     conflict: ConflictError | None = None
     for tries in range(_TRIES):
@@ -90,4 +89,4 @@ async def _transact_with_retry(
             conflict = error if isinstance(error, ConflictError) else None
     if conflict is not None:
         raise conflict
-    raise Stopped("The log is away.")
+    raise Stopped("The log is unavailable.")

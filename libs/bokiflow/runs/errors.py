@@ -1,4 +1,4 @@
-"""What a person's use of workflows and locks can meet beside the errors of the log."""
+"""The errors of workflows and locks, in addition to those of the log."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ class FlowError(IndilogError):
 
 
 class FlowSettingsError(FlowError):
-    """A setting, name or id that no workflow can have; nothing was done."""
+    """An invalid setting, name or id; nothing was done."""
 
 
 class RunIdInUseError(FlowError):
-    """The run of this id is one of another workflow; nothing was started or done."""
+    """The run of this id belongs to another workflow; nothing was done."""
 
 
 class UnknownRunError(FlowError):
-    """There is no run of this id, or it was forgotten."""
+    """There is no run of this id, or it was trimmed after its retention."""
 
 
 class StepFailedError(FlowError):
-    """A step, child, call or transaction of a run failed for good: so it was decided, and it is
-    raised alike in every execution.
+    """A step, child, call or transaction failed permanently. The failure is its decided outcome, so
+    every execution raises it.
 
     Attributes:
         step: its name.
-        kind: the name of the class of what it failed with.
+        kind: class name of the error that it failed with.
     """
 
     def __init__(self, step: str, kind: str, message: str) -> None:
@@ -41,7 +41,7 @@ class RunFailedError(FlowError):
 
     Attributes:
         run: the run's id.
-        kind: the name of the class of what the workflow raised.
+        kind: class name of the error that the workflow raised.
     """
 
     def __init__(self, run: str, kind: str, message: str) -> None:
@@ -51,29 +51,31 @@ class RunFailedError(FlowError):
 
 
 class RunCancelledError(RunFailedError):
-    """The run was cancelled, or the workflow gave up by raising `Cancelled`."""
+    """The run was cancelled, or the workflow raised `Cancelled`."""
 
 
-class Cancelled(FlowError):  # noqa: N818 - raised to give up, which is no error
-    """Raised inside a workflow: by a cancellation, or by the workflow to give up."""
+class Cancelled(FlowError):  # noqa: N818 - a request, not an error
+    """Raised inside a workflow: by a cancellation of its run, or by the workflow to end as
+    cancelled.
+    """
 
 
 class UnfinishedOperationError(FlowError):
-    """The workflow returned while something that it had asked for was not finished: a step in a
-    task of its own, or one that it did not await. So it is decided, and the run has failed.
+    """The workflow returned before an operation that it had requested was finished: a step in
+    another task, or one that it did not await. That is decided, and the run has failed.
     """
 
 
 class ChangedWorkflowError(FlowError):
-    """The code does not fit the steps that are decided: their sequence has changed.
+    """The code does not match the decided steps: their sequence has changed.
 
-    The run waits, nothing of it is lost; it goes on when code is deployed that fits.
+    The run is parked and keeps its steps. It continues when matching code is deployed.
 
     Attributes:
         run: the run's id.
         number: of the step at which code and log differ.
-        decided: what the log has there; None: nothing.
-        found: what the code does there; None: it ends before.
+        decided: the step in the log; None: none.
+        found: the step in the code; None: the code ends before.
     """
 
     def __init__(
@@ -100,19 +102,19 @@ class ChangedWorkflowError(FlowError):
 
 
 class FlowVersionError(FlowError):
-    """A record was written by a later version of BokiFlow; upgrade this program to read it."""
+    """A later version of BokiFlow wrote a record; upgrade this program to read it."""
 
 
 class LockSettingsError(FlowError):
-    """A name, lease or wait that no lock can have; nothing was appended."""
+    """An invalid name, lease or wait of a lock; nothing was appended."""
 
 
 class LockLostError(FlowError):
-    """The lease ended before the lock was released; somebody else may hold it, or have held it.
+    """The lease ended before the lock was released; another holder may have, or have had, the lock.
 
     Attributes:
         name: of the lock.
-        token: the fencing token that is void now.
+        token: the fencing token, which is no longer valid.
     """
 
     def __init__(self, name: str, token: int) -> None:
@@ -126,26 +128,26 @@ class LockLostError(FlowError):
 
 
 class LockTimeoutError(FlowError):
-    """The lock was not got in the time given; the caller waits for it no longer."""
+    """The lock was not acquired in the given time; the caller no longer waits for it."""
 
     retryable = True
 
 
 class NestedLockError(FlowError):
-    """A block of a workflow wants a lock that a block around it holds: it would wait for itself."""
+    """A block of a workflow acquires a lock that an enclosing block holds, which would deadlock."""
 
 
 class LockQueueFullError(FlowError):
-    """Too many wait for the lock already; the caller does not."""
+    """Too many callers wait for the lock already; this one was not added."""
 
     retryable = True
 
 
 class CompensationFailedError(FlowError):
-    """A workflow failed or was cancelled, and something that it had done could not be taken back.
+    """A workflow failed or was cancelled, and some of its compensations failed.
 
     Attributes:
-        problems: one text for each of these, beginning with the number of the step.
+        problems: one text for each failed compensation, beginning with the number of its step.
     """
 
     def __init__(self, cause: BaseException, problems: list[str]) -> None:
@@ -157,4 +159,4 @@ class CompensationFailedError(FlowError):
 
 
 class RunEndedError(FlowError):
-    """The run has ended; it can be sent no signals and cannot be cancelled any more."""
+    """The run has ended; it takes no signals and cannot be cancelled."""

@@ -1,13 +1,11 @@
-"""One execution of a run: what is decided is replayed, what is not is done and decided by the log.
+"""One execution of a run: decided outcomes are replayed; other operations run, and the log decides.
 
-`Execution.decide` is the one way in which anything gets an outcome; steps, times, signals, locks
-and children are all made of it. It awaits nothing but the log, so that executions can be
-interleaved call by call.
+All operations (steps, times, signals, locks, children) get their outcome by `Execution.decide`. It
+awaits only the log, so tests can interleave executions call by call.
 
-What is decided is durable before the next thing is begun, with one exception: the last thing that
-the workflow's own coroutine decided waits until that coroutine goes on. If it ends there, the
-decision and the end are one append; if it begins something else or awaits anything, the decision
-is appended before.
+An outcome is durable before the next operation begins, with one exception. The last outcome of the
+workflow's own coroutine waits until that coroutine continues. If the coroutine ends there, outcome
+and end are one append. If it begins or awaits anything, the outcome is appended before.
 """
 
 from __future__ import annotations
@@ -46,39 +44,39 @@ from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
-"""A larger result is appended at once, so that it is refused at its step if it is too large."""
+"""A larger result is appended at once, so that a result over the limit fails at its step."""
 _DEFERRED_TOGETHER: Final = 500
-"""Appended in one batch at most; of all but one of them the results are short."""
+"""Outcomes in one batch, at most; all but one of them have short results."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
-"""Ends the number of what takes an operation back; the rest is that operation's number."""
+"""Suffix of a compensation's number; the rest is the number of the operation that it undoes."""
 CANCEL: Final = "cancel"
-"""The kind of the decision that a cancellation takes the place of an operation."""
+"""The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
-"""Number, name and kind of the decision that the workflow returned before all was finished."""
+"""Number, name and kind of the decision that the workflow returned too early."""
 
 
 class LeaseCheck(Protocol):
-    """Whether this executor may rely on being the only one."""
+    """Tells whether this executor is certainly the only one."""
 
     def is_sure(self) -> bool:
-        """Whether nobody else can have taken the run yet; otherwise the log is asked."""
+        """Whether no other executor can have taken the run yet; if not, the log must be read."""
 
 
 class OperationOutcome(NamedTuple):
-    """What an operation achieved: JSON text, or a failure."""
+    """The outcome of an operation: JSON text, or a failure."""
 
     result: bytes
     failure: RecordedFailure | None = None
 
 
 class Branch:
-    """Gives numbers to operations: by their place in the code, whatever runs at the same time.
+    """Numbers operations by their place in the code, independently of what runs concurrently.
 
     Attributes:
-        execution: whose operations they are.
-        parent: the branch that it is a part of.
-        was_told: whether the cancellation of the run was raised in it, or in a part of it.
+        execution: of the operations.
+        parent: the branch that contains this one.
+        was_notified: whether the run's cancellation was raised in this branch, or in a part of it.
     """
 
     __slots__ = ("_next", "_prefix", "execution", "parent", "was_notified")
@@ -93,8 +91,8 @@ class Branch:
         self._next = 1
 
     def number(self) -> str:
-        """Return the number of the next operation, such as `3`, or `3.1.2`: the second one of the
-        first branch of the third.
+        """Return the number of the next operation, such as `3`; or `3.1.2`, the second operation of
+        the first branch of operation 3.
         """
         number = f"{self._prefix}{self._next}"
         self._next += 1
@@ -102,19 +100,19 @@ class Branch:
 
 
 BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
-"""The branch whose code runs; concurrent branches of one workflow each set their own."""
+"""The branch whose code is running; each concurrent branch of a workflow sets its own."""
 KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
-"""The idempotency key of the step whose body runs."""
+"""The idempotency key of the step whose body is running."""
 
 
 def failure_from(error: BaseException) -> RecordedFailure:
-    """Return an error as it is kept."""
+    """Return an error as it is recorded."""
     kind = error.kind if isinstance(error, StepFailedError) else type(error).__name__
     return RecordedFailure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
 
 
 def _too_large(error: TooLargeError) -> RecordedFailure:
-    """Return the failure of what ran, and whose result no record holds."""
+    """Return the failure of an operation that ran, but whose result no record can hold."""
     return RecordedFailure(
         TooLargeError.__name__,
         f"It ran, and what it did stays, but its result cannot be kept: its record has "
@@ -124,7 +122,7 @@ def _too_large(error: TooLargeError) -> RecordedFailure:
 
 
 def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> None:
-    """Raise what an operation failed with, if it did; alike when it is replayed.
+    """Raise the failure of an operation, if it failed; the same error in every replay.
 
     Raises:
         Cancelled: the run was cancelled there.
@@ -142,14 +140,14 @@ class Execution:
     """One execution of one run, in the epoch that the run has in `run`.
 
     Attributes:
-        id: the run's.
-        run: the run as far as its records were read. What this execution decided may be missing.
-        log: where the run is.
-        asked: the operations that the workflow asked for.
+        id: of the run.
+        run: the run as far as its records were read. This execution's decisions may be missing.
+        log: of the run.
+        asked: the operations that the workflow requested.
     """
 
     def __init__(self, log: Log, id: str, run: Run, lease: LeaseCheck) -> None:  # noqa: A002
-        assert run.started is not None, "only what began is executed"
+        assert run.started is not None, "only a run that has begun is executed"
         self.id = id
         self.run = run
         self.log = log
@@ -169,32 +167,33 @@ class Execution:
         self._cancel_asked = run.cancel_asked
         self._is_cancellation_suppressed = False
         self.on_cancel: list[Callable[[], None]] = []
-        """Told when a cancellation is asked for; what waits must wake up then."""
+        """Called when a cancellation is requested; waiting operations must wake up."""
 
     # --- numbers
 
     @property
     def branch(self) -> Branch:
-        """The branch whose code runs."""
+        """The branch whose code is running."""
         branch = BRANCH.get()
         return branch if branch is not None and branch.execution is self else self._main
 
     def number(self) -> str:
-        """Return the number of the next operation of this branch. Take it before anything is
-        awaited: then the order of the code decides it.
+        """Return the number of the next operation of this branch. Call it before anything is
+        awaited, so that the order of the code decides the number.
         """
         return self.branch.number()
 
     def key(self, number: str) -> str:
-        """Return the idempotency key of an operation: the same in every execution, of no other;
-        also not of another run that had this id before and was forgotten.
+        """Return the idempotency key of an operation: the same in every execution, and unique.
+
+        An earlier run of the same id that was trimmed has other keys.
         """
         return f"{self.log.name}/{self.id}@{self.run.started_at}/{number}"
 
     def child_id(self, number: str) -> str:
-        """Return the id of the run that operation `number` starts, which no other run ever has.
+        """Return the unique id of the run that operation `number` starts.
 
-        A child's own id says already which run of a reused id began it all.
+        A child's own id already names the start of its root run, in case that run's id is reused.
         """
         began = "" if self._parent is not None else f"@{self.run.started_at}"
         return f"{self.id}{began}/{number}"
@@ -202,7 +201,7 @@ class Execution:
     # --- deciding
 
     def decided(self, number: str, name: str, kind: str) -> StepDecided | None:
-        """Return what is decided of an operation, None if nothing is.
+        """Return the decided outcome of an operation; None: not decided.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -233,16 +232,17 @@ class Execution:
         may_wait: bool = False,
         is_cancellable: bool = True,
     ) -> StepDecided:
-        """Return the outcome of an operation: the one decided, else what `produce` gives, decided.
+        """Return the outcome of an operation: the decided one, else what `produce` returns,
+        decided.
 
-        `produce` may run again in another execution, until an outcome is decided; all before it is
-        durable when it begins. When this returns the outcome is durable too; with `may_wait`, as
-        the module's words say. If the run is to be cancelled, that is decided instead, once in each
-        branch.
+        All earlier outcomes are durable when `produce` begins. It may run again in another
+        execution until an outcome is decided. When this returns, the outcome is durable, too; with
+        `may_wait`, see the module's docstring. If a cancellation is requested, that is decided
+        instead, once in each branch.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
-            Stopped: this execution must not go on.
+            Stopped: this execution must not continue.
         """
         known = self.decided(number, name, kind)
         if known is not None:
@@ -266,8 +266,8 @@ class Execution:
         return await self._record(record)
 
     def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> StepDecided:
-        """As `decide`, for what is known at once and has no effect; durable before the next thing
-        is begun.
+        """As `decide`, for a value that is available at once and has no effect. It is durable
+        before the next operation begins.
         """
         number = self.number()
         known = self.decided(number, name, kind)
@@ -278,11 +278,13 @@ class Execution:
         return known
 
     def check_finished(self) -> None:
-        """Make sure that a workflow which returns is finished; if not, that is decided, so that a
-        later execution, which may find more of it finished, comes to the same end.
+        """Check that a returning workflow has finished all its operations.
+
+        If not, that is decided: a later execution, which may find more of them finished, must come
+        to the same end.
 
         Raises:
-            UnfinishedOperationError: it is not, or was not in an execution before.
+            UnfinishedOperationError: it has not, or had not in an earlier execution.
         """
         known = self.decided(RETURN, RETURN, RETURN)
         if known is not None:
@@ -297,17 +299,17 @@ class Execution:
             raise
 
     async def settle(self) -> None:
-        """Make durable whatever was decided so far.
+        """Make all decisions so far durable.
 
         Raises:
-            Stopped: this execution must not go on.
+            Stopped: this execution must not continue.
         """
         async with self._settling:
             await self._append_unsettled(0)
 
     async def _append_unsettled(self, left_max: int) -> None:
-        """Append what was decided and is not durable, the first first, until so much is left; what
-        an append that fails, or is broken off, had in it stays.
+        """Append decisions that are not durable, oldest first, until `left_max` are left. Those of
+        an append that fails or is interrupted stay.
         """
         while len(self._unsettled) > left_max:
             some = self._unsettled[:_DEFERRED_TOGETHER]
@@ -333,11 +335,11 @@ class Execution:
 
     @property
     def is_cancel_asked(self) -> bool:
-        """Whether somebody wants the run cancelled and this branch was not told yet."""
+        """Whether a cancellation is requested of which this branch was not notified yet."""
         return self.is_cancel_asked_in(self.branch)
 
     def is_cancel_asked_in(self, branch: Branch) -> bool:
-        """As `is_cancel_asked`, of a branch whose code may not run just now."""
+        """As `is_cancel_asked`, of a branch whose code may not be running."""
         return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
     def _mark_notified(self) -> None:
@@ -347,11 +349,11 @@ class Execution:
             branch = branch.parent
 
     def suppress_cancellation(self) -> None:
-        """From now on no cancellation is raised: what was done is being taken back."""
+        """Raise no cancellation from now on, because compensations run."""
         self._is_cancellation_suppressed = True
 
     def ask_cancel(self) -> None:
-        """The next operation decides that the run is cancelled; what waits wakes up."""
+        """Let the next operation decide that the run is cancelled, and wake waiting operations."""
         self._cancel_asked = True
         for told in list(self.on_cancel):
             told()
@@ -359,14 +361,14 @@ class Execution:
     # --- from the beginning to the end
 
     async def execute(self, body: Coroutine[Any, Any, bytes]) -> RunFinished:
-        """Run the workflow, from its first line; return its end, which is decided.
+        """Run the workflow from its first line; return its decided end.
 
         Args:
-            body: the workflow's coroutine, which gives its result as JSON text.
+            body: the workflow's coroutine; it returns the result as JSON text.
 
         Raises:
-            ChangedWorkflowError: the code does not fit what is decided; the run is parked.
-            Stopped: this execution must not go on.
+            ChangedWorkflowError: the code does not match the decided steps; the run is parked.
+            Stopped: this execution must not continue.
         """
         raised: Exception | None = None
         context = copy_context()
@@ -395,14 +397,15 @@ class Execution:
         return finished
 
     def has_left_out(self, raised: Exception | None, undone: Collection[str] = ()) -> bool:
-        """Tell whether the code does not fit what is decided: the workflow has ended before a
-        decided operation of its main branch, or before something was taken back that is.
+        """Tell whether the code does not match the decided steps: the workflow has ended before a
+        decided operation of its main branch, or before a decided compensation.
 
-        This holds for code that raises, too: what raised there before had nothing decided behind.
+        That applies to code that raises, too: an earlier execution that raised at the same place
+        has decided nothing after it.
 
         Args:
-            raised: with what the workflow ended.
-            undone: numbers of what is about to be taken back.
+            raised: the error with which the workflow ended, if any.
+            undone: numbers of the operations about to be compensated.
         """
         if self._changed is None:
             with suppress(ChangedWorkflowError):  # noted
@@ -419,14 +422,13 @@ class Execution:
         return self._changed is not None
 
     async def park(self, reason: str, *, is_given_up: bool = False) -> RunFinished | None:
-        """Let the run wait for other code; if it was cancelled while it did so before, or
-        `is_given_up`, end it.
+        """Park the run until other code is deployed. End it instead if it was cancelled while it
+        was parked before, or if `is_given_up`.
 
-        What takes back its steps is in code that fits, so it is not taken back then; its end says
-        so.
+        Compensations are part of the code that does not match, so none runs; the end says so.
         """
         started = self.run.started
-        assert started is not None, "only what began is executed"
+        assert started is not None, "only a run that has begun is executed"
         has_decided = any(record.epoch == self.epoch for record in self._decided.values())
         if is_given_up or (self.run.is_given_up and not has_decided):
             words = (
@@ -441,11 +443,11 @@ class Execution:
     # --- the log
 
     async def catch_up(self, own: SeqNum = -1) -> None:
-        """Read what is new of the run, at least what it has up to and with `own`: a record of it
-        that `log` has appended (`read_run`).
+        """Apply new records of the run, at least up to and including `own`, a record of the run
+        that the session of `log` has appended (`read_run`).
 
         Raises:
-            Stopped: another executor has taken the run, or it cannot be read.
+            Stopped: another executor has taken the run, or the run cannot be read.
         """
         run = self.run
         await read_own_run(partial(read_run, self.log, self.id, run, own))
@@ -455,9 +457,9 @@ class Execution:
             raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
 
     async def _append(self, records: Sequence[StepDecided | RunParked | RunFinished]) -> None:
-        """Append records of this epoch, and make sure that they count.
+        """Append records of this epoch, and check that they take effect.
 
-        A second copy of a record does not count, so after an unknown outcome it is appended again.
+        A second copy of a record has no effect, so an append of unknown outcome is repeated.
         """
         entries = [Entry(encoded(record), self._tags(record)) for record in records]
         if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
@@ -479,5 +481,5 @@ class Execution:
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether something decided is not durable yet, and nobody is about to append it."""
+        """Whether a decision is not durable yet, and no task is appending it."""
         return bool(self._unsettled) and not self._settling.locked()

@@ -1,5 +1,6 @@
-"""How a workflow's own coroutine is run: it never waits with something decided that is not durable
-(see `bokiflow.runs.execution`).
+"""Runs a workflow's own coroutine so that it never waits with a decision that is not durable.
+
+See `bokiflow.runs.execution`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from typing import Any, Protocol
 
 
 class Unsettled(Protocol):
-    """An execution, as far as it may have decided something that is not durable."""
+    """An execution, as far as it has decisions that are not durable."""
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether something decided is not durable yet, and no task is appending it."""
+        """Whether a decision is not durable yet, and no task is appending it."""
 
     async def settle(self) -> None:
-        """Append all that was decided; errors as `Execution.settle`."""
+        """Make all decisions durable; errors as `Execution.settle`."""
 
     def drive(self, *, on: bool) -> None:
-        """The workflow's own coroutine begins or ceases to run."""
+        """Note that the workflow's own coroutine begins or stops running."""
 
 
 class FlushBeforeAwait:
-    """Runs a workflow's coroutine in a context of its own, and appends what it left unsettled
-    whenever it waits for anything.
+    """Runs a workflow's coroutine in a context of its own. Whenever the coroutine waits, its
+    decisions are made durable first.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A run as its records leave it: a pure fold, alike in every process.
+"""The state of a run, a pure fold of its records: the same in every process.
 
-The order of the log decides everything. The executor of a run has an epoch, and what it decides
-counts only while no later epoch is taken; of two that execute at once, one therefore decides
-nothing. Of several decisions of one step the first counts.
+The order of the log decides. The executor of a run has an epoch; its records take effect only until
+a later epoch begins. So of two concurrent executors one decides nothing. Of several decisions of
+one step the first takes effect. `bokiflow.runs.states` has the transitions.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Run:
     Attributes:
         end: records below this seqnum are applied.
         state: as of those records; None: the run has not begun.
-        clock: when the last applied record was ordered, seconds since 1970 (`Record.ordered_at`).
-        started: how it began; None: there is no such run.
-        started_at: that record's place. Valid once `started` is there.
-        began: when that record was ordered, seconds since 1970.
-        epoch: the newest that counts; 0 before the start.
-        executor: who executes it.
-        taken_at: the place of the record that gave it the run.
-        crashes: how many executors before ended right after they got the run and decided nothing.
-        steps: the outcomes that are decided, by step number, in the order of the log.
-        places: where they were decided.
-        signals: in the order of the log.
-        cancel_asked: whether somebody wants it cancelled.
-        parked: why it waits for other code, if it does.
-        parked_at: when the record that says so was ordered, seconds since 1970.
-        is_given_up: whether a cancellation was asked for while it was parked, and nothing was
-            decided since: it ends, also if no code fits.
-        finished: how it ended, once it did.
+        clock: `Record.ordered_at` of the last applied record, seconds since 1970.
+        started: its first record; None: there is no such run.
+        started_at: seqnum of that record. Valid once `started` is set.
+        began: `ordered_at` of that record, seconds since 1970.
+        epoch: the current one; 0 before the start.
+        executor: name of the executor in this epoch.
+        taken_at: seqnum of the record that assigned the run to it.
+        crashes: executors in a row that ended right after they got the run and decided nothing.
+        steps: the decided outcomes, by step number, in log order.
+        places: seqnums of these decisions.
+        signals: in log order.
+        cancel_asked: whether a cancellation was requested.
+        parked: the record that parked the run; None unless it is parked.
+        parked_at: `ordered_at` of that record, seconds since 1970.
+        is_given_up: whether a cancellation was requested while the run was parked, and nothing was
+            decided since. Then the run ends even if no code matches.
+        finished: the record that ended the run, once it has ended.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Run:
         self.finished: RunFinished | None = None
 
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
-        """Take in the record at `seqnum`; tell whether it counts."""
+        """Apply the record at `seqnum`; tell whether it takes effect."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
         self.clock = max(self.clock, ordered_at)

@@ -1,4 +1,4 @@
-"""Keys of operations, where others limit their length."""
+"""Idempotency keys of operations, shortened for interfaces that limit their length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from xxhash import xxh3_128_hexdigest
 
 
 def short_key(key: str, bytes_max: int) -> str:
-    """Return a key where only short ones fit: a long one is replaced by a digest of it."""
+    """Return `key`, or its digest if it is longer than `bytes_max`."""
     text = key.encode()
     return key if len(text) <= bytes_max else xxh3_128_hexdigest(text)

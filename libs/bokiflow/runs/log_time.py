@@ -1,5 +1,5 @@
-"""The time of a log as this process knows it: for timers, which end by the time of the log of their
-run and not by the clock of the process that executes it.
+"""The clock of a log in this process. Timers end by the time of their run's log, not by the clock
+of the process that executes the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CLOCKS: Final[WeakKeyDictionary[object, LogClock]] = WeakKeyDictionary()
 
 
 def log_clock(log: Log) -> LogClock:
-    """Return the clock that all logs of a platform in this process share (`Log.scope`)."""
+    """Return the clock that all logs of a platform share in this process (`Log.scope`)."""
     clock = _CLOCKS.get(log.scope)
     if clock is None:
         clock = _CLOCKS[log.scope] = LogClock(lambda: waiting.passed_now())  # noqa: PLW0108 - tests replace it

@@ -1,7 +1,7 @@
-"""What a call of the library from outside of an execution tells when the log is away or full.
+"""Errors of public calls (`start`, `signal`, ...) when the log is unavailable or full.
 
-An execution that cannot go on stops (`Stopped`) and is tried again; whoever calls `start`,
-`signal` and the like is told an `IndilogError`, by which to decide whether to repeat the call.
+An execution that cannot continue stops (`Stopped`) and is retried. A public call raises an
+`IndilogError` instead, by which its caller decides whether to repeat the call.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from indilog import OutcomeUnknownError as Unknown
 
 
 class Stopped(BaseException):
-    """This execution must not go on: the run has another executor, or the log is away.
+    """This execution must not continue: the run has another executor, or the log is unavailable.
 
-    No `Exception`, so that no workflow takes it for a failure of a step.
+    No `Exception`, so that a workflow does not handle it as a failure of a step.
 
     Attributes:
-        error: what the log said, if that is why.
+        error: the log's error, if that is the cause.
     """
 
     def __init__(self, message: str, error: IndilogError | None = None) -> None:
@@ -30,12 +30,12 @@ class Stopped(BaseException):
 
 
 class PublicCall:
-    """What one call has done to the log so far.
+    """What one public call has appended so far.
 
     Attributes:
-        unknown: what a try to append met of which nobody knows what it did; None: none did, or a
-            later one succeeded.
-        has_appended: whether something is in the log.
+        unknown: the error of an append of unknown outcome; None: there was none, or a later attempt
+            succeeded.
+        has_appended: whether a record of the call is in the log.
     """
 
     def __init__(self) -> None:
@@ -44,15 +44,15 @@ class PublicCall:
 
     @property
     def has_done_nothing(self) -> bool:
-        """Whether nothing of it is in the log, nor can come there."""
+        """Whether no record of it is in the log or in flight."""
         return self.unknown is None and not self.has_appended
 
     def appended(self) -> None:
-        """What it appends is there."""
+        """Note that its append succeeded."""
         self.unknown, self.has_appended = None, True
 
     def told(self, error: IndilogError) -> IndilogError:
-        """Return what the caller is told of `error`: nothing retryable if something was done."""
+        """Return the error to raise for `error`: not a retryable one if something was appended."""
         if self.unknown is not None:
             return self.unknown
         if self.has_appended and error.retryable:
@@ -61,16 +61,16 @@ class PublicCall:
 
 
 CALL: Final[ContextVar[PublicCall | None]] = ContextVar("public_call", default=None)
-"""The call that goes on; None: an execution, or what runs beside all calls."""
+"""The current public call; None: an execution, or a background task."""
 
 
 @contextmanager
 def public_call() -> Iterator[None]:
-    """A call from outside of an execution, also one that a step makes.
+    """A block that is a public call, also one made by a step.
 
     Raises:
-        OutcomeUnknownError: something of it may have been done.
-        IndilogError: as the log says; never `Stopped`.
+        OutcomeUnknownError: part of it may have been done.
+        IndilogError: the log's error; never `Stopped`.
     """
     call = PublicCall()
     token = CALL.set(call)

@@ -1,9 +1,8 @@
-"""What a workflow keeps in the log: a record per thing that happens to a run, and the executors'
-signs of life.
+"""BokiFlow's records: one for each event of a run, and heartbeats of executors.
 
-All records of a run have the tag `flow:<id>`, so its sub-stream is all that can have changed it.
-Those that begin, move or end a run have the tag of its executor too, so that what a dead executor
-leaves behind is found without reading anything else; starts, takeovers and ends have `flows`, the
+All records of a run have the tag `flow:<id>`, so that sub-stream is the whole history of the run.
+Records that start, take over, park or end a run have the tag of its executor, too, so that the runs
+of a dead executor are found without other reads. Starts, takeovers and ends also have `flows`, the
 list of runs. The frame is that of `indilog.sdk.record_format`.
 """
 
@@ -21,7 +20,7 @@ _FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersio
 RUNS_TAG: Final = "flows"
 EXECUTORS_TAG: Final = "flow-executors"
 URGENT_TAG: Final = "flow-urgent"
-"""Of those records for executors that drivers do not let wait for their next turn."""
+"""Tag of records for executors that drivers handle at once, not at their next iteration."""
 PARKED_TAG: Final = "flow-parked"
 _RUN_PREFIX: Final = "flow:"
 _EXECUTOR_PREFIX: Final = "flow-executor:"
@@ -33,7 +32,7 @@ _Epoch = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
-    """An error as it is kept: the name of its class, and its words."""
+    """A recorded error: the name of its class, and its message."""
 
     kind: str
     message: str
@@ -47,10 +46,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """A run begins, with `executor` in epoch 1; the first such record of a run counts.
+    """A run starts, with `executor` in epoch 1; the first such record of a run takes effect.
 
-    `arguments` is a JSON object; `version` names the code; `parent` is the step that started it,
-    `forked` the step of another run from which it goes on.
+    `arguments` is a JSON object; `version` is a digest of the code. `parent` is the step that
+    started the run, `forked` the step of another run from which it continues.
     """
 
     workflow: str
@@ -62,10 +61,10 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """`executor` executes the run in `epoch`; counts if the epoch before is the newest so far.
+    """`executor` executes the run in `epoch`; takes effect if the current epoch is one less.
 
-    `crashes` is how many executors before it ended, one after the other, right after they got the
-    run (see `bokiflow.takeover.crash_loops`).
+    `crashes` counts the executors in a row that ended right after they got the run (see
+    `bokiflow.takeover.crash_loops`).
     """
 
     epoch: _Epoch
@@ -76,7 +75,7 @@ class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     """A step has this outcome: `result` as JSON text, or `failure`.
 
-    Counts if `epoch` is the run's newest and no record before decides the step of this number.
+    Takes effect if `epoch` is the current one and no earlier record decides this step number.
     """
 
     epoch: _Epoch
@@ -88,8 +87,8 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
-    """Somebody sent the run a signal; `value` is JSON text. Of those with one `key`, the first
-    counts.
+    """The run was sent a signal; `value` is JSON text. Of several with one `key`, the first takes
+    effect.
     """
 
     name: str
@@ -98,17 +97,17 @@ class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
 
 
 class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag="child ended"):
-    """The run `child`, which this run started, may have ended: look. Has no other effect."""
+    """The run `child`, started by this run, may have ended. Only wakes the parent."""
 
     child: str
 
 
 class CancelAsked(msgspec.Struct, frozen=True, array_like=True, tag="cancel asked"):
-    """Somebody wants the run to be cancelled."""
+    """The cancellation of the run is requested."""
 
 
 class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
-    """The executor of `epoch` cannot go on with its code; counts as `StepDecided`."""
+    """The code of the executor of `epoch` does not match the run. Takes effect in that epoch."""
 
     epoch: _Epoch
     version: str
@@ -116,7 +115,7 @@ class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
 
 
 class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The run has ended: `result` as JSON text, or `failure`; counts as `StepDecided`."""
+    """The run has ended: `result` as JSON text, or `failure`. Takes effect in its epoch."""
 
     epoch: _Epoch
     result: bytes
@@ -125,7 +124,7 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The executor lives: nobody who has read this takes its runs for `lease_s` from then on."""
+    """A heartbeat: no reader of it takes the runs of `executor` for `lease_s` from its read on."""
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
@@ -135,7 +134,7 @@ class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     """`new_owner` takes over what `executor` left; its lease was over as of all records below
     `end`.
 
-    Counts if no record from there on says anything of `executor`.
+    Takes effect if no record at or after `end` is about `executor`.
     """
 
     executor: str
@@ -144,8 +143,8 @@ class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor stops; `is_idle`: it has left no run behind. Of itself it says so only if
-    nothing is on its way either that gives it one.
+    """The executor has stopped; `is_idle`: it has left no run behind. An executor records that of
+    itself only if no record is in flight that assigns it a run.
     """
 
     executor: str
@@ -173,7 +172,7 @@ def run_tag(run: str) -> str:
     """Return the tag of a run's records.
 
     Raises:
-        FlowSettingsError: no run can have this id.
+        FlowSettingsError: the id is invalid.
     """
     if not can_be_in_tag(run, ID_BYTES_MAX):
         raise FlowSettingsError(
@@ -183,7 +182,7 @@ def run_tag(run: str) -> str:
 
 
 def executor_tag(executor: str) -> str:
-    """Return the tag of the records that give runs to an executor or take them from it."""
+    """Return the tag of the records that assign runs to an executor or end that."""
     return _EXECUTOR_PREFIX + executor
 
 
@@ -201,16 +200,16 @@ def encoded(record: FlowRecord) -> bytes:
 
 
 def run_record(data: bytes) -> RunRecord | None:
-    """Return what a record says of a run, or None for what BokiFlow did not write.
+    """Return the record of a run, None if the data is not of BokiFlow.
 
     Raises:
-        FlowVersionError: a later version wrote it, so it must not be passed over.
+        FlowVersionError: a later version wrote the record.
     """
     record: RunRecord | None = _FORMAT.decoded(data, _decode_run)
     return record
 
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
-    """Return what a record says of an executor; None and errors as `run_record`."""
+    """Return the record of an executor; None and errors as `run_record`."""
     record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
     return record

@@ -1,7 +1,6 @@
-"""Reading runs and appending to them, with patience while the platform is away.
+"""Reads of runs and appends to them, with retries while the platform is unavailable.
 
-Nothing here decides anything: what is appended may be appended twice, and readers pass over the
-second copy.
+A record may be appended twice; readers ignore the second copy.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from indilog.sdk import SeqNum, check_own_append, name_loss
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
 PATIENCE_TRIES: Final = 13
-"""Tries to append before an execution gives up. The pauses between grow, to 25 s together; each try
-may itself wait until the log says that it has no answer (`append_timeout_s`)."""
+"""Attempts before an execution stops. The pauses between them grow, to 25 s in total. Each attempt
+may itself wait until the log reports a timeout (`append_timeout_s`)."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
 
 
 class Logs(Protocol):
-    """Whatever gives access to logs by name: a function's `Context`, a client, `MemoryLogs`."""
+    """A source of logs by name: a function's `Context`, a client, `MemoryLogs`."""
 
     def log(self, name: str, /) -> Log:
         """Return the log `name`."""
 
 
 class RunUnreadable(Stopped):
-    """This execution must not go on: its run, or one that it waits for, cannot be read now."""
+    """This execution must not continue: its run, or what it waits for, cannot be read now."""
 
 
 async def read_run(
@@ -54,22 +53,22 @@ async def read_run(
     *,
     is_reused: bool = False,
 ) -> Run:
-    """Apply what is new of a run; return it.
+    """Apply the new records of a run; return the run.
 
-    With `own`, that is at least what the run has up to and with that place; else everything that
+    With `own`, at least the records up to and including that seqnum are applied, else all that
     `log` shows.
 
     Args:
-        log: where the run is.
-        id: the run's.
-        run: as far as it was read.
+        log: of the run.
+        id: of the run.
+        run: as far as it was read before.
         own: a record of this run that the session of `log` appended.
-        is_reused: pass over a run of this id that was forgotten, to a new one; without a new one,
-            it has not begun.
+        is_reused: skip a trimmed run of this id, to a new run; without a new one, `run` has not
+            begun.
 
     Raises:
-        TrimmedError: it was forgotten.
-        NotReadyError: the record at `own` is not shown, so nothing is known of what it came to.
+        TrimmedError: the run was trimmed after its retention.
+        NotReadyError: the record at `own` is missing in the read.
     """
     tag, clock = run_tag(id), log_clock(log)
     await clock.begin(log)
@@ -96,11 +95,10 @@ async def read_run(
 async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
-    """Append entries of which a second copy is harmless; return the last one's place, of the last
-    copy if there are several.
+    """Append idempotent entries; return the seqnum of the last one (of its last copy).
 
     Raises:
-        Stopped: the log was away for too long.
+        Stopped: the log was unavailable for too long.
         TooLargeError: they are too large; nothing was appended.
     """
 
@@ -118,17 +116,15 @@ async def append_with_retry(
 async def retry_while_unavailable(
     ask: Callable[[], Awaitable[_ValueT]], on_again: Callable[[], None] | None = None
 ) -> _ValueT:
-    """Return what `ask` gives, however often it takes while the platform is away.
-
-    For what is harmless to repeat.
+    """Return the result of `ask`, retried while the platform is unavailable.
 
     Args:
-        ask: what is done.
-        on_again: told before each try but the first.
+        ask: an idempotent operation.
+        on_again: called before each attempt but the first.
 
     Raises:
-        Stopped: it was away for too long; in a public call also at once if its disk is full.
-        IndilogError: what repeating does not help.
+        Stopped: unavailable for too long; in a public call also at once if the disk is full.
+        IndilogError: an error that is not transient.
     """
     pause_s = _PAUSE_S_MIN
     call, last = CALL.get(), None
@@ -148,18 +144,18 @@ async def retry_while_unavailable(
                 raise
             if call is not None and isinstance(error, DiskFullError):
                 break
-    raise Stopped("The platform is away.", last)
+    raise Stopped("The platform is unavailable.", last)
 
 
 async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `retry_while_unavailable`, for reading the run that is executed: what keeps it from being
-    read (damage, records of a later version, an end elsewhere that is forgotten by now) says
-    nothing of the workflow, so it must not look like a failure of it, after which its steps are
-    taken back.
+    """As `retry_while_unavailable`, for reads of the run that is executed.
+
+    The run may be unreadable: damaged, written by a later version, or ended elsewhere and trimmed.
+    That is no failure of the workflow, and must not trigger its compensations.
 
     Raises:
-        Unreadable: the run cannot be read now.
-        Stopped: the log was away for too long.
+        RunUnreadable: the run cannot be read now.
+        Stopped: the log was unavailable for too long.
     """
     try:
         return await retry_while_unavailable(ask)
@@ -168,13 +164,14 @@ async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
 
 
 async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `retry_while_unavailable`, for what a run needs beside itself (another run, a lock):
-    damage of it, or records of a later version in it, are no failure of the workflow.
+    """As `retry_while_unavailable`, for reads of what a run depends on (another run, a lock).
+
+    Damage of it, or records of a later version in it, are no failure of the workflow.
 
     Raises:
-        Unreadable: it cannot be read now.
-        Stopped: the log was away for too long.
-        IndilogError: what else repeating does not help.
+        RunUnreadable: it cannot be read now.
+        Stopped: the log was unavailable for too long.
+        IndilogError: another error that is not transient.
     """
     try:
         return await retry_while_unavailable(ask)
@@ -183,10 +180,10 @@ async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
 
 
 def seqnum_after_loss(lost: DataLossError, bound: SeqNum) -> SeqNum:
-    """Return where to read on that was asked for from `bound` on, behind what is lost.
+    """Return the seqnum where a read from `bound` continues after a loss.
 
     Raises:
-        DataLossError: it does not say where.
+        DataLossError: the error has no `next_seqnum` after `bound`.
     """
     if lost.next_seqnum is None or lost.next_seqnum <= bound:
         raise lost
@@ -194,5 +191,5 @@ def seqnum_after_loss(lost: DataLossError, bound: SeqNum) -> SeqNum:
 
 
 def is_transient(error: IndilogError) -> bool:
-    """Whether what failed with `error` may be repeated, if repeating it is harmless."""
+    """Whether an idempotent operation that failed with `error` may be retried."""
     return error.retryable or isinstance(error, OutcomeUnknownError)

@@ -1,7 +1,7 @@
-"""What a workflow asked for and did not await to its end (a task of its own, or a lost coroutine).
+"""Operations that a workflow requested but did not await to their end.
 
-A workflow that returns meanwhile has failed: else its run would be done although a part of it is
-not, and nobody would hear of it.
+They run in another task, or their coroutine was dropped. A workflow that returns before them has
+failed: otherwise its run would be done although a part of it is not, without any notice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bokiflow.runs.errors import UnfinishedOperationError
 _ValueT = TypeVar("_ValueT")
 _KEPT_MIN: Final = 64
 _TURNS: Final = 16
-"""Turns of the event loop within which one of the operations that are only replayed comes to its
-end, or replays another one; a `gather` takes about five."""
+"""Iterations of the event loop within which one of the replayed operations ends or replays another;
+a `gather` takes about five."""
 GATHER: Final = "gather"
-"""The kind of what is decided by its parts alone."""
+"""The kind of an operation that is decided only by its parts."""
 
 
 class AskedOperation(NamedTuple):
-    """An operation that was asked for: what decides it, and the coroutine that is awaited."""
+    """A requested operation: its number, name and kind, and the coroutine to await."""
 
     number: str
     name: str
@@ -33,17 +33,17 @@ class AskedOperation(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        """Whether it has not come to its end, by a result, an error or a cancellation."""
+        """Whether it has not ended, by a result, an error or a cancellation."""
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CLOSED
 
     @property
     def is_running(self) -> bool:
-        """Whether it is the one whose code runs now."""
+        """Whether its code is running now."""
         return inspect.getcoroutinestate(self.coroutine) == inspect.CORO_RUNNING
 
     @property
     def is_begun(self) -> bool:
-        """Whether anybody has awaited it."""
+        """Whether it was awaited."""
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
 
     def __str__(self) -> str:
@@ -52,10 +52,10 @@ class AskedOperation(NamedTuple):
 
 
 class AskedOperations:
-    """The operations that one execution was asked for, but for most of those that have ended.
+    """The operations requested in one execution, except most of those that have ended.
 
     Attributes:
-        replayed: how many outcomes were replayed that an execution before had decided.
+        replayed: outcomes of earlier executions that were replayed, a count.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class AskedOperations:
         """Return the coroutine of an operation, which the workflow should await.
 
         Args:
-            number: of what decides it.
-            name: of that.
-            kind: of that.
-            coroutine: what is awaited.
+            number: of the deciding operation.
+            name: of the deciding operation.
+            kind: of the deciding operation.
+            coroutine: to await.
         """
         self._operations.append(AskedOperation(number, name, kind, coroutine))
         if len(self._operations) > self._kept_max:
@@ -84,12 +84,12 @@ class AskedOperations:
         return coroutine
 
     def left(self) -> list[AskedOperation]:
-        """Return those that have not come to their ends."""
+        """Return the operations that have not ended."""
         return [operation for operation in self._operations if operation.is_left]
 
     @contextmanager
     def performing(self) -> Iterator[None]:
-        """What is decided is made so meanwhile: its operation comes to its end then."""
+        """A block that carries out a decision; its operation ends afterwards."""
         self._carried_out += 1
         self._is_at_rest.clear()
         try:
@@ -100,10 +100,10 @@ class AskedOperations:
                 self._is_at_rest.set()
 
     async def run_until_idle(self) -> None:
-        """Let tasks of the workflow go on up to what they wait for, so that they have begun, what
-        is decided is finished, and what was cancelled has ended.
+        """Run the workflow's tasks until all of them wait: they have begun, decided operations have
+        finished, and cancelled ones have ended.
 
-        It ends: what was decided before is replayed once, and fewer are left each time.
+        It terminates: each decision is replayed once, and each round leaves fewer operations.
         """
         is_on = waiting.has_loop()
         while is_on and (left := len(self.left())):
@@ -114,11 +114,11 @@ class AskedOperations:
             is_on = self.replayed > replayed or len(self.left()) < left
 
     async def catch_up(self, decided: Collection[str]) -> None:
-        """Before the workflow goes on behind an operation that is replayed: let its tasks come as
-        far as they were when that was decided, as far as that is known.
+        """Before the workflow continues after a replayed operation, bring its tasks as far as they
+        were when that operation was decided, as far as that is known.
 
-        Else a replay, which waits for nothing, would find undone, cancel or leave out what was
-        finished in the execution before.
+        A replay does not wait. Without this it would find operations unfinished, cancel them or
+        leave them out, although they were finished in the earlier execution.
         """
         for operation in self._operations:
             is_due = operation.number in decided or operation.kind == GATHER
@@ -127,17 +127,17 @@ class AskedOperations:
                 return
 
     def check(self, decided: Collection[str]) -> None:
-        """Look whether all have come to their ends, or are decided, now that the workflow returns.
+        """Check that all operations have ended or are decided, now that the workflow returns.
 
         Raises:
-            UnfinishedOperationError: one is not.
+            UnfinishedOperationError: one has not and is not.
         """
         left = [operation for operation in self.left() if operation.number not in decided]
         if not left:
             return
         for operation in left:
             if not operation.is_begun:
-                operation.coroutine.close()  # else Python says again that nobody awaited it
+                operation.coroutine.close()  # else Python warns again that it was never awaited
         others = f" (and {len(left) - 1:,} more)" if len(left) > 1 else ""
         raise UnfinishedOperationError(
             f"The workflow returned before {left[0]} was finished{others}; await each operation, "

@@ -1,6 +1,6 @@
-"""What BokiFlow needs of the world beside the log: a clock, chance for names, pauses, threads.
+"""Clocks, random names, pauses and threads: what BokiFlow needs in addition to the log.
 
-Only here, so that tests put their own in the place of each; nothing of it decides anything.
+They are only here, so that tests can replace each of them. No decision depends on them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, TypeVar
 _ValueT = TypeVar("_ValueT")
 
 Mutex = asyncio.Lock
-"""Needs an event loop only when somebody waits for it."""
+"""Needs an event loop only while a task waits for it."""
 Gate = asyncio.Event
-"""Alike: whoever waits for it goes on once it is set."""
+"""Waiting tasks continue once it is set; needs an event loop only while one waits."""
 
 
 def seconds_now() -> float:
-    """Return seconds since 1970 by the wall clock: what a workflow is told, and nothing else."""
+    """Return seconds since 1970 by the wall clock; only for `Workflow.now`."""
     return time.time()
 
 
 def steady_now() -> float:
-    """Return seconds that nobody sets; they stand still while the machine sleeps."""
+    """Return seconds of a clock that cannot be set and stops while the machine sleeps."""
     return time.monotonic()
 
 
 def passed_now() -> float:
-    """Return seconds that nobody sets and that pass while the machine sleeps, too."""
+    """Return seconds of a clock that cannot be set and counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def new_name() -> str:
-    """Return a name that nobody else has."""
+    """Return a unique name."""
     return secrets.token_hex(10)
 
 
@@ -46,12 +46,12 @@ async def pause(seconds: float) -> None:
 
 
 def start_task(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:
-    """Begin something that can be cancelled by itself."""
+    """Start a task that can be cancelled on its own."""
     return asyncio.create_task(asked)
 
 
 async def wait_done(task: asyncio.Task[Any]) -> None:
-    """Return when a task is over, however it ended."""
+    """Return when a task has ended, also by an error or a cancellation."""
     await asyncio.wait([task])
 
 
@@ -61,10 +61,10 @@ async def run_in_thread(body: Callable[[], object]) -> object:
 
 
 async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
-    """Return what a future gives, which goes on if it gives nothing in time.
+    """Return the result of a future; the future continues after a timeout.
 
     Raises:
-        TimeoutError: it does not within `seconds`; it says `late`.
+        TimeoutError: no result within `seconds`; the message is `late`.
     """
     if seconds == math.inf:
         return await asyncio.shield(ended)
@@ -76,7 +76,7 @@ async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str)
 
 
 def has_loop() -> bool:
-    """Whether an event loop runs, so that tasks can be made."""
+    """Whether an event loop is running, so that tasks can be made."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -192,7 +192,7 @@ async def test_an_attempt_that_is_followed_by_another_is_logged(
         assert await (await pays.start(id="p")).result(10) == "paid"
     assert [line for line in lines if line["log_level"] == "warning"] == [
         {
-            "event": "a step failed and is tried again",
+            "event": "a step failed and is retried",
             "log_level": "warning",
             "run": "p",
             "step": "charge",
