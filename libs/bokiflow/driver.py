@@ -1,12 +1,14 @@
-"""Takes over the runs of executors that are gone: a driver in each process that has the workflows.
+"""Takes over the runs of dead executors: a driver in each process that has the workflows.
 
-It reads signs of life eight times a lease, however many come, nothing else of runs that go well,
-and nothing while nobody executes anything; what should not wait for that has a tag (`URGENT_TAG`).
-When a lease has ended it looks what that executor has left; if that is anything, the order of the
-log makes one driver the heir, who takes the runs over one by one, as many at once as it may
-execute. When the heir dies, its own heir goes on with both. Runs that came to an executor after all
-had looked are found by looking again (`bokiflow.takeover.dead_executors`); runs that seem to end
-those who execute them are taken with care (`bokiflow.takeover.crash_loops`).
+A driver polls heartbeats 8 times per lease, however many there are. It reads nothing else of
+healthy runs, and nothing while no executor is busy. Urgent records have a tag (`URGENT_TAG`).
+
+When a lease has ended, the driver reads which runs that executor has left. If there are any, the
+order of the log makes one driver the new owner. It takes the runs over one by one, as many at once
+as it may execute. If the new owner crashes, the next owner takes over the runs of both. Runs
+assigned to an executor after all drivers had read its stream are found by re-reading it
+(`bokiflow.takeover.dead_executors`). Crash-looping runs are taken over in small groups
+(`bokiflow.takeover.crash_loops`).
 """
 
 from __future__ import annotations
@@ -60,38 +62,38 @@ _PROBLEM_S: Final = 1.0
 _TAKEN_AT_ONCE: Final = 16
 _RETRIED_MAX: Final = 4096
 _WATCH_BEATS: Final = 2
-_TURNS: Final = 8
-"""In a lease, at most, beside those for what is urgent or due."""
-_DEPARTED: Final = "of those who departed"
-_CANCELLED: Final = "of those who cancelled"
-_UNKNOWN: Final = "of those whom nobody knows"
+_ITERATIONS_PER_LEASE: Final = 8
+"""Iterations per lease, at most, in addition to those for urgent records and due times."""
+_DEAD_EXECUTORS: Final = "of dead executors"
+_CANCELLED: Final = "of cancelled runs"
+_UNKNOWN: Final = "of unknown executors"
 
 
 class Driver:
-    """Sees to it that the runs of a flow go on, whoever dies."""
+    """Keeps the runs of a flow going when executors crash."""
 
     def __init__(self, runner: Runner, *, retention_s: float) -> None:
         self._runner = runner
         self._cleaner = Cleaner(retention_s)
         self._cancelled: dict[str, None] = {}
-        """Runs that may be parked and are to be cancelled."""
+        """Runs that may be parked and whose cancellation is requested."""
         self._crash_loops = CrashLoops(runner.lease_s * _WATCH_BEATS / BEATS)
         self._taking = Tasks()
-        """By whose runs they take: so that nothing waits for room, or for a body that does not end,
-        but what must."""
+        """Takeovers by executor, so that one executor's runs do not wait for room, or for a body
+        that does not end, of another one."""
         self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
-        """When to try runs again that are parked because their executors ended; steady time."""
+        """When to retry runs that were parked as crash-looping; steady time."""
 
     async def drive(self, logs: Logs) -> None:
-        """Watch and take over until cancelled; then leave, so that others go on at once."""
+        """Watch and take over until cancelled; then leave, so that others continue at once."""
         log = logs.log(self._runner.log_name)
         cleaning = asyncio.create_task(self._clean(log, logs))
         on_cancel = self._runner.on_cancel
         try:
             await self._until_done(lambda: self._runner.look(log))
             self._runner.on_crash_loop.append(self._retry_in)
-            on_cancel.append(self._on_cancel)  # all before is known of the runs that are parked
+            on_cancel.append(self._on_cancel)  # earlier cancellations are read with the parked runs
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
                 await self._until_done(lambda: self._iterate(log, logs))
@@ -106,15 +108,15 @@ class Driver:
             await self._stop(log)
 
     async def _stop(self, log: Log) -> None:
-        """Leave; if the log is away, others go on when the lease is over."""
+        """Leave; if the log is unavailable, other drivers continue when the lease has ended."""
         try:
             with public_call():
                 await self._runner.stop(log)
         except IndilogError as error:
-            structlog.get_logger().warning("driver leaves in silence", reason=str(error))
+            structlog.get_logger().warning("driver cannot record that it leaves", reason=str(error))
 
     async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Do something, again if the log is away."""
+        """Do `act`, and retry while the log is unavailable."""
         while True:
             try:
                 await act()
@@ -134,11 +136,11 @@ class Driver:
                     if self._has_no_owner(executor) and not self._is_taken(executor):
                         await self._take_all(log, logs, executor, [run])
             except (IndilogError, Stopped) as error:
-                structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
+                structlog.get_logger().warning("ended runs are not trimmed", reason=str(error))
 
     async def _iterate(self, log: Log, logs: Logs) -> None:
         runner = self._runner
-        await runner.look(log, is_one_page=True)  # which is mostly all there is
+        await runner.look(log, is_one_page=True)  # which mostly has all there is
         if runner.executors.lapsed(waiting.steady_now()):
             await runner.look(log)
         rests_at = runner.rests_at()
@@ -152,7 +154,7 @@ class Driver:
                 self._begin(name, partial(self._take_from, log, logs, name))
         if self._have_unknown_expired():
             if runner.executors.dead_executors.due(waiting.steady_now()):
-                self._begin(_DEPARTED, partial(self._recheck_dead_executors, log, logs))
+                self._begin(_DEAD_EXECUTORS, partial(self._recheck_dead_executors, log, logs))
             if runner.executors.lost_at is not None:
                 self._begin(_UNKNOWN, partial(self._look_for_unknown, log))
         self._retry_parked(log, logs)
@@ -161,11 +163,11 @@ class Driver:
         await self._wait_for_records(log)
 
     def _begin(self, name: str, take: Callable[[], Awaitable[None]]) -> None:
-        """Take runs in a task; again if the log is away."""
+        """Take runs over in a task; retry while the log is unavailable."""
         self._taking.begin(name, lambda: self._until_done(take))
 
     def _is_taken(self, name: str) -> bool:
-        """Whether what an executor left is being taken."""
+        """Whether the runs of an executor are being taken over."""
         return name in self._crash_loops or name in self._taking
 
     async def _recheck_dead_executors(self, log: Log, logs: Logs) -> None:
@@ -180,15 +182,16 @@ class Driver:
             self._cancelled.pop(id_, None)
 
     async def _wait_for_records(self, log: Log) -> None:
-        """Wait for a sign of life, or for the time when one is missing or may have come late; while
-        somebody executes anything, signs of life wait for the next turn.
+        """Wait for a heartbeat, or for the time when one is overdue or a stream must be re-read.
+
+        While an executor is busy, heartbeats wait for the next iteration.
         """
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
         is_taking = self._crash_loops or self._taking
         now = waiting.steady_now()
         look_at = now + self._runner.lease_s if is_taking else None
-        next_due = None if _DEPARTED in self._taking else executors.dead_executors.next_due()
+        next_due = None if _DEAD_EXECUTORS in self._taking else executors.dead_executors.next_due()
         if executors.lost_at is not None:
             next_due = look_at if _UNKNOWN in self._taking else self._unknown_until()
         times = (
@@ -201,23 +204,26 @@ class Driver:
         next_time = min((time for time in times if time is not None), default=math.inf)
         tag = EXECUTORS_TAG
         if executors.known:
-            tag, next_time = URGENT_TAG, min(next_time, now + self._runner.lease_s / _TURNS)
+            tag, next_time = (
+                URGENT_TAG,
+                min(next_time, now + self._runner.lease_s / _ITERATIONS_PER_LEASE),
+            )
         try:
             await log.read_next(tag, executors.end, wait=max(_AGAIN_S, next_time - now))
-        except (TrimmedError, DataLossError):  # the next look passes over it
+        except (TrimmedError, DataLossError):  # the next look skips it
             await waiting.pause(_AGAIN_S)
 
-    # --- those that are gone
+    # --- dead executors
 
     async def _on_lapsed(self, log: Log, name: str, end: SeqNum) -> None:
-        """See to what an executor left whose lease is over as of the records below `end`."""
+        """Handle an executor whose lease has ended as of the records below `end`."""
         runner = self._runner
         if name == runner.lease.name:
             await runner.retire(log)
             return
         left = await read_remains(log, name)
         if not runner.executors.is_silent(name, end):
-            return  # it lives, or somebody else has seen to it
+            return  # it is alive, or another driver has handled it
         if not left.runs and not runner.executors.left_to(name):
             runner.executors.forget(name, waiting.steady_now())
             if left.end:
@@ -229,7 +235,7 @@ class Driver:
         await runner.look(log, await runner.append_with_heartbeat(log, lease, [entry]))
 
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
-        """Take over all that a dead executor has left; then nobody needs to know of it."""
+        """Take over all runs of a dead executor, then record that it has left none."""
         left = await read_remains(log, name)
         structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
         are_read = await self._take_all(log, logs, name, left.runs)
@@ -237,7 +243,9 @@ class Driver:
             await self._taken_from(log, name, left.end if are_read else 0)
 
     async def _taken_from(self, log: Log, name: str, end: SeqNum) -> None:
-        """Of what a dead executor had nothing is left below `end`; the rest nobody can take now."""
+        """Record that a dead executor has no run left that can be read; trim its stream below
+        `end`.
+        """
         over = Entry(encoded(ExecutorLeft(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await append_with_retry(log, [over])
         if end:
@@ -245,37 +253,37 @@ class Driver:
         await self._runner.look(log, seqnum)
 
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
-        """Take over what came to an executor that was gone already."""
-        departed = self._runner.executors.dead_executors
+        """Take over runs that were assigned to an executor after its death."""
+        dead = self._runner.executors.dead_executors
         now = waiting.steady_now()
-        left = await read_remains(log, name, departed.end(name))
-        await self._runner.look(log)  # a sign of life stands before what was done under it
+        left = await read_remains(log, name, dead.end(name))
+        await self._runner.look(log)  # a heartbeat is ordered before the records of its lease
         if self._has_no_owner(name):
             are_read = await self._take_all(log, logs, name, left.runs)
             is_over = are_read and name not in self._crash_loops
-            departed.looked(name, now, left.end if is_over else 0)
+            dead.looked(name, now, left.end if is_over else 0)
         else:
-            departed.looked(name, now, 0)
+            dead.looked(name, now, 0)
 
     def _has_no_owner(self, name: str) -> bool:
-        """Whether nobody knows of an executor, so that nobody will look what it left.
+        """Whether an executor is unknown, so that no driver waits for the end of its lease.
 
-        Several drivers may see that at once, and one of them gets each run.
+        Several drivers may see that at once; one of them gets each run.
         """
         runner = self._runner
         is_unknown = name != runner.lease.name and name not in runner.executors.known
         return is_unknown and self._have_unknown_expired()
 
     def _have_unknown_expired(self) -> bool:
-        """Whether nobody lives whose signs of life are lost."""
+        """Whether executors whose heartbeats are lost have renewed them by now, or are dead."""
         return waiting.steady_now() >= self._unknown_until()
 
     def _unknown_until(self) -> float:
         return self._runner.executors.unknown_until(self._runner.lease_s)
 
     async def _look_for_unknown(self, log: Log) -> None:
-        """Of some executors all signs of life may be lost; look at their runs as at those of who
-        departed.
+        """Treat executors of open runs that are unknown, because all their heartbeats may be lost,
+        as dead executors.
         """
         executors, lost_at = self._runner.executors, self._runner.executors.lost_at
         names = await find_executors_of_open_runs(log)
@@ -287,31 +295,32 @@ class Driver:
             executors.lost_at = None
 
     async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> bool:
-        """Take over runs of an executor, as many at once as there is room for; suspects later.
+        """Take over runs of an executor, as many at once as there is room for; crash-looping ones
+        later.
 
-        Return whether all could be read; the others are passed over.
+        Return whether all could be read; the others are skipped.
         """
-        suspects: dict[str, int] = {}
+        crash_looping: dict[str, int] = {}
         are_read = True
         while left:
             async with self._one_takes:
                 await self._room()
                 count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
                 free = [id_ for id_ in left if id_ not in self._runner.running][:count]
-                took = (self._take(log, logs, id_, (name,), suspects) for id_ in free)
+                took = (self._take(log, logs, id_, (name,), crash_looping) for id_ in free)
                 are_read = all(await asyncio.gather(*took)) and are_read
             left = [id_ for id_ in left if id_ not in free]
             if not free:
                 await self._freed(left)
-        if suspects:
-            taking = partial(self._take_crash_loops, log, logs, name, suspects)
+        if crash_looping:
+            taking = partial(self._take_crash_loops, log, logs, name, crash_looping)
             self._crash_loops.begin(name, taking)
         return are_read
 
     async def _take_crash_loops(
-        self, log: Log, logs: Logs, name: str, suspects: dict[str, int]
+        self, log: Log, logs: Logs, name: str, crash_looping: dict[str, int]
     ) -> None:
-        """Take over runs of an executor with care; then it has left nothing."""
+        """Take over crash-looping runs of an executor; then record that it has left none."""
 
         async def take(id_: str) -> asyncio.Task[None] | None:
             await self._until_done(lambda: self._take(log, logs, id_, (name,)))
@@ -322,7 +331,7 @@ class Driver:
             if not left.runs and name in self._runner.executors.left_to(self._runner.lease.name):
                 await self._taken_from(log, name, left.end)
 
-        await self._crash_loops.take(suspects, take)
+        await self._crash_loops.take(crash_looping, take)
         await self._until_done(be_done)
 
     def _task(self, id_: str) -> asyncio.Task[None] | None:
@@ -330,8 +339,8 @@ class Driver:
         return None if running is None else running.task
 
     async def _freed(self, runs: list[str]) -> None:
-        """Wait for one of runs that this process executed under an old name, whose tasks still end;
-        not for long.
+        """Wait, at most `_PROBLEM_S`, until one task of these runs has ended; this process executed
+        them under an old name.
         """
         tasks = {task for task in map(self._task, runs) if task is not None}
         if tasks:
@@ -339,7 +348,7 @@ class Driver:
             await asyncio.wait(tasks, timeout=_PROBLEM_S, return_when=first)
 
     async def _room(self) -> None:
-        """Return when a further run may be executed here."""
+        """Wait until this process may execute a further run."""
         if self._runner.room > 0:
             return
         room = asyncio.Event()
@@ -357,14 +366,15 @@ class Driver:
         logs: Logs,
         id_: str,
         holders: Iterable[str],
-        suspects: dict[str, int] | None = None,
+        crash_looping: dict[str, int] | None = None,
     ) -> bool:
-        """Take a run over if one of `holders` still has it, and execute it; but only note it in
-        `suspects`, with its crashes, if that is given and it is one. Return whether it can be read.
+        """Take a run over if one of `holders` still has it, and execute it. A crash-looping run is
+        only added to `crash_looping`, if given, with its crashes. Return whether the run can be
+        read.
         """
-        with SkipUnreadable(id_) as passing_over:
-            await self._take_readable(log, logs, id_, holders, suspects)
-        return not passing_over.failed
+        with SkipUnreadable(id_) as skipping:
+            await self._take_readable(log, logs, id_, holders, crash_looping)
+        return not skipping.failed
 
     async def _take_readable(
         self,
@@ -372,7 +382,7 @@ class Driver:
         logs: Logs,
         id_: str,
         holders: Iterable[str],
-        suspects: dict[str, int] | None,
+        crash_looping: dict[str, int] | None,
     ) -> None:
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
@@ -381,15 +391,15 @@ class Driver:
         if run.started is None or run.finished is not None or run.executor not in holders:
             return
         if run.parked is not None:
-            return  # it is in another list, and waits for its time
+            return  # it is in the list of parked runs
         crashes = crashes_of(run, self._runner.executors)
-        if suspects is not None and is_crash_looping(crashes) and crashes < CRASHES_PARKED:
-            suspects[id_] = crashes
+        if crash_looping is not None and is_crash_looping(crashes) and crashes < CRASHES_PARKED:
+            crash_looping[id_] = crashes
         else:
             await self._take_run(log, logs, id_, run)
 
     async def _take_run(self, log: Log, logs: Logs, id_: str, run: Run) -> None:
-        """Take a run that goes on over, unless another epoch began since it was read."""
+        """Take over a run that has not ended, unless another epoch began since it was read."""
         runner, before, was_parked = self._runner, run.executor, run.parked is not None
         crashes = crashes_of(run, runner.executors)
         async with runner.assigning(logs, id_) as lease:
@@ -402,10 +412,10 @@ class Driver:
             if (run.executor, run.epoch) == (lease.name, taken.epoch) and run.finished is None:
                 await runner.take_on(logs, log, id_, run, lease, was_parked=was_parked)
 
-    # --- those that wait for other code
+    # --- parked runs
 
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
-        """Try the parked runs with the code of now; what does not fit is parked again."""
+        """Retry the parked runs with the current code; one that does not match is parked again."""
         parked: dict[str, SeqNum] = {}
         unreadable: list[SeqNum] = []
         end: SeqNum = 0
@@ -423,11 +433,11 @@ class Driver:
         self._cancelled[run] = None
 
     def _retry_in(self, id_: str, wait_s: float) -> None:
-        if len(self._retried) < _RETRIED_MAX:  # more of them wait for the next process that begins
+        if len(self._retried) < _RETRIED_MAX:  # further ones wait for the next process that starts
             self._retried[id_] = waiting.steady_now() + wait_s
 
     def _retry_parked(self, log: Log, logs: Logs) -> None:
-        """Try runs again that are parked because their executors ended; each is watched, alone."""
+        """Retry runs that were parked as crash-looping, one at a time."""
 
         async def take(id_: str) -> asyncio.Task[None] | None:
             await self._until_done(lambda: self._take_parked(log, logs, id_, is_its_time=True))
@@ -447,15 +457,16 @@ class Driver:
         is_given_up: bool = False,
         is_its_time: bool = False,
     ) -> bool:
-        """Take a run if it is parked; with `is_given_up`, only if it was cancelled since. One that
-        is parked because its executors ended is taken when it is its time, at once if it was
-        cancelled, and in either case alone. Return whether it may be parked still.
+        """Take over a run if it is parked; with `is_given_up`, only if it was cancelled since.
+
+        A crash-looping run is taken at its time, at once if it was cancelled, and always alone.
+        Return whether the run may still be parked.
         """
-        with SkipUnreadable(id_) as passing_over:
+        with SkipUnreadable(id_) as skipping:
             return await self._take_parked_readable(
                 log, logs, id_, is_given_up=is_given_up, is_its_time=is_its_time
             )
-        return passing_over.failed
+        return skipping.failed
 
     async def _take_parked_readable(
         self, log: Log, logs: Logs, id_: str, *, is_given_up: bool, is_its_time: bool

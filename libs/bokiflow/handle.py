@@ -36,7 +36,7 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.runs.states import State
-from bokiflow.takeover import crash_loops as suspects
+from bokiflow.takeover import crash_loops
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
 
@@ -75,7 +75,7 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
     finished, parked = run.finished, run.parked
     problem = parked.reason if parked else None
     if run.state is State.RUNNING and run.crashes:
-        problem = suspects.problem(run.crashes)
+        problem = crash_loops.problem(run.crashes)
     if finished is not None and finished.failure is not None:
         problem = f"{finished.failure.kind}: {finished.failure.message}"
     return Status(

@@ -1,9 +1,9 @@
 """Executes the runs of one process.
 
-What gives a run to this process is registered before it is appended, and until the run is executed,
-parked or found to be another's: so a run that is durable is executed, whatever fails on the way
-(`bokiflow.takeover.pending_assignments`). An execution that was broken off is followed by one in a
-new epoch, so that nothing counts that it still has on its way.
+A record that assigns a run to this process is registered before its append, until the run is
+executed, parked or owned by another executor. So a durable run is executed even if its start fails
+halfway (`bokiflow.takeover.pending_assignments`). An interrupted execution is followed by one in a
+new epoch, so that its appends in flight have no effect.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from indilog import (
 from indilog.sdk import SeqNum
 
 EXECUTIONS_MAX: Final = 1024
-"""Runs that a process executes at once, unless told otherwise."""
+"""Runs that a process executes at once, by default."""
 RUNS_PER_EXECUTION: Final = 16
-"""Runs in a process for each that it may execute at once; the others wait for news or a time."""
+"""Runs in a process per run that it may execute at once; the others wait for a record or a time."""
 _CANCELS_MAX: Final = 4096
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
@@ -71,11 +71,11 @@ class Runner(HeartbeatSender):
     Args:
         log_name: of the log of the runs.
         definitions: the workflows, by name.
-        lease_s: how long after its last sign of life somebody else takes its runs.
-        executions_max: how many it executes at once.
+        lease_s: seconds after its last heartbeat until other processes take over its runs.
+        executions_max: runs that it executes at once.
 
     Attributes:
-        running: by run id.
+        running: the runs that it executes, by id.
     """
 
     def __init__(
@@ -95,12 +95,17 @@ class Runner(HeartbeatSender):
         self._pending = PendingAssignments()
         self._left_from: SeqNum | None = None
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
-        """Cancellations that were read last: a run may have been read without, or end parked."""
+        """Last cancellations read: a run may have been read without its cancellation, or end
+        parked.
+        """
         self.on_room: list[Callable[[], None]] = []
         self.on_cancel: list[Callable[[str], None]] = []
-        """Told which run that is not executed here somebody wants cancelled."""
+        """Called with the id of a run that is not executed here and whose cancellation is
+        requested.
+        """
         self.on_crash_loop: list[Callable[[str, float], None]] = []
-        """Told which run was parked because it ended its executors, and for how many seconds."""
+        """Called with the id of a run that was parked as crash-looping, and its pause in seconds.
+        """
 
     # --- beginning runs
 
@@ -113,17 +118,17 @@ class Runner(HeartbeatSender):
         *,
         parent: Origin | None = None,
     ) -> tuple[str, LocalRun | None]:
-        """Begin a run, unless there is one of this id; return its id, and it if it is executed
+        """Start a run, unless one of this id exists; return the id, and the run if it executes
         here.
 
         Raises:
-            RunIdInUseError: there is one, of another workflow.
+            RunIdInUseError: one exists, of another workflow.
             OverloadedError: too many runs are executed here; nothing was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
             running.check_same_run(definition, arguments)
             return id, running
-        if parent is None:  # one that runs must not wait for room for what it starts
+        if parent is None:  # a parent must not wait for room for its child
             self._check_room()
         run_id = waiting.new_name() if id is None else id
         self._starting += 1
@@ -154,8 +159,8 @@ class Runner(HeartbeatSender):
         entries, again = [Entry(encoded(started), tags)], list[str]()
         seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
         run = Run()
-        if is_new and not again:  # else an earlier copy is the run's place
-            run.apply(seqnum, 0.0, started)  # its time matters to nobody here
+        if is_new and not again:  # else an earlier copy may be the run's start
+            run.apply(seqnum, 0.0, started)  # its time is not used here
             return self.execute(logs, definition, run_id, run, lease)
         await read_run(log, run_id, run, seqnum, is_reused=True)
         assert run.started is not None, "its start was read"
@@ -163,13 +168,13 @@ class Runner(HeartbeatSender):
         if not _is_open(run, lease):
             return None
         if run.started_at != seqnum and not await self._retake(log, run_id, run, lease):
-            return None  # an earlier start had it, and it has ended since
+            return None  # an earlier start executed it, and it has ended since
         try:
             return await self.take_on(logs, log, run_id, run, lease)
         except Stopped as stopped:
             if stopped.error is not None:
                 raise
-            return None  # somebody else executes it
+            return None  # another process executes it
 
     async def fork(
         self,
@@ -179,10 +184,10 @@ class Runner(HeartbeatSender):
         forked: Origin,
         decided: Sequence[StepDecided],
     ) -> str:
-        """Begin a run in which `decided` is decided already; return its id.
+        """Start a run with decided outcomes; return its id.
 
         Raises:
-            TooLargeError: that is more than one batch of records holds; nothing was done.
+            TooLargeError: they do not fit into one batch of records; nothing was done.
         """
         self._check_room()
         log, run_id, version = logs.log(self.log_name), waiting.new_name(), definition.version
@@ -208,13 +213,13 @@ class Runner(HeartbeatSender):
 
     @property
     def room(self) -> int:
-        """How many further runs it may execute; those that only wait count little."""
+        """How many further runs it may execute; runs that only wait count as a sixteenth."""
         runs = len(self.running) + self._starting
         busy = runs - self._resting
         return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
 
     def _rests(self, running: LocalRun, by: int) -> None:
-        """An operation of a run begins or ceases to wait."""
+        """Note that an operation of a run begins (1) or stops (-1) waiting."""
         was_resting = running.waits > 0
         running.waits += by
         self._resting += (running.waits > 0) - was_resting
@@ -222,8 +227,8 @@ class Runner(HeartbeatSender):
             self._tell_room()
 
     def _tell_room(self) -> None:
-        for told in self.on_room:
-            told()
+        for notify in self.on_room:
+            notify()
 
     def execute(
         self,
@@ -233,7 +238,7 @@ class Runner(HeartbeatSender):
         run: Run,
         lease: Lease,
     ) -> LocalRun | None:
-        """Execute a run whose executor this process is, in a task of its own."""
+        """Execute a run of this process in a task of its own."""
         if id in self.running or lease is not self.lease:
             return self.running.get(id)
         execution = Execution(logs.log(self.log_name), id, run, lease)
@@ -245,7 +250,7 @@ class Runner(HeartbeatSender):
         return running
 
     async def _execute(self, logs: Logs, running: LocalRun) -> None:
-        CALL.set(None)  # it outlives the call that began it
+        CALL.set(None)  # the task outlives the call that started it
         if isinstance(logs, Context):
             logs.begin()
         RESTS.set(partial(self._rests, running))
@@ -255,26 +260,28 @@ class Runner(HeartbeatSender):
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
     def _ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
-        """A run is not executed here any more; also one whose task was cancelled unbegun."""
+        """Note that a run is no longer executed here, or that its task was cancelled before its
+        start.
+        """
         execution = running.execution
         id_, run = execution.id, execution.run
         del self.running[id_]
         if not running.has_finished and self._is_cancelled(execution):
-            for told in self.on_cancel:  # it may be parked
-                told(id_)
+            for notify in self.on_cancel:  # it may be parked
+                notify(id_)
         running.end(None)
         self._ended_since_trim += 1
         if task.cancelled() and run.executor == self.lease.name:
             self._leave_to_new_owner(run.started_at)
         elif not task.cancelled() and (error := task.exception()) is not None:
-            structlog.get_logger().error("execution of a run broke off", run=id_, exc_info=error)
-            if run.executor == self.lease.name:  # nobody else goes on with it
+            structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
+            if run.executor == self.lease.name:  # no other process continues it
                 self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
                 self._keep_beating(logs)
         self._tell_room()
 
     async def _executed(self, logs: Logs, running: LocalRun) -> RunFinished | None:
-        """Execute a run to its end; again if the log was away. None: somebody else does."""
+        """Execute a run to its end, with retries. None: another process executes it."""
         wait_s, is_again = _AGAIN_S, False
         while True:
             try:
@@ -289,7 +296,7 @@ class Runner(HeartbeatSender):
                 raise
             except (Stopped, IndilogError) as error:
                 structlog.get_logger().warning(
-                    "run is tried again", run=running.execution.id, reason=str(error)
+                    "run is retried", run=running.execution.id, reason=str(error)
                 )
                 is_away = not isinstance(error, RunUnreadable) and (
                     isinstance(error, Stopped) or is_transient(error)
@@ -299,7 +306,7 @@ class Runner(HeartbeatSender):
             is_again = True
 
     async def _once(self, logs: Logs, running: LocalRun) -> RunFinished | None:
-        """Execute a run in the epoch that it has."""
+        """Execute a run in its current epoch."""
         execution, definition = running.execution, running.definition
         started = execution.run.started
         assert started is not None, "only what began is executed"
@@ -313,67 +320,68 @@ class Runner(HeartbeatSender):
         return await execution.execute(run_compensated(wf.compensations, body))
 
     async def _anew(self, running: LocalRun) -> Execution | RunFinished | None:
-        """Return the next execution of a run that is still this executor's, else its end."""
+        """Return the next execution of a run that this executor still owns, else the run's end."""
         before, lease = running.execution, self.current_lease()
         log, id_ = before.log, before.id
         run = await read_run(log, id_, Run(), is_reused=True)
         if run.started_at != before.run.started_at:
-            return None  # it ended and was forgotten
+            return None  # it ended and was trimmed
         if _is_open(run, lease) and await self._retake(log, id_, run, lease):
             return Execution(log, id_, run, lease)
         return run.finished
 
     async def _retake(self, log: Log, id_: str, run: Run, lease: Lease) -> bool:
-        """Begin a new epoch of a run that this executor has and does not execute: what an execution
-        of before has on its way counts no more. Return whether it has the run.
+        """Begin a new epoch of a run that this executor owns and does not execute, so that appends
+        in flight of an earlier execution have no effect. Return whether it owns the run.
         """
-        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
+        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # no process has crashed
         tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
             seqnum = await self.append_with_heartbeat(log, lease, [Entry(encoded(taken), tags)])
         except BaseException:
-            if lease is self.lease:  # it may come when this run is executed no more
+            if lease is self.lease:  # the append may take effect after this run has stopped
                 self._leave_to_new_owner(run.started_at)
             raise
         await read_run(log, id_, run, seqnum)
         return _is_open(run, lease) and run.epoch == taken.epoch
 
-    # --- runs that this executor may have without being told
+    # --- runs that may be assigned to this executor
 
     @asynccontextmanager
     async def assigning(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
-        """What gives a run to this executor, and what follows: alone, as far as this run goes.
+        """A block that assigns a run to this executor and begins to execute it, exclusively for
+        this run.
 
-        If it does not come to its end, this process looks for the run later. Whoever reads what it
-        has appended does so with the same log; another one may not show it yet.
+        If the block fails, this process looks for the run later. Read the appended record with the
+        same log object; the session of another one may not show it yet.
         """
-        unclear = self._pending
-        async with unclear.alone(id_):
+        pending = self._pending
+        async with pending.alone(id_):
             lease = self.current_lease()
-            before = unclear.note(id_, self.executors.end)
+            before = pending.note(id_, self.executors.end)
             try:
                 yield lease
             except (TooLargeError, RunIdInUseError):
-                unclear.restore(id_, before)
+                pending.restore(id_, before)
                 raise
             except BaseException as error:
-                # Of a caller that is cancelled, too: the record is on its way.
+                # Also if the caller is cancelled: the record may be in flight.
                 if _has_done_nothing(error):
-                    unclear.restore(id_, before)
-                elif lease is not self.lease or not unclear.has_room:
-                    # Whoever inherits the name looks for it.
-                    self._leave_to_new_owner(unclear.clear(id_))
+                    pending.restore(id_, before)
+                elif lease is not self.lease or not pending.has_room:
+                    # The new owner of this name looks for it.
+                    self._leave_to_new_owner(pending.clear(id_))
                 else:
                     self._keep_beating(logs)
                 raise
-            unclear.clear(id_)
+            pending.clear(id_)
 
     async def take_on(
         self, logs: Logs, log: Log, id_: str, run: Run, lease: Lease, *, was_parked: bool = False
     ) -> LocalRun | None:
-        """Execute a run that this executor has, unless it must wait for other code or better times.
+        """Execute a run of this executor, or park it if its code is missing or it is crash-looping.
 
-        The caller is alone with it.
+        The caller must have exclusive access to the run (`assigning`).
         """
         assert run.started is not None, "only what began is executed"
         definition = self.definitions.get(run.started.workflow)
@@ -387,20 +395,20 @@ class Runner(HeartbeatSender):
         return None
 
     async def _park_crash_loop(self, execution: Execution) -> None:
-        """Let a run wait that ended its executors; end it if it did so although it was cancelled.
+        """Park a crash-looping run; end it if it crashed a process after its cancellation.
 
-        A cancelled one had its chance to take back what it did once it was cancelled, alone.
+        A cancelled run gets one execution, alone, in which it can run its compensations.
         """
         run = execution.run
         structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
         is_given_up = run.cancel_asked and run.crashes > CRASHES_PARKED
         await execution.park(parked_reason(run.crashes), is_given_up=is_given_up)
         if not is_given_up:
-            for told in self.on_crash_loop:
-                told(execution.id, retry_s(run))
+            for notify in self.on_crash_loop:
+                notify(execution.id, retry_s(run))
 
     async def _on_beat(self, log: Log, logs: Logs) -> None:
-        """Look for the runs that this executor has got without being told."""
+        """Look for runs that were assigned to this executor without its knowledge."""
         for id_ in self._pending.due():
             try:
                 await self._look_for(log, logs, id_)
@@ -411,49 +419,49 @@ class Runner(HeartbeatSender):
                 self._leave_to_new_owner(self._pending.look_again(id_))
 
     async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
-        unclear, lease = self._pending, self.lease
-        if unclear.is_under_way(id_):
-            return  # whoever gives it does not hold up the signs of life
-        async with unclear.alone(id_):
+        pending, lease = self._pending, self.lease
+        if pending.is_under_way(id_):
+            return  # an assignment in progress must not delay heartbeats
+        async with pending.alone(id_):
             try:
                 run = await read_run(log, id_, Run(), is_reused=True)
             except TrimmedError:
                 run = Run()
-            if lease is not self.lease or id_ not in unclear:
+            if lease is not self.lease or id_ not in pending:
                 return
             if id_ in self.running:
-                unclear.clear(id_)
+                pending.clear(id_)
                 return
             if not _is_open(run, lease):
-                unclear.look_again(id_)  # what gives it to this executor may still come
+                pending.look_again(id_)  # the record that assigns it may still be in flight
                 return
-            failures = unclear.failures(id_)
-            if run.epoch != unclear.epoch(id_) or await self._retake(log, id_, run, lease):
+            failures = pending.failures(id_)
+            if run.epoch != pending.epoch(id_) or await self._retake(log, id_, run, lease):
                 running = await self.take_on(logs, log, id_, run, lease)
                 if running is not None:
                     running.failures = failures
-            unclear.clear(id_)
+            pending.clear(id_)
 
-    # --- what others see of this process
+    # --- what other processes see of this one
 
     @property
     def _is_busy(self) -> bool:
-        """Whether it executes anything, or may have to."""
+        """Whether it executes a run, or may have to."""
         return bool(self.running or self._starting or self._pending)
 
     @property
     def _is_owed(self) -> bool:
-        """Whether anything that is on its way may give this executor a run."""
+        """Whether a record in flight may assign a run to this executor."""
         return bool(self._starting or self._pending) or self._left_from is not None
 
     def _leave_to_new_owner(self, place: SeqNum | None) -> None:
-        """What gave this executor a run at `place` or later is for those who inherit its name."""
+        """Leave assignments at `place` or later to the new owner of this executor's runs."""
         if place is not None:
             self._left_from = place if self._left_from is None else min(self._left_from, place)
 
     def _on_lost(self) -> None:
         self._left_from = None
-        self._pending.reset()  # whoever inherits the old name looks for them
+        self._pending.reset()  # the new owner of the old name looks for them
         for task in self._tasks():
             task.cancel()
 
@@ -465,11 +473,11 @@ class Runner(HeartbeatSender):
         if (running := self.running.get(run)) is not None:
             self._tell_cancelled(running.execution)
         else:
-            for told in self.on_cancel:
-                told(run)
+            for notify in self.on_cancel:
+                notify(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
-        """Whether a cancellation of the run was read: not one of an earlier run of that id."""
+        """Whether a cancellation of this run was read, not of an earlier run of that id."""
         return self._cancels.get(execution.id, -1) > execution.run.started_at
 
     def _tell_cancelled(self, execution: Execution) -> None:
@@ -478,20 +486,20 @@ class Runner(HeartbeatSender):
 
     @property
     def _needed_from(self) -> SeqNum:
-        """Below this seqnum nothing gave this executor a run that it still has or may get."""
+        """No record below this seqnum assigns a run that this executor still has or may get."""
         runs = (running.execution.run.started_at for running in self.running.values())
         end = self.executors.end if self._left_from is None else self._left_from
         return min((*runs, *self._pending.since, end))
 
 
 def _has_done_nothing(error: BaseException) -> bool:
-    """Whether a public call that fails so has appended nothing: so it is if the log always said."""
+    """Whether a public call that fails with `error` has appended nothing for certain."""
     call = CALL.get()
     has_answer = isinstance(error, IndilogError | Stopped)
     return call is not None and has_answer and call.has_done_nothing
 
 
 def _is_open(run: Run, lease: Lease) -> bool:
-    """Whether an executor has a run that goes on."""
+    """Whether the executor of a lease owns a run that is running."""
     is_its = run.started is not None and run.executor == lease.name
     return is_its and run.finished is None and run.parked is None

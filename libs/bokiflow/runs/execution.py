@@ -355,8 +355,8 @@ class Execution:
     def ask_cancel(self) -> None:
         """Let the next operation decide that the run is cancelled, and wake waiting operations."""
         self._cancel_asked = True
-        for told in list(self.on_cancel):
-            told()
+        for notify in list(self.on_cancel):
+            notify()
 
     # --- from the beginning to the end
 

@@ -1,8 +1,8 @@
-"""Forgetting runs that ended long ago: their sub-streams are trimmed, and the list of runs until
-where all before is forgotten.
+"""Garbage collection of ended runs: their sub-streams are trimmed, and the list of runs up to the
+first run that is kept.
 
-Every driver does it now and then. Floors only grow, so several at once do no harm, and whoever
-comes later finds the work done.
+Every driver does it periodically. Floors only grow, so concurrent collections are safe, and a later
+one finds the work done.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ INTERVAL_S_MAX: Final = 600.0
 
 
 class Cleaner:
-    """Forgets the ended runs of one log.
+    """Trims the ended runs of one log.
 
-    It remembers only runs that began longer than the retention ago and have not ended, or not long
-    ago; the others it did not look at yet.
+    It keeps state only of runs that began longer than the retention ago and have not ended, or
+    ended recently. It has not read younger runs yet.
 
     Args:
-        retention_s: how long after its last record an ended run is kept.
+        retention_s: seconds for which an ended run is kept after its last record.
 
     Attributes:
-        open: the runs that began longer than that ago, as of the last round, and go on; and their
+        open: running runs that began longer than that ago, as of the last round, with their
             executors.
     """
 
@@ -48,12 +48,12 @@ class Cleaner:
 
     @property
     def interval_s(self) -> float:
-        """How long to wait between two rounds."""
+        """Seconds between two rounds (1 to 600)."""
         return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
 
     async def clean(self, log: Log, now: float) -> int:
-        """Forget what ended before `now`, by the time of the log, less the retention; return how
-        many runs.
+        """Trim runs that ended before `now` (by the time of the log) less the retention; return how
+        many.
         """
         before = now - self._retention_s
         forgotten = 0
@@ -75,8 +75,8 @@ class Cleaner:
         return forgotten
 
     async def _page(self, log: Log) -> list[Record]:
-        """Return what comes next in the list; what is lost there is as old as what stands behind
-        it, so until something old does, it is not forgotten.
+        """Return the next page of the list of runs, after lost places. A lost place is as old as
+        the record after it, so the list is not trimmed beyond it until that record is old.
         """
         bound = self._cursor
         while True:
@@ -95,8 +95,8 @@ class Cleaner:
         return await self._look(log, run_id, before)
 
     async def _look(self, log: Log, run_id: str, before: float) -> int:
-        """Forget a run if it ended long enough ago; 1: so it is now. One that cannot be read is
-        kept.
+        """Trim a run if it ended long enough ago; return how many were trimmed (0 or 1). A run that
+        cannot be read is kept.
         """
         try:
             return await self._look_at(log, run_id, before)
@@ -117,7 +117,7 @@ class Cleaner:
                 return 0
             parent = run.started.parent
             if parent is not None and not await _has_ended(log, parent.run):
-                return 0  # whoever executes the parent must see that its child has ended
+                return 0  # an executor of the parent must still see the child's end
         del self._kept[run_id]
         if run.started is None:
             return 0
@@ -126,11 +126,11 @@ class Cleaner:
 
 
 def _may_begin(record: Record) -> bool:
-    """Whether a record begins a run, as far as this version can tell."""
+    """Whether a record starts a run, as far as this version can tell."""
     try:
         return isinstance(run_record(record.data), RunStarted)
     except FlowVersionError:
-        return True  # its run is kept, since it cannot be read either
+        return True  # its run cannot be read either, so it is kept
 
 
 async def _has_ended(log: Log, run_id: str) -> bool:

@@ -1,13 +1,14 @@
-"""Runs that may end the processes that execute them: with care, and not for ever.
+"""Crash-looping runs: runs that may crash the processes that execute them.
 
-A step that calls `os._exit`, or takes all memory, ends its worker, and would end the next one that
-takes its run over, with whatever else runs there. So a takeover counts how many executors in a row
-ended without a sign of life since they got the run and without deciding anything of it. From the
-second one on it is a suspect, like whatever was taken together with it: suspects are taken in
-small groups after growing pauses, at last alone, and each group is watched for a moment before the
-next one. So runs that only stood beside such a one are soon told apart from it. After the fifth the
-run is parked, which `status()` shows, and tried again from time to time: memory or code may be
-better then.
+A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
+that takes its run over, with all other runs there. So a takeover counts the executors in a row that
+ended without a heartbeat after they got the run, and without deciding anything of it.
+
+From the second one on the run counts as crash-looping, and so do the runs taken together with it.
+Such runs are taken in small groups after growing pauses, finally one at a time. Each group is
+watched for a moment before the next one. That separates the cause from runs that only shared its
+process. After the fifth crash the run is parked, which `status()` shows. It is retried with growing
+pauses, because memory or code may have changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bokiflow.runs.fold import Run
 from bokiflow.takeover.executors import Executors
 
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]
-"""Takes a run, and tells in which task it is executed here, if it is."""
+"""Takes a run over and returns the task that executes it here, if one does."""
 
 _CRASH_LOOPING_FROM: Final = 2
 CRASHES_PARKED: Final = 5
@@ -34,7 +35,7 @@ _GROUP_MAX: Final = 16
 
 def crashes_of(run: Run, executors: Executors) -> int:
     """Return how many executors in a row ended soon after they got a run and decided nothing of it,
-    with its last one, who is gone.
+    including the last one, which is dead.
     """
     known = executors.known.get(run.executor)
     if run.parked is not None or known is None or known.has_left:
@@ -43,29 +44,27 @@ def crashes_of(run: Run, executors: Executors) -> int:
 
 
 def is_crash_looping(crashes: int) -> bool:
-    """Whether a run is taken with care."""
+    """Whether a run with so many crashes counts as crash-looping."""
     return crashes >= _CRASH_LOOPING_FROM
 
 
 def pause_s(crashes: int) -> float:
-    """Return how long to wait before such a run is taken: 1 s, doubled each time, to 10 minutes."""
+    """Return the seconds before such a run is taken: 1, doubled each time, up to 600."""
     return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
 
 def retry_s(run: Run) -> float:
-    """Return how long a run that was parked because its executors ended waits from then on: not at
-    all if it was cancelled.
-    """
+    """Return the seconds for which a run parked as crash-looping waits; 0 if it was cancelled."""
     return 0.0 if run.cancel_asked else pause_s(run.crashes)
 
 
 def group_size(crashes: int) -> int:
-    """Return how many such runs are taken at once: 16, 4, then one by one."""
+    """Return how many such runs are taken at once: 16, then 4, then 1."""
     return max(1, _GROUP_MAX >> (2 * (crashes - _CRASH_LOOPING_FROM)))
 
 
 def problem(crashes: int) -> str:
-    """Return what a run that goes on may do to those who execute it."""
+    """Return the problem of a crash-looping run, for its status."""
     processes = "1 process" if crashes == 1 else f"{crashes} processes in a row"
     return (
         f"{processes} ended right after they had begun to execute it; something in it may end them "
@@ -74,14 +73,14 @@ def problem(crashes: int) -> str:
 
 
 def parked_reason(crashes: int) -> str:
-    """Return why such a run is parked."""
+    """Return why a crash-looping run is parked."""
     return (
         f"{problem(crashes)} It is tried again in {pause_s(crashes):,.0f} s; cancel it to end it."
     )
 
 
 class Tasks:
-    """Tasks that take runs over, one for each name at most."""
+    """Tasks that take runs over, at most one for each name."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -95,7 +94,7 @@ class Tasks:
         return len(self._tasks)
 
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Begin one, unless it is at work; `name` says whose runs it takes."""
+        """Start a task, unless one of that name is running; `name` is of the runs' executor."""
         if name in self._tasks:
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())
@@ -107,7 +106,7 @@ class Tasks:
             structlog.get_logger().error("runs are not taken over", executor=name, exc_info=error)
 
     async def stop(self) -> None:
-        """Take nothing any more."""
+        """Cancel all tasks and wait for their end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -115,10 +114,10 @@ class Tasks:
 
 
 class CrashLoops(Tasks):
-    """Takes suspects in groups, one group after the other, whoever left them.
+    """Takes over crash-looping runs of all executors in groups, one group after the other.
 
     Args:
-        watch_s: how long a group is watched before the next one is taken.
+        watch_s: seconds for which a group is watched before the next one is taken.
     """
 
     def __init__(self, watch_s: float) -> None:
@@ -127,7 +126,7 @@ class CrashLoops(Tasks):
         self._alone = waiting.Mutex()
 
     async def take(self, runs: dict[str, int], take: Take) -> None:
-        """Take runs, whose crashes are given."""
+        """Take over runs, given with their crashes; those with fewer crashes first."""
         left = sorted(runs, key=runs.__getitem__)
         while left:
             crashes = runs[left[0]]
@@ -138,7 +137,7 @@ class CrashLoops(Tasks):
             await self.take_group(group, take)
 
     async def take_group(self, runs: list[str], take: Take) -> None:
-        """Take runs, and return when they are over or were survived for long enough."""
+        """Take over runs; return when they have ended, or run for `watch_s` without a crash."""
         async with self._alone:
             tasks = [task for run in runs if (task := await take(run)) is not None]
             if tasks:

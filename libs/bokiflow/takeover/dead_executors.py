@@ -1,15 +1,16 @@
-"""What executors leave behind that are gone, however late it comes.
+"""The orphaned runs of dead executors, including assignments that arrive late.
 
-A record that gives a run to an executor may be ordered after everybody has looked what that
-executor left: it was on its way meanwhile. So whoever looks trims no further than it has read, and
-looks again at the streams of those who are gone, at doubling intervals for a day: for each of them
-some twenty times a pair of reads, in each process that drives. So nobody does that for an executor
-that went in good order: it says that it has left nothing only if nothing that gives it a run can be
-on its way any more, and it says so before others find its lease over (`HeartbeatSender.rest`). What
-comes later still, the cleaning finds (`bokiflow.takeover.cleaning`).
+A record that assigns a run to an executor may be ordered after all drivers have read that
+executor's stream, because it was in flight. So a driver trims only what it has read, and re-reads
+the streams of dead executors at doubling intervals for a day: about twenty pairs of reads for each
+of them in each process with a driver.
 
-What is lost by damage, or of a later version, is passed over: it is a record of one run too, so
-that run can be taken by nobody here, and the others can. It is not trimmed, and looked at again.
+An executor that stopped in an orderly way needs none of that. It records that it has left nothing
+only if no record in flight can assign it a run, and before its lease ends for other processes
+(`HeartbeatSender.rest`). Garbage collection finds later assignments (`bokiflow.takeover.cleaning`).
+
+Lost records, and those of a later version, are skipped. Each is also a record of one run, so that
+run cannot be taken over here, and the others can. It is not trimmed, and read again later.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from indilog import DataLossError, Log, Record
 from indilog.sdk import SeqNum, read_surviving_records
 
 AGE_S_MIN: Final = 1.0
-"""How long after an executor went its stream is looked at again first."""
+"""Seconds after the death of an executor until its stream is read again first."""
 AGE_S_MAX: Final = 86_400.0
 NAMES_MAX: Final = 4096
-"""More than these are not remembered; those that went first are forgotten first."""
+"""Dead executors that are remembered; beyond that the oldest are dropped."""
 _PAGE: Final = 1000
 
 
 class Remains(NamedTuple):
-    """The runs that an executor has left, as far as its stream was read.
+    """The runs of a dead executor, as far as its stream was read.
 
     Attributes:
-        end: all of the stream below this seqnum could be read.
+        end: the stream was read completely below this seqnum.
     """
 
     runs: list[str]
@@ -52,17 +53,16 @@ class Remains(NamedTuple):
 
 
 class HeldRuns:
-    """The runs that somebody may have, as those of their records show that give or take them.
+    """The runs that an executor may own, by the records that assign or end runs.
 
-    It follows `bokiflow.runs.fold` without the other records of a run: an epoch is over by nothing
-    but what counts in that epoch, which is its end, its being parked, or the next epoch. What
-    counts nowhere (an end of an earlier epoch that comes late, the next epoch of somebody who was
-    not the first, anything of an earlier run of that id) is of another epoch, and so takes nothing
-    away. Hence no run that is held is missing; one that is not may be there, which shows when it is
-    read.
+    It follows `bokiflow.runs.fold` without the other records of a run. An epoch ends only by a
+    record that takes effect in it: the run's end, its parking, or the next epoch. A record without
+    effect (a late end of an earlier epoch, a second takeover, any record of an earlier run of that
+    id) belongs to another epoch, so it removes nothing. Hence no owned run is missing here. A run
+    that is not owned may be included, which its own records show.
 
     Args:
-        executor: whose runs; None: those of all.
+        executor: name of the owner; None: runs of all executors.
     """
 
     def __init__(self, executor: str | None = None) -> None:
@@ -71,7 +71,7 @@ class HeldRuns:
         self._since: dict[str, SeqNum] = {}
 
     def apply(self, seqnum: SeqNum, run: str, record: RunRecord | None) -> None:
-        """Take in a record of a run."""
+        """Apply a record of a run."""
         match record:
             case RunStarted():
                 self._given(seqnum, run, 1)
@@ -82,7 +82,7 @@ class HeldRuns:
             case RunParked(epoch) | RunFinished(epoch):
                 self._over(run, epoch)
             case _:
-                pass  # what neither gives a run nor takes it
+                pass  # it neither assigns a run nor ends an epoch
 
     def _given(self, seqnum: SeqNum, run: str, epoch: int) -> None:
         self._epochs.setdefault(run, set()).add(epoch)
@@ -95,19 +95,19 @@ class HeldRuns:
             self.drop(run)
 
     def drop(self, run: str) -> SeqNum | None:
-        """Pass over a run; return since when it may have been held, if it may."""
+        """Remove a run; return the seqnum since which it may have been owned, if it may."""
         self._epochs.pop(run, None)
         return self._since.pop(run, None)
 
     @property
     def runs(self) -> list[str]:
-        """Those that may be held."""
+        """The runs that may be owned."""
         return list(self._epochs)
 
 
 async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
-    """Return the runs that an executor began or took, at `bound` or later, and of which its stream
-    does not show that it is done with them. None that it has is missing.
+    """Return the runs that an executor started or took at `bound` or later, and that its stream
+    does not show as ended. No run that it owns is missing.
     """
     held = HeldRuns(executor)
     unreadable: list[SeqNum] = []
@@ -168,15 +168,15 @@ class DeadExecutors:
                 del self._names[next(iter(self._names))]
 
     def __contains__(self, name: str) -> bool:
-        """Whether an executor is gone, and its stream is looked at again."""
+        """Whether an executor is dead, and its stream is read again."""
         return name in self._names
 
     def discard(self, name: str) -> None:
-        """It is back."""
+        """Remove an executor that is alive again."""
         self._names.pop(name, None)
 
     def due(self, now: float) -> list[str]:
-        """Return those at whose streams somebody should look again at `now`."""
+        """Return the executors whose streams are due to be read again at `now`."""
         return [name for name, gone in self._names.items() if gone.again_at <= now]
 
     def next_due(self) -> float | None:
@@ -184,12 +184,12 @@ class DeadExecutors:
         return min((gone.again_at for gone in self._names.values()), default=None)
 
     def end(self, name: str) -> SeqNum:
-        """Return below which seqnum nothing of its stream is open any more."""
+        """Return the seqnum below which no run in its stream is open."""
         gone = self._names.get(name)
         return 0 if gone is None else gone.end
 
     def looked(self, name: str, now: float, end: SeqNum) -> None:
-        """Nothing is open below `end` of its stream, as of `now`."""
+        """Note that at `now` no run is open below `end` of its stream; schedule the next read."""
         gone = self._names.get(name)
         if gone is None:
             return

@@ -1,19 +1,18 @@
-"""Who executes runs, as the executors' records leave it.
+"""The executors of a flow, a fold of their records.
 
-An executor says that it lives, before its lease ends and while it executes anything; nobody touches
-its runs meanwhile. When its lease has ended, an heir is chosen by the order of the log, who takes
-its runs over one by one. A name is never used again once its bearer was dead.
+A busy executor writes a heartbeat before its lease ends, and no other executor takes its runs
+meanwhile. When its lease has ended, the order of the log chooses a new owner, which takes its runs
+over one by one. The name of a dead executor is never used again.
 
-**Clocks.** No time of another machine decides anything. Each process counts a lease from when it
-has read the sign of life, by its own steady clock, so never shorter than its bearer does, who
-counts from before it was sent. Who thinks that a lease is over says up to which place of the log it
-has looked, and that counts if nothing was said of that executor from there on. So whether it counts
-follows from the records alone, alike in every process; what a process had read before, and when,
-has no say.
+**Clocks.** Correctness does not depend on clocks of other machines. Each process counts a lease by
+its own steady clock from when it read the heartbeat. The executor itself counts from before it sent
+the heartbeat, so its own lease always ends first. A process that finds a lease ended records up to
+which seqnum it has read. The claim takes effect if no record at or after that seqnum is about the
+executor. So its effect follows from the records alone, in every process.
 
-**What cannot be read** is passed over: a record that is lost may have said anything, which is made
-up for (`Executors.lost`); one of a later version is for its like (`Executors.skip_later_version`).
-Why that is safe, for each kind of record: docs/decisions/0021-lost-heartbeats.md.
+**Unreadable records** are skipped: a lost one may have been any record, which `Executors.lost`
+compensates for; one of a later version is left to that version (`Executors.skip_later_version`).
+docs/decisions/0021-lost-heartbeats.md explains why that is safe for each kind of record.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from bokiflow.takeover.dead_executors import DeadExecutors
 from indilog.sdk import SeqNum
 
 NEW_OWNER_S: Final = 600.0
-"""An heir that has not taken everything by then (it has no room, it takes it with care) is not left
-alone with it: somebody else becomes heir too. What one has taken, the other passes over."""
+"""Seconds after which a second new owner is chosen, if the first has not taken all runs (it has no
+room, or takes crash-looping runs in groups). Each skips runs that the other has taken."""
 
 
 @dataclass(slots=True)
 class KnownExecutor:
-    """One that may have left runs.
+    """An executor that may own runs.
 
     Attributes:
-        lease_s: of its last sign of life.
-        until: when somebody may become its heir, by this process's steady clock.
-        seqnum: its last sign of life.
+        lease_s: of its last heartbeat, seconds.
+        until: when a new owner may be chosen, by this process's steady clock.
+        seqnum: of its last heartbeat.
         said_at: the last record about it.
-        heir: who takes over its runs; None: it counts as living.
-        has_said_so: it said that it stops.
-        was_gone: it was departed before, as far as this process knew.
+        heir: which takes over its runs; None: it counts as alive.
+        has_said_so: it recorded that it stops.
+        was_gone: it was in `dead_executors` before, in this process.
     """
 
     lease_s: float
@@ -60,11 +59,12 @@ class Executors:
     Times are those of this process's steady clock (`waiting.steady_now`).
 
     Attributes:
-        end: records below this seqnum are applied, or passed over.
-        known: by name, those that live and those that have an heir who is not done.
-        departed: those that were known and are not any more.
-        lost_at: when lost records were passed over; None: nobody is to be looked for any more who
-            may have been known by them only.
+        end: records below this seqnum are applied or skipped.
+        known: by name: the live ones, and those whose new owner has not finished.
+        dead_executors: executors that were known and are not any more.
+        lost_at: when lost records were skipped; None: executors known only by lost records have
+        been
+            looked for.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Executors:
         self._later_from: SeqNum | None = None
 
     def apply(self, seqnum: SeqNum, now: float, record: ExecutorRecord | None) -> None:
-        """Take in the record at `seqnum`, which was read by `now`."""
+        """Apply the record at `seqnum`, which was read at `now` or before."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
         match record:
@@ -112,9 +112,11 @@ class Executors:
             known.last_record_at = seqnum
 
     def _on_left(self, name: str, now: float) -> None:
-        """It has left nothing; what was left to it, if it did not come to that, is open again.
+        """Remove an executor that has left no run. Executors whose new owner it was need another
+        one.
 
-        Who says so of itself knows that nothing is on its way to it either. An heir does not.
+        An executor that records this of itself knows that no assignment is in flight. A new owner
+        that records it of another does not, so that one stays in `dead_executors`.
         """
         gone = self.known.pop(name, None)
         if gone is None or gone.new_owner is not None or gone.was_dead or self._lost_to:
@@ -128,14 +130,15 @@ class Executors:
             if name in {other, known.new_owner}:
                 known.new_owner, known.until = heir, now + NEW_OWNER_S
 
-    # --- what cannot be read
+    # --- unreadable records
 
     def lost(self, end: SeqNum, now: float) -> None:
-        """Pass over what is lost before `end`, as of `now`; it may have said anything.
+        """Skip lost records before `end`, as of `now`, which may have been any of these.
 
-        That somebody lives: so all leases count anew. That somebody is dead: so whoever says it
-        again must have read on from here. That somebody is done with what an heir left: so that
-        heir's runs are anybody's a lease from now. The first of anybody: see `lost_at`.
+        - a heartbeat: so all leases count anew from now;
+        - a death: so a repeated claim must have read at least up to here;
+        - the end of a takeover: so the runs of that new owner are open again, one lease from now;
+        - the first heartbeat of an unknown executor: see `lost_at`.
         """
         assert end > self.end, "reading goes on"
         self.end = self._lost_to = end
@@ -144,10 +147,10 @@ class Executors:
             known.until = now + known.lease_s
 
     def skip_later_version(self, seqnum: SeqNum) -> None:
-        """Pass over a record that a later version wrote.
+        """Skip a record that a later version wrote.
 
-        That one has its mark in each run that it touches, which keeps others from taking it; what
-        it says of executors stays for its like (`needed_from`).
+        A later version leaves an unreadable record in each run that it touches, so this version
+        cannot take that run. Its records of executors are not trimmed (`needed_from`).
         """
         self.apply(seqnum, 0.0, None)
         if self._later_from is None:
@@ -155,12 +158,12 @@ class Executors:
 
     @property
     def has_later(self) -> bool:
-        """Whether a later version has written here."""
+        """Whether a later version has written records of executors."""
         return self._later_from is not None
 
     def unknown_until(self, lease_s: float) -> float:
-        """Return when whoever is not known is gone, if leases are `lease_s`: one of whom all signs
-        of life are lost says again that it lives before, if it does.
+        """Return when unknown executors are dead, if leases are `lease_s`: a live one whose
+        heartbeats are all lost sends another one before.
         """
         longest_s = max((lease_s, *(known.lease_s for known in self.known.values())))
         return -math.inf if self.lost_at is None else self.lost_at + longest_s
@@ -168,34 +171,34 @@ class Executors:
     # --- questions
 
     def is_silent(self, name: str, end: SeqNum) -> bool:
-        """Whether no record at `end` or later can have said anything of one that is known."""
+        """Whether an executor is known and no record at `end` or later can be about it."""
         known = self.known.get(name)
         return known is not None and max(known.last_record_at + 1, self._lost_to) <= end
 
     def has_new_owner(self, name: str) -> bool:
-        """Whether an executor was dead: what it decides from then on counts nowhere."""
+        """Whether an executor has a new owner: its later decisions have no effect."""
         known = self.known.get(name)
         return known is not None and known.new_owner is not None
 
     def lapsed(self, now: float) -> list[str]:
-        """Return those whose lease has ended at `now`, and those whose heir is late."""
+        """Return the executors whose lease has ended at `now`, or whose new owner is late."""
         return [name for name, known in self.known.items() if known.until <= now]
 
     def next_lapse(self) -> float | None:
-        """Return when the next one lapses."""
+        """Return when the next lease ends, None if none is known."""
         return min((known.until for known in self.known.values()), default=None)
 
-    def left_to(self, heir: str) -> list[str]:
-        """Return whose runs `heir` takes over."""
-        return [name for name, known in self.known.items() if known.new_owner == heir]
+    def left_to(self, new_owner: str) -> list[str]:
+        """Return the executors whose runs `new_owner` takes over."""
+        return [name for name, known in self.known.items() if known.new_owner == new_owner]
 
     def forget(self, name: str, now: float) -> None:
-        """An executor has left nothing; if it lives after all, it says so again."""
+        """Remove an executor that has left no run; if it is alive, it sends another heartbeat."""
         self.known.pop(name, None)
         self.dead_executors.add(name, now)
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record that somebody who begins now must read."""
+        """The first record that a process starting now must read."""
         least = min((known.seqnum for known in self.known.values()), default=self.end)
         return least if self._later_from is None else min(least, self._later_from)

@@ -1,10 +1,10 @@
-"""How a process that executes runs shows that it lives, and sees who else does.
+"""Heartbeats: a process that executes runs renews its lease, and reads the heartbeats of others.
 
-A process has a name and a lease on all its runs together: one record each quarter of the lease,
-on a schedule that nothing else it does holds up, and none while it executes nothing. While less
-than half of the lease is over, nobody else can have taken a run (unless its clock goes twice as
-fast), so steps cost an append and no read; otherwise each append is followed by a look whether it
-counts.
+A process has a name and one lease on all its runs. It writes a heartbeat each quarter of the lease,
+on a schedule that its other work does not delay, and none while it executes nothing. During the
+first half of the lease no other process can have taken a run (unless its clock runs twice as fast),
+so a step costs an append and no read. Later each append is followed by a read that checks whether
+the record takes effect.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from indilog.sdk import SeqNum, check_own_append
 
 BEATS: Final = 4
 _RESTS: Final = 0.75
-"""After this much of its lease who executes nothing is gone, in time before others look."""
+"""Share of the lease after which an idle executor leaves, before other processes look."""
 _PAGE: Final = 1000
 _TRIM_EVERY: Final = 512
 _TRIM_BEATS: Final = 64
 _LOST: Final = (
-    "Signs of life of executors are lost by damage; takeovers go on, those under way up to a lease "
-    "later. A cancellation that was asked for there is lost with them: ask again."
+    "Heartbeats of executors are lost by damage; takeovers continue, some up to a lease later. "
+    "A cancellation requested in a lost record is lost: request it again."
 )
 _LATER: Final = (
-    "A later version of BokiFlow writes to this log; this program leaves to it whatever it has "
-    "touched, and goes on with the rest. Run that version everywhere."
+    "A later version of BokiFlow writes to this log; this program leaves the runs that it has "
+    "touched to it, and executes the others. Run that version everywhere."
 )
 
 
@@ -66,15 +66,15 @@ def _tell(what: str, log: Log, error: IndilogError) -> None:
 
 
 class HeartbeatSender(ABC):
-    """A process among those that execute the runs of a log.
+    """A process that executes runs of a log: its heartbeats, and those it reads.
 
     Args:
         log_name: of the log of the runs.
-        lease_s: how long after its last sign of life somebody else takes its runs.
+        lease_s: seconds after its last heartbeat until other processes take over its runs.
 
     Attributes:
-        executors: who lives, as far as it was read.
-        lease: its hold on its runs.
+        executors: the executors of the log, as far as their records were read.
+        lease: on its runs.
     """
 
     def __init__(self, log_name: str, lease_s: float) -> None:
@@ -94,38 +94,38 @@ class HeartbeatSender(ABC):
     @property
     @abstractmethod
     def _is_busy(self) -> bool:
-        """Whether it executes anything, or may have to."""
+        """Whether it executes a run, or may have to."""
 
     @property
     @abstractmethod
     def _is_owed(self) -> bool:
-        """Whether anything that is on its way may give this executor a run."""
+        """Whether a record in flight may assign a run to this executor."""
 
     @property
     @abstractmethod
     def _needed_from(self) -> SeqNum:
-        """Below this seqnum nothing gave this executor a run that it still has or may get."""
+        """No record below this seqnum assigns a run that this executor still has or may get."""
 
     @abstractmethod
     async def _on_beat(self, log: Log, logs: Logs) -> None:
-        """It has shown that it lives."""
+        """Do what is due after a heartbeat."""
 
     @abstractmethod
     def _on_lost(self) -> None:
-        """Others may have its runs: stop them."""
+        """Stop its runs: other processes may have taken them over."""
 
     @abstractmethod
     def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
-        """Somebody wants a run cancelled, by the record at `seqnum`."""
+        """Handle a requested cancellation, recorded at `seqnum`."""
 
     @abstractmethod
     def _tasks(self) -> list[asyncio.Task[None]]:
-        """Return what executes runs."""
+        """Return the tasks that execute runs."""
 
-    # --- signs of life
+    # --- heartbeats
 
     def current_lease(self) -> Lease:
-        """Return the lease under which this process executes what it begins now."""
+        """Return the lease for runs that begin now; a new one if the last has ended."""
         if self.lease.has_ended():
             self._lose()
         return self.lease
@@ -137,10 +137,10 @@ class HeartbeatSender(ABC):
         entries: list[Entry],
         on_again: Callable[[], None] | None = None,
     ) -> SeqNum:
-        """Append records of this executor, and before them that it lives, if need be.
+        """Append records of this executor, with a heartbeat before them if the lease is not sure.
 
-        A sign of life that is not the first one of its name may come after the name got an heir,
-        who does not mind it: so it makes the lease sure only after a look.
+        A heartbeat that is not the first of its name may be ordered after the choice of a new
+        owner, and then has no effect. So it renews the lease only after a read.
         """
         if lease.is_sure():
             return await append_with_retry(log, entries, on_again)
@@ -150,12 +150,12 @@ class HeartbeatSender(ABC):
         if is_first:
             lease.renewed(asked_at)
         else:
-            with suppress(IndilogError):  # then it is not sure, no more
+            with suppress(IndilogError):  # then the lease is not renewed
                 await self._renew_at(log, lease, last - len(entries), asked_at)
         return last
 
     async def _renew_at(self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: float) -> bool:
-        """Rely on a sign of life at `seqnum` unless it came too late; return whether it does."""
+        """Renew the lease by the heartbeat at `seqnum`, unless it came too late; return whether."""
         await self.look(log, seqnum)
         if lease.has_ended() or lease is not self.lease:
             return False
@@ -171,10 +171,10 @@ class HeartbeatSender(ABC):
             self._beating = asyncio.create_task(self._beat(logs))
 
     async def _beat(self, logs: Logs) -> None:
-        """Say that it lives as long as it executes anything: each quarter of the lease, however
-        long it takes to say so.
+        """Send heartbeats while it executes a run: one each quarter of the lease, however long an
+        append takes.
         """
-        CALL.set(None)  # it outlives the call that began it
+        CALL.set(None)  # the task outlives the call that started it
         log = logs.log(self.log_name)
         said_at = waiting.steady_now()
         while self._is_busy:
@@ -189,7 +189,7 @@ class HeartbeatSender(ABC):
                     self._tidying = asyncio.create_task(self._tidy(log, logs))
 
     async def _tidy(self, log: Log, logs: Logs) -> None:
-        """Do what is due with a sign of life, which the next one does not wait for."""
+        """Do what is due after a heartbeat; the next heartbeat does not wait for it."""
         try:
             await self._trim(log)
             await self._on_beat(log, logs)
@@ -207,21 +207,21 @@ class HeartbeatSender(ABC):
             self._lose()
 
     def _lose(self) -> None:
-        """Others may have its runs: stop them, and go on under another name."""
+        """Stop its runs, which others may have taken, and continue under another name."""
         self.lease = Lease(self.lease_s)
         self._on_lost()
 
     async def look(self, log: Log, own: SeqNum = -1, *, is_one_page: bool = False) -> None:
-        """Read what is new of executors and cancellations.
+        """Apply new records of executors and cancellations.
 
         Args:
-            log: where it is.
-            own: such a record, which the session of `log` appended: read at least up to it, instead
-                of all.
-            is_one_page: read one page at most.
+            log: to read.
+            own: such a record, appended by the session of `log`: read at least up to it, instead of
+                all.
+            is_one_page: read at most one page.
 
         Raises:
-            NotReadyError: the record at `own` is not shown.
+            NotReadyError: the record at `own` is missing in the read.
         """
         executors = self.executors
         while True:
@@ -232,7 +232,7 @@ class HeartbeatSender(ABC):
                 continue
             except DataLossError as error:
                 if error.next_seqnum is not None and error.next_seqnum <= executors.end:
-                    continue  # another look has met it meanwhile
+                    continue  # a concurrent look has skipped it
                 executors.lost(seqnum_after_loss(error, executors.end), waiting.steady_now())
                 _tell(_LOST, log, error)
                 continue
@@ -258,20 +258,20 @@ class HeartbeatSender(ABC):
         self.executors.apply(record.seqnum, now, said)
         is_over = isinstance(said, ExecutorLeft) and said.executor == name
         if is_over or self.executors.has_new_owner(name):
-            self._lose()  # at once: it will not be known that it had an heir when that one is done
+            self._lose()  # at once: once the new owner has finished, it is no longer known
         run = run_in(record.tags)
         if run is not None and isinstance(run_record(record.data), CancelAsked):
             self._on_cancel(run, record.seqnum)
 
     async def _trim(self, log: Log) -> None:
-        """Now and then, forget the starts and ends of what is over."""
+        """Periodically trim records of ended runs and superseded heartbeats."""
         self._beats_since_trim += 1
         is_due = self._ended_since_trim >= _TRIM_EVERY and self._beats_since_trim >= BEATS
         if not is_due and self._beats_since_trim < _TRIM_BEATS:
             return
         self._ended_since_trim = self._beats_since_trim = 0
         await log.trim(self._needed_from, tag=executor_tag(self.lease.name))
-        # Others may not have read yet what this process has just read: cancellations stand there.
+        # Other processes may not have read yet what this one has: there are cancellations, too.
         if self._needed_before:
             await log.trim(self._needed_before, tag=EXECUTORS_TAG)
             await log.trim(self._needed_before, tag=URGENT_TAG)
@@ -280,7 +280,7 @@ class HeartbeatSender(ABC):
     # --- the end
 
     def rests_at(self) -> float | None:
-        """Return when to `rest`, as `waiting.steady_now` counts; None: it need not."""
+        """Return when to call `rest`, by `waiting.steady_now`; None: no need."""
         renewed_at, beating = self.lease.renewed_at, self._beating
         if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
             return None
@@ -290,15 +290,16 @@ class HeartbeatSender(ABC):
         return waiting.steady_now() + in_s
 
     async def rest(self, log: Log) -> None:
-        """Its lease ends soon and it executes nothing: say so before others look what it left."""
+        """Leave while idle, shortly before the lease ends, so that no process needs to look."""
         name, is_owed = self.lease.name, self._is_owed
         self._lose()
         await self._leave(log, name, is_owed=is_owed)
 
     async def retire(self, log: Log) -> None:
-        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look.
+        """End an expired lease of this process. If it is idle, record that, so that no process
+        looks for its runs.
 
-        So it has if all that is known of its first sign of life is that it came.
+        That includes a lease whose first heartbeat was read, but whose append did not return.
         """
         name = self.lease.name
         if self.lease.has_ended() or self.lease.renewed_at is None:
@@ -309,17 +310,17 @@ class HeartbeatSender(ABC):
                 await self._leave(log, name, is_owed=is_owed)
 
     async def _leave(self, log: Log, name: str, *, is_owed: bool) -> None:
-        """Say that an executor is gone, and whether it has left anything, or may get it still."""
+        """Record that an executor has left, and whether it owns runs or may still get some."""
         left = await retry_while_unavailable(partial(read_remains, log, name))
         is_idle = not (is_owed or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
         await append_with_retry(log, [Entry(encoded(ExecutorLeft(name, is_idle=is_idle)), tags)])
         if is_idle:
-            with suppress(IndilogError):  # it saves others reading, no more
+            with suppress(IndilogError):  # it only saves other processes a read
                 await log.trim(left.end, tag=executor_tag(name))
 
     async def stop(self, log: Log) -> None:
-        """Stop everything and say so; others go on with it at once."""
+        """Stop all runs and record it, so that other processes take them over at once."""
         name, tasks = self.lease.name, self._tasks()
         is_owed = self._is_busy or self._is_owed
         for task in (self._beating, self._tidying):

@@ -1,4 +1,4 @@
-"""A process's hold on the runs that it executes, by a steady clock (see
+"""A process's lease on the runs that it executes, by a steady clock (see
 `bokiflow.takeover.heartbeat`).
 """
 
@@ -12,11 +12,11 @@ _SURE: Final = 0.5
 
 
 class Lease:
-    """This process's hold on its runs, by a clock that nobody sets and that goes on while the
+    """This process's lease on its runs, by a clock that cannot be set and that counts while the
     machine sleeps (`waiting.passed_now`).
 
     Attributes:
-        name: under which it is known; never used again once its lease has ended.
+        name: of the executor; never used again once its lease has ended.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -25,13 +25,13 @@ class Lease:
         self._renewed_at: float | None = None
 
     def renewed(self, asked_at: float) -> None:
-        """The log holds a sign of life that was sent off at `asked_at`."""
+        """Renew the lease: the log holds a heartbeat that was sent at `asked_at`."""
         if self._renewed_at is None or asked_at > self._renewed_at:
             self._renewed_at = asked_at
 
     @property
     def renewed_at(self) -> float | None:
-        """When its last sign of life that counts was sent off."""
+        """When its last effective heartbeat was sent; None: none yet."""
         return self._renewed_at
 
     def is_sure(self) -> bool:
@@ -40,6 +40,6 @@ class Lease:
         return at is not None and waiting.passed_now() - at < self._lease_s * _SURE
 
     def has_ended(self) -> bool:
-        """Whether others may have given its runs to somebody else."""
+        """Whether other processes may have taken over its runs."""
         at = self._renewed_at
         return at is not None and waiting.passed_now() - at >= self._lease_s

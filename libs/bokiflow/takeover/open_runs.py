@@ -1,7 +1,6 @@
-"""Who has the runs that go on, by the runs themselves: for when signs of life are lost by damage.
+"""Finds the executors of open runs by reading the runs, for the case that heartbeats are lost.
 
-It reads the list of all runs that are kept, and each that goes on; so it is asked for after a loss
-only.
+It reads the list of all runs and each open run, so it is used only after a loss.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from indilog import IndilogError, Log, TrimmedError
 
 
 async def find_executors_of_open_runs(log: Log) -> set[str]:
-    """Return the executors of the runs that go on; runs that cannot be read are passed over.
+    """Return the executors of the open runs; runs that cannot be read are skipped.
 
-    It goes on where it was when the log is away for a moment.
+    Transient errors of the log are retried.
 
     Raises:
-        Stopped: the log was away for too long.
+        Stopped: the log was unavailable for too long.
     """
     found: set[str] = set()
     for id_ in await _open_runs(log):
@@ -46,7 +45,7 @@ async def _run(log: Log, id_: str) -> Run:
 
 
 async def _open_runs(log: Log) -> list[str]:
-    """Return the runs that began and have not ended, as far as the list of runs can be read."""
+    """Return the runs that have begun and not ended, as far as the list of runs can be read."""
     held, bound = HeldRuns(), 0
 
     async def read_on() -> None:

@@ -1,8 +1,8 @@
-"""Runs that an executor may have got without being told, or has and does not execute.
+"""Pending assignments: runs that an executor may own without knowing, or owns and does not execute.
 
-A record that gives a run to an executor can become durable although whoever appended it fails, or
-is cancelled, before the run is executed. So each such run is noted before the append and until it
-is clear what became of it; what stays is looked for with the signs of life.
+A record that assigns a run can become durable although its append fails, or its caller is
+cancelled. So each run is noted before the append, until the outcome is known. Runs whose outcome
+stays unknown are looked up after heartbeats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bokiflow.runs import waiting
 from indilog.sdk import SeqNum
 
 RUNS_MAX: Final = 1024
-"""Of further ones only the first place is kept, for whoever inherits the executor's name."""
+"""Of further ones only the least seqnum is kept, for the new owner of this executor's runs."""
 _LOOKS: Final = 64
 _BEATS_MAX: Final = 64
 
@@ -37,33 +37,33 @@ class _Exclusive:
 
 
 class PendingAssignments:
-    """The runs of one executor of which it does not know whether it has them and executes them."""
+    """The pending assignments of one executor."""
 
     def __init__(self) -> None:
-        self._doubts: dict[str, _Pending] = {}
+        self._pending: dict[str, _Pending] = {}
         self._alone: dict[str, _Exclusive] = {}
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._doubts)
+        return bool(self._pending)
 
     def __contains__(self, run: str) -> bool:
-        """Whether a run is one."""
-        return run in self._doubts
+        """Whether a run is pending."""
+        return run in self._pending
 
     @property
     def has_room(self) -> bool:
-        """Whether they are not too many."""
-        return len(self._doubts) <= RUNS_MAX
+        """Whether there are not more than `RUNS_MAX`."""
+        return len(self._pending) <= RUNS_MAX
 
     @property
     def since(self) -> Iterator[SeqNum]:
-        """Below the least of these nothing stands that gave one to this executor."""
-        return (doubt.since for doubt in self._doubts.values())
+        """Seqnums; no record below the least of them assigns a pending run."""
+        return (pending.since for pending in self._pending.values())
 
     @asynccontextmanager
     async def alone(self, run: str) -> AsyncIterator[None]:
-        """Nothing else in this process gives that run to this executor, or begins to execute it."""
+        """A block with exclusive access to a run, to assign it or to start its execution."""
         alone = self._alone.setdefault(run, _Exclusive(waiting.Mutex()))
         alone.users += 1
         try:
@@ -75,58 +75,58 @@ class PendingAssignments:
                 del self._alone[run]
 
     def is_under_way(self, run: str) -> bool:
-        """Whether something is alone with it."""
+        """Whether a task has, or waits for, exclusive access to the run."""
         return run in self._alone
 
     def note(self, run: str, since: SeqNum) -> object:
-        """A record from `since` on may give a run to this executor; return what was noted."""
-        before = self._doubts.get(run)
-        self._doubts[run] = _Pending(since) if before is None else replace(before, looks=_LOOKS)
+        """Note that a record at `since` or later may assign the run; return the previous entry."""
+        before = self._pending.get(run)
+        self._pending[run] = _Pending(since) if before is None else replace(before, looks=_LOOKS)
         return before
 
     def restore(self, run: str, before: object) -> None:
-        """Nothing gives it to this executor beside what was noted `before`."""
+        """Undo `note`: restore the previous entry."""
         if isinstance(before, _Pending):
-            self._doubts[run] = before
+            self._pending[run] = before
         else:
             self.clear(run)
 
     def broke_off(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
-        """An execution in `epoch` ended without an end, after `failures` others."""
+        """Note that an execution in `epoch` was interrupted, after `failures` earlier ones."""
         waits = min(2**failures, _BEATS_MAX) - 1
-        self._doubts[run] = _Pending(since, epoch=epoch, failures=failures + 1, waits=waits)
+        self._pending[run] = _Pending(since, epoch=epoch, failures=failures + 1, waits=waits)
 
     def clear(self, run: str) -> SeqNum | None:
-        """It is executed, or waits, or is another's. Return since when it was noted, if it was."""
-        doubt = self._doubts.pop(run, None)
-        return None if doubt is None else doubt.since
+        """Remove a run that is executing, parked or owned by another; return its `since`."""
+        pending = self._pending.pop(run, None)
+        return None if pending is None else pending.since
 
     def reset(self) -> None:
-        """This executor has no runs any more."""
-        self._doubts.clear()
+        """Remove all runs; this executor owns none any more."""
+        self._pending.clear()
 
     def epoch(self, run: str) -> int:
-        """Return the epoch in which a run was executed here before, 0 if it was not."""
-        return self._doubts[run].epoch
+        """Return the epoch in which a run was executed here last, 0 if it was not."""
+        return self._pending[run].epoch
 
     def failures(self, run: str) -> int:
-        """Return how many executions of a run broke off."""
-        return self._doubts[run].failures
+        """Return how many executions of a run were interrupted."""
+        return self._pending[run].failures
 
     def due(self) -> list[str]:
-        """Return those to look for with this sign of life."""
-        due = [run for run, doubt in self._doubts.items() if doubt.waits <= 0]
-        for doubt in self._doubts.values():
-            doubt.waits -= 1
+        """Return the runs to look up after this heartbeat, and count down the others."""
+        due = [run for run, pending in self._pending.items() if pending.waits <= 0]
+        for pending in self._pending.values():
+            pending.waits -= 1
         return due
 
     def look_again(self, run: str) -> SeqNum | None:
-        """It is not there: look again, but not for ever.
+        """Schedule another lookup of a run that was not found, up to `_LOOKS` times.
 
-        Return since when it was noted, once that is over.
+        Return its `since` once the last lookup is used up.
         """
-        if (doubt := self._doubts.get(run)) is not None:
-            doubt.looks -= 1
-            if not doubt.looks:
+        if (pending := self._pending.get(run)) is not None:
+            pending.looks -= 1
+            if not pending.looks:
                 return self.clear(run)
         return None

@@ -1,4 +1,4 @@
-"""One run that cannot be taken over does not hold up the others."""
+"""Skips a run that cannot be taken over, so that it does not delay the others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from indilog import IndilogError
 
 
 class SkipUnreadable:
-    """What is wrong with one run for good is logged, so that it does not hold up the others.
+    """A block that takes over one run. An error that is not transient is logged, not raised.
 
     Attributes:
-        failed: whether anything was.
+        failed: whether there was such an error.
     """
 
     def __init__(self, run: str) -> None:
