@@ -1,7 +1,7 @@
 """BokiQueue: sharded queues with leases and acknowledgements on a shared log (thesis 2.3.3).
 
-`Queue` is the way in; `docs/libs/bokiqueue.md` tells how it works. The library awaits nothing but
-the public `indilog.Log` interface; `bokiqueue.waiting` alone needs an event loop.
+Start with `Queue`; `docs/libs/bokiqueue.md` is the guide. The library awaits only the public
+`indilog.Log` interface. Only `bokiqueue.waiting` needs an event loop.
 """
 
 from bokiqueue.errors import (

@@ -1,11 +1,10 @@
-"""Checkpoints of a shard in the log: how they are written, and which of them counts.
+"""Checkpoints of a shard in the log: how they are written, and which one is used.
 
-Processes write checkpoints whenever they have seen enough, so one that lags may write an older
-state behind a newer one. What is trimmed is decided by the checkpoint that is furthest on, never
-by the newest: all replicas that trim agree on it, so the one that counts is never older than what
-was trimmed.
+Any process writes a checkpoint after enough records, so a lagging process may append an older state
+after a newer one. The checkpoint that covers most decides what is trimmed, not the newest: all
+processes that trim agree on it, so it is never replaced by one that covers less than was trimmed.
 
-A checkpoint of many messages is several records. It counts when all of them are there.
+A checkpoint of many messages consists of several records. It is used once all of them exist.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from indilog.sdk import SeqNum, may_go_further, read_surviving_records
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000
-"""Messages in one record, of 45 bytes each at most; fewer where the log's limit is lower."""
+"""Messages in one record, at most 45 bytes each; fewer if the log's limit is lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint, and where it is."""
+    """A checkpoint and its seqnum."""
 
     seqnum: SeqNum
     checkpoint: QueueCheckpoint
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record of the shard that a replica needs that begins here."""
+        """The first record of the shard that a process starting from here needs."""
         checkpoint = self.checkpoint
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
 
 
 class ShardCheckpoints(NamedTuple):
-    """What is left of the checkpoints of a shard.
+    """The surviving checkpoints of a shard.
 
     Attributes:
-        furthest: the one that is furthest on; None: there is none.
-        lost: says which records are lost, if one of them may be of one that is further on.
+        furthest: the one that covers most; None: there is none.
+        lost: the lost records, if one of them may belong to a checkpoint that covers more.
     """
 
     furthest: StoredCheckpoint | None
@@ -53,7 +52,7 @@ class ShardCheckpoints(NamedTuple):
 
 
 async def write(log: Log, tag: str, checkpoint: QueueCheckpoint) -> None:
-    """Append a checkpoint, in parts that the log takes."""
+    """Append a checkpoint, in parts that fit into records."""
     held_max = _HELD_MAX
     while True:
         try:
@@ -78,13 +77,13 @@ async def _write_parts(log: Log, tag: str, checkpoint: QueueCheckpoint, held_max
 
 
 async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
-    """Return the checkpoint that is furthest on, of all that are left."""
+    """Return the surviving checkpoint that covers most."""
     best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
     parts: defaultdict[SeqNum, dict[int, QueueCheckpoint]] = defaultdict(dict)
     async for record in read_surviving_records(log, tag, limit=_PAGE):
         if isinstance(record, DataLossError):
-            lost = record  # one before or behind it may do
+            lost = record  # one before or after it may suffice
             continue
         part = checkpoint_decoded(record.data)
         if part is None or part.part >= part.parts:

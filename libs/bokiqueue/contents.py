@@ -1,4 +1,4 @@
-"""The bytes of messages that a process has read and not yet delivered, as far as there is room."""
+"""A cache of message bytes that a process has read and not yet delivered."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from cachetools import LRUCache
 from indilog.sdk import SeqNum
 
 _BYTES_MAX: Final = 16 * 1024 * 1024
-"""What a queue keeps in memory for its consumers; the rest is read again."""
+"""Bytes that a queue keeps in memory for its consumers; others are read again."""
 _ENTRY_BYTES: Final = 300
-"""What an entry takes beside its bytes (measured: 275)."""
+"""Overhead of an entry (measured: 275)."""
 
 
 class Contents:
-    """Bounded in memory, however small the messages are; what came first goes first."""
+    """Bounded in memory, for messages of any size; the oldest are evicted first."""
 
     def __init__(self) -> None:
         self._data: LRUCache[SeqNum, bytes] = LRUCache(_BYTES_MAX, getsizeof=_size_of)
 
     def __len__(self) -> int:
-        """How many messages it has."""
+        """Messages in the cache."""
         return len(self._data)
 
     def keep(self, seqnum: SeqNum, data: bytes) -> None:
-        """Keep what was pushed at `seqnum`, if it fits at all."""
+        """Keep the message pushed at `seqnum`, unless it is larger than the cache."""
         if _size_of(data) <= _BYTES_MAX:
             self._data[seqnum] = data
 
     def take(self, seqnum: SeqNum) -> bytes | None:
-        """Return and forget the bytes of a message, None: they are not here."""
+        """Remove and return the bytes of a message; None: they are not cached."""
         data: bytes | None = self._data.pop(seqnum, None)
         return data
 
     def forget(self, seqnums: Iterable[SeqNum]) -> None:
-        """Forget messages that will not be delivered any more."""
+        """Remove messages that will not be delivered any more."""
         for seqnum in seqnums:
             self._data.pop(seqnum, None)
 

@@ -1,4 +1,4 @@
-"""What a person's use of a queue can meet beside the errors of the log."""
+"""The errors of queues, in addition to those of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class QueueError(IndilogError):
 
 
 class QueueSettingsError(QueueError):
-    """A setting that no queue can have, or another than the queue was made with."""
+    """An invalid setting, or another one than the queue was created with."""
 
 
 class LeaseLostError(QueueError):
@@ -18,11 +18,11 @@ class LeaseLostError(QueueError):
 
 
 class QueueVersionError(QueueError):
-    """A record was written by a later version of BokiQueue; upgrade this program to read it."""
+    """A later version of BokiQueue wrote a record; upgrade this program to read it."""
 
 
 class QueueTrimmedError(QueueError):
-    """Records of the queue were trimmed with its whole log, so its content is unknown."""
+    """Records of the queue were trimmed with its whole log, so its contents are unknown."""
 
     def __init__(self, name: str, first_seqnum: int) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
-"""One shard of a queue as its records leave it: a pure fold, alike in every process.
+"""The state of one shard of a queue, a pure fold of its records: the same in every process.
 
-Who gets which message is decided by the order of the log alone: a claim gets the first messages
-that are ready at its place. Time is the log's own (`Record.ordered_at`), never that of a writer or
-reader, so all processes agree when a lease has ended.
+The order of the log alone decides which claim gets which message: the first ones that are ready at
+the claim's place. Time is that of the log (`Record.ordered_at`), not of a writer or reader, so all
+processes agree when a lease has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from indilog.sdk import SeqNum
 
 @dataclass(slots=True)
 class Message:
-    """An outstanding message; `until` is when its lease or delay ends, valid while it has one."""
+    """An outstanding message; `until`: end of its lease or delay, None if it has none."""
 
     seqnum: SeqNum
     pushed_at: float
@@ -43,7 +43,7 @@ class Message:
 
     @property
     def place(self) -> tuple[int, SeqNum]:
-        """Where it stands among the ready ones: by priority, then first in, first out."""
+        """Its order among the ready messages: by priority, then first in, first out."""
         return -self.priority, self.seqnum
 
 
@@ -52,7 +52,7 @@ class ShardFold:
 
     Attributes:
         end: records below this seqnum are applied.
-        clock: when the last applied record was ordered, seconds since 1970.
+        clock: `ordered_at` of the last applied record, seconds since 1970.
     """
 
     def __init__(self, checkpoint: QueueCheckpoint | None = None) -> None:
@@ -71,8 +71,8 @@ class ShardFold:
     def apply(
         self, seqnum: SeqNum, ordered_at: float, command: Command | None
     ) -> tuple[SeqNum, ...]:
-        """Take in the record at `seqnum`; return the messages that it was about, as far as it
-        had an effect on them: those a claim got, those an acknowledgement removed.
+        """Apply the record at `seqnum`; return the messages that it had an effect on: those that a
+        claim got, or an acknowledgement removed.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
@@ -101,7 +101,7 @@ class ShardFold:
         return touched
 
     def _on_clock(self) -> None:
-        """End the leases and delays that are over by the log's own time."""
+        """End expired leases and delays, by the time of the log."""
         while self._timed and self._timed[0][0] <= self.clock:
             message = self._messages[self._timed[0][1]]
             self._untime(message)
@@ -146,7 +146,7 @@ class ShardFold:
             act(message)
         return tuple(message.seqnum for message in dead)
 
-    # --- what can happen to a message
+    # --- state changes of a message
 
     def _forget(self, message: Message) -> None:
         del self._messages[message.seqnum]
@@ -179,7 +179,7 @@ class ShardFold:
         self._timed.add((until, message.seqnum))
 
     def _untime(self, message: Message) -> None:
-        assert message.until is not None, "only what has a lease or delay is in `_timed`"
+        assert message.until is not None, "a message in `_timed` has a lease or delay"
         self._timed.remove((message.until, message.seqnum))
         message.until = None
         if message.claim is not None:
@@ -189,12 +189,12 @@ class ShardFold:
     # --- questions
 
     def __len__(self) -> int:
-        """Outstanding messages, dead letters not counted."""
+        """Outstanding messages, without dead letters."""
         return len(self._messages)
 
     @property
     def kept(self) -> int:
-        """How many messages a checkpoint of it has: outstanding ones and dead letters."""
+        """Messages in a checkpoint of this state: outstanding ones and dead letters."""
         return len(self._messages) + len(self._dead)
 
     def message(self, seqnum: SeqNum) -> Message | None:
@@ -202,12 +202,12 @@ class ShardFold:
         return self._messages.get(seqnum)
 
     def held_by(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that a claim holds; it looks at all."""
+        """Return the messages that a claim holds; takes time linear in all messages."""
         return tuple(m.seqnum for m in self._messages.values() if m.claim == claim)
 
     @property
     def leased(self) -> int:
-        """Messages that consumers hold."""
+        """Messages under a lease, a count."""
         return self._leased
 
     @property
@@ -216,7 +216,7 @@ class ShardFold:
         return tuple(self._dead.values())
 
     def ready(self, now: float) -> int:
-        """Return how many messages a claim at time `now` could get at most."""
+        """Return how many messages a claim at time `now` could get, at most."""
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
             count += self._timed.bisect_right((now, self.end))
@@ -228,7 +228,7 @@ class ShardFold:
 
     @property
     def oldest(self) -> Message | None:
-        """The outstanding message that was pushed first, dead letters not counted."""
+        """The outstanding message that was pushed first; dead letters are excluded."""
         return self._messages[min(self._messages)] if self._messages else None
 
     @property
@@ -237,7 +237,7 @@ class ShardFold:
         return min((*self._messages, *self._dead), default=self.end)
 
     def checkpoint(self) -> QueueCheckpoint:
-        """Return all of it, for a process that begins here."""
+        """Return the whole state, for a process that starts here."""
         held = (*self._messages.values(), *self._dead.values())
         return QueueCheckpoint(self.end, self.clock, tuple(map(_held, held)))
 
@@ -260,7 +260,7 @@ class ShardFold:
             self._time(message, held.until)
 
     def check_invariants(self) -> None:
-        """Assert that every outstanding message is in exactly one place."""
+        """Assert that every outstanding message is in exactly one collection."""
         ready = {seqnum for _, seqnum in self._ready}
         timed = {seqnum for _, seqnum in self._timed}
         assert not ready & timed

@@ -1,8 +1,8 @@
-"""The queue as its users see it (API.md, "BokiQueue"; thesis 2.3.3).
+"""The public interface of BokiQueue (API.md, "BokiQueue"; thesis 2.3.3).
 
-A push is one record; a delivery is three: the push, a claim, an acknowledgement. Each takes effect
-at its place in the log, so no two consumers ever get the same message at once, and what was
-acknowledged is never delivered again.
+A delivered message is three records: a push, a claim, an acknowledgement. Each takes effect at its
+place in the log. So no two consumers hold a message at the same time, and an acknowledged message
+is never delivered again.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ TRIES: Final = 5
 LEASE_S: Final = 30.0
 BACKOFF_S: Final = 1.0
 _BACKOFF_S_MAX: Final = 60.0
-"""The longest pause that a block leaves by itself: what failed for a while is soon tried again."""
+"""Seconds of the longest pause after a failed block, so that messages are soon retried."""
 _LEASE_S_MIN: Final = 0.001
 
 
 class Delivery:
-    """A message that this consumer holds until its lease ends.
+    """A message held by this consumer until its lease ends.
 
     Attributes:
         data: the bytes that were pushed.
-        seqnum: its place in the log, by which it is known.
-        tries: how often it was delivered, this time included.
-        pushed_at: when the log ordered its push, seconds since 1970 (`Record.ordered_at`).
-        claim: the place in the log at which this consumer got it.
-        shard: the number of its shard.
+        seqnum: its place in the log, and its identity.
+        tries: deliveries of it so far, including this one.
+        pushed_at: `Record.ordered_at` of its push, seconds since 1970.
+        claim: seqnum of the claim by which this consumer got it.
+        shard: number of its shard.
     """
 
     def __init__(
@@ -68,20 +68,21 @@ class Delivery:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was acknowledged or given back."""
+        """Whether it was acknowledged or returned to the queue."""
         return self._is_done
 
     async def acknowledge(self) -> None:
-        """Say that it is done; it is never delivered again.
+        """Remove the message from the queue; it is never delivered again.
 
         Raises:
-            LeaseLostError: the lease has ended before.
-            AppendOutcomeUnknownError: it may have been in time or not, as after `Log.append`.
+            LeaseLostError: the lease had ended before.
+            AppendOutcomeUnknownError: it may have been acknowledged in time, as after `Log.append`.
         """
         await self._tell(Acknowledge(self.claim, (self.seqnum,)))
 
     async def give_back(self, *, delay: float = 0.0) -> None:
-        """Say that it is not done: it is delivered again, after `delay` seconds, or is dead.
+        """Return the message to the queue: it is delivered again after `delay` seconds. After its
+        last try it becomes a dead letter.
 
         Raises:
             LeaseLostError: as `acknowledge`.
@@ -90,7 +91,7 @@ class Delivery:
         await self._tell(GiveBack(self.claim, (self.seqnum,), delay), wakes=True)
 
     async def extend(self, lease: float = LEASE_S) -> None:
-        """Hold it for `lease` seconds from now.
+        """Extend the lease to `lease` seconds from now.
 
         Raises:
             LeaseLostError: as `acknowledge`.
@@ -116,12 +117,12 @@ class Delivery:
 
 
 class Popping:
-    """`async with queue.pop() as msg`: acknowledged on leaving the block, given back if it raises,
-    unless the block has done either itself.
+    """`async with queue.pop() as msg`: acknowledges the message at the end of the block. If the
+    block raises, the message returns to the queue. The block may do either itself before.
 
-    A message whose block raises is given back with a growing pause, so that a short outage of a
-    dependency does not make dead letters of all messages meanwhile. A message whose block is
-    cancelled is ready for others at once. `msg` is None if nothing came in time.
+    After an error, the pause before the next delivery grows with each try. So a dependency that is
+    unavailable for a while does not turn messages into dead letters. If the block is cancelled, the
+    message is ready again at once. `msg` is None if no message came in time.
     """
 
     def __init__(self, queue: Queue, wait: float | None, lease: float, backoff: float) -> None:
@@ -150,7 +151,7 @@ class Popping:
         try:
             await self._delivery.give_back(delay=self._pause(self._delivery.tries, kind))
         except IndilogError:
-            return  # the lease gives it back; what the block raised matters more
+            return  # the lease returns it; the error of the block has priority
 
     def _pause(self, tries: int, kind: type[BaseException]) -> float:
         if not issubclass(kind, Exception):
@@ -164,35 +165,36 @@ class ShardStats:
     """Figures of one shard; ages in seconds."""
 
     depth: int
-    """Messages that are not acknowledged; dead letters not counted."""
+    """Messages that are not acknowledged, without dead letters."""
     leased: int
     dead: int
     oldest_age_s: float
-    """Since the oldest of them was pushed; 0: there is none."""
+    """Seconds since the oldest of them was pushed; 0: there is none."""
 
 
 @dataclass(frozen=True)
 class Stats(ShardStats):
-    """Figures of a queue: the sum of its shards, the oldest age of all."""
+    """Figures of a queue: the sums over its shards, and the age of the oldest message."""
 
     shards: tuple[ShardStats, ...]
 
 
 class Queue:
-    """A queue on a log. Cheap to make; what is kept in memory is shared by a process's queues.
+    """A queue on a log. Objects are cheap: all of one queue in a process share their state.
 
-    Guarantees: a message whose push returned is durable and is delivered until it is acknowledged
-    or has been tried `tries` times, then it is a dead letter. At any place of the log at most one
-    consumer holds it. The first deliveries of a shard are in the order of pushes, by priority
-    first. Delivery is at least once; an acknowledgement counts once.
+    Guarantees: when a push has returned, the message is durable. It is delivered until it is
+    acknowledged, or `tries` times; then it is a dead letter. At each place of the log at most one
+    consumer holds it. First deliveries of a shard are in the order of priority, then of pushes.
+    Delivery is at least once; an acknowledgement takes effect once.
 
     Args:
-        log: where the messages live; it may also hold other records.
-        name: of the queue, within the log.
-        shards: how many can be worked on at once without standing in each other's way, fixed when
-            the queue is first used.
-        tries: deliveries of a message before it is a dead letter, of those that this queue pushes.
-        replica: instead of the shared one.
+        log: of the messages; it may also hold other records.
+        name: of the queue, unique in the log.
+        shards: parts that can be consumed concurrently without contention (1 to 1,024); fixed at
+            the first use of the queue.
+        tries: deliveries before a message becomes a dead letter (1 to 1,000), for messages pushed
+            by this object.
+        replica: used instead of the shared one.
     """
 
     def __init__(
@@ -221,16 +223,16 @@ class Queue:
         priority: int = 0,
         delay: float = 0.0,
     ) -> SeqNum:
-        """Put a message into the queue and return its place in the log.
+        """Add a message to the queue and return its seqnum.
 
         Args:
-            data: the message, up to the log's `record_bytes_max` less a few bytes.
-            shard_key: messages of one key go to one shard, so they are first delivered in order.
+            data: the message, at most the log's `record_bytes_max` less a few bytes.
+            shard_key: messages of one key go to one shard, so their first deliveries are in order.
             priority: 0 to 9; higher ones are delivered first.
-            delay: seconds before it is delivered.
+            delay: seconds before the first delivery.
 
         Raises:
-            QueueSettingsError: a priority or delay that cannot be. Otherwise as `Log.append`; after
+            QueueSettingsError: invalid priority or delay. Otherwise as `Log.append`; after
             `AppendOutcomeUnknownError` the message may be in the queue.
         """
         if not isinstance(data, bytes):
@@ -255,28 +257,27 @@ class Queue:
     def pop(
         self, *, wait: float | None = None, lease: float = LEASE_S, backoff: float = BACKOFF_S
     ) -> Popping:
-        """Take the next message for the time of an `async with` block.
+        """Take the next message for an `async with` block.
 
         Args:
-            wait: seconds to wait for one; without, None comes at once if there is none.
-            lease: seconds after which it is delivered again if it is not acknowledged.
-            backoff: seconds, 0 to 60, before it is delivered again if the block raises, doubled
-                with each delivery so far, up to 60. A block that is cancelled gives it back at
-                once.
+            wait: seconds to wait for a message; None: do not wait.
+            lease: seconds after which an unacknowledged message is delivered again.
+            backoff: seconds (0 to 60) before the next delivery if the block raises, doubled for
+                each delivery so far, up to 60. After a cancelled block there is no pause.
 
         Raises:
-            QueueSettingsError: a backoff that cannot be. On entering the block as `take`.
+            QueueSettingsError: invalid backoff. On entering the block, as `take`.
         """
         return Popping(self, wait, lease, backoff)
 
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
-        """Take the next message; the caller acknowledges it or gives it back.
+        """Take the next message; the caller must acknowledge it or give it back.
 
-        None is proven: no message whose push had returned before the call was ready.
+        None is certain: no message whose push had returned before the call was ready.
 
         Raises:
-            AppendOutcomeUnknownError: a message may have been claimed; it comes again when the
-                lease ends. Take again.
+            AppendOutcomeUnknownError: a message may have been claimed; it is delivered again when
+                the lease ends. Call this again.
         """
         _check_lease(lease)
         replica, log = self.replica, self.log
@@ -288,7 +289,7 @@ class Queue:
                 if (delivery := await self._claimed(lease)) is not None:
                     return delivery
                 if since is None:
-                    # Everything below it is seen from here on, by whomever it was pushed.
+                    # From here on, this session sees all pushes below it, of all producers.
                     since = await log.tail()
                     continue
                 left = 0.0 if ends is None else ends - waiting.seconds_now()
@@ -297,7 +298,7 @@ class Queue:
                         continue
                     return None
             except BaseException:
-                replica.news.pass_on()  # this one was woken, or others left a message to it
+                replica.news.pass_on()  # this consumer was woken, or a message was left to it
                 raise
             since = await replica.news.wait(log, since, left)
 
@@ -313,10 +314,10 @@ class Queue:
                 return Delivery(self, shard, claim, message, data)
         return None
 
-    # --- people who look after it
+    # --- operators
 
     async def stats(self) -> Stats:
-        """Return figures as of now."""
+        """Return the current figures."""
         await self._refresh()
         now = await self.log.now()
         parts = tuple(_stats_of(shard, now) for shard in self.replica.shards)
@@ -329,25 +330,25 @@ class Queue:
         )
 
     async def dead_letters(self, limit: int = 100) -> list[tuple[SeqNum, bytes]]:
-        """Return the dead letters that died first, of every shard in turn: seqnum and bytes."""
+        """Return the oldest dead letters of each shard, shard by shard: seqnum and bytes."""
         await self._refresh()
         dead = [message.seqnum for shard in self.replica.shards for message in shard.fold.dead]
         return [(seqnum, await self.replica.data(self.log, seqnum)) for seqnum in dead[:limit]]
 
     async def revive(self, seqnum: SeqNum) -> bool:
-        """Deliver a dead letter again, with all its tries; False: it is none (any more)."""
+        """Deliver a dead letter again, with all its tries; False: no such dead letter."""
         return await self._on_dead(seqnum, encoded(ReviveDeadLetters((seqnum,))), wakes=True)
 
     async def discard(self, seqnum: SeqNum) -> bool:
-        """Forget a dead letter; False: it is none (any more)."""
+        """Remove a dead letter; False: no such dead letter."""
         return await self._on_dead(seqnum, encoded(DiscardDeadLetters((seqnum,))))
 
     async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
         await self._refresh()
         for shard in self.replica.shards:
             if any(message.seqnum == seqnum for message in shard.fold.dead):
-                told = await self.replica.tell(self.log, shard, command, wakes=wakes)
-                return bool(shard.outcome(told))
+                appended = await self.replica.tell(self.log, shard, command, wakes=wakes)
+                return bool(shard.outcome(appended))
         return False
 
     async def _refresh(self) -> None:

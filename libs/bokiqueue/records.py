@@ -1,8 +1,8 @@
-"""What BokiQueue keeps in the log: a command per record, and checkpoints.
+"""The records of BokiQueue: one command each, checkpoints, and settings.
 
-The commands of a shard have the shard's tag, so its sub-stream is all that can have changed it.
-Pushes have the queue's tag `pushed` too, so that one read can wait for any of them. Settings and
-checkpoints have tags of their own. The frame is that of `indilog.sdk.record_format`.
+The commands of a shard have the shard's tag, so that sub-stream is its whole history. Commands that
+can make a message ready also have the queue's tag `pushed`, so that one read waits for all of them.
+Settings and checkpoints have tags of their own. The frame is that of `indilog.sdk.record_format`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARDS_MAX: Final = 1024
 PRIORITY_MAX: Final = 9
 TRIES_MAX: Final = 1000
 SECONDS_MAX: Final = 366.0 * 86_400
-"""The longest delay or lease."""
+"""Seconds of the longest delay or lease (366 days)."""
 _TAG_PREFIX: Final = "queue:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX) - len(":checkpoint:1023")
 
@@ -30,8 +30,8 @@ _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A message. It becomes ready `delay_s` after the log ordered it, and is dead after
-    `tries_max` deliveries without acknowledgement.
+    """A message. It becomes ready `delay_s` after its `ordered_at`, and a dead letter after
+    `tries_max` deliveries without an acknowledgement.
     """
 
     data: bytes
@@ -41,21 +41,21 @@ class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
-    """Give me the first `count` ready messages for `lease_s`."""
+    """Lease the first `count` ready messages for `lease_s`."""
 
     count: Annotated[int, msgspec.Meta(ge=1)]
     lease_s: _Seconds
 
 
 class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge"):
-    """What the claim at seqnum `claim` holds of these messages is done."""
+    """Remove those of these messages that the claim at seqnum `claim` holds."""
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
 
 
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
-    """What the claim holds of these messages is not done; ready again after `delay_s`."""
+    """Make those of these messages that the claim holds ready again after `delay_s`."""
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
@@ -63,7 +63,7 @@ class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
 
 
 class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
-    """What the claim holds of these messages it holds for `lease_s` from now."""
+    """Extend the lease on those of these messages that the claim holds to `lease_s` from now."""
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
@@ -71,13 +71,13 @@ class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
 
 
 class ReviveDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="revive"):
-    """These dead letters are ready again, with all their tries."""
+    """Make these dead letters ready again, with all their tries."""
 
     messages: tuple[_SeqNum, ...]
 
 
 class DiscardDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
-    """These dead letters are not wanted any more."""
+    """Remove these dead letters."""
 
     messages: tuple[_SeqNum, ...]
 
@@ -94,7 +94,7 @@ Command: TypeAlias = (
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
-    """What a queue was made with; the first such record of a queue counts."""
+    """The settings of a queue; the first such record takes effect."""
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
 
@@ -102,8 +102,8 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
     """An outstanding message in a checkpoint.
 
-    `until`: when its lease or delay ends; None: it is ready. `claim`: which consumer holds it, if
-    any does.
+    `until`: end of its lease or delay, seconds since 1970; None: it is ready. `claim`: seqnum of
+    the claim that holds it, if any.
     """
 
     seqnum: _SeqNum
@@ -117,8 +117,8 @@ class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A shard as its records below seqnum `end` leave it, or one of `parts` records that are it
-    together: the other parts say by `first` where the first one is.
+    """The state of a shard after its records below seqnum `end`, or one of the `parts` records that
+    hold it together. `first` is the seqnum of the first part; None in the first part.
     """
 
     end: _SeqNum
@@ -147,7 +147,7 @@ def tags_of(name: str, shards: int) -> QueueTags:
     """Return the tags of the queue `name`.
 
     Raises:
-        QueueSettingsError: no queue can have this name, or so many shards.
+        QueueSettingsError: invalid name or number of shards.
     """
     if not _is_name(name):
         raise QueueSettingsError(
@@ -175,10 +175,10 @@ def encoded(content: Command | Settings | QueueCheckpoint) -> bytes:
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, or None for what BokiQueue did not write.
+    """Return the command in a record, None if the data is not of BokiQueue.
 
     Raises:
-        QueueVersionError: a later version wrote it, so it must not be skipped.
+        QueueVersionError: a later version wrote the record.
     """
     command: Command | None = _FORMAT.decoded(data, _decode_command)
     return command
@@ -195,7 +195,7 @@ def checkpoint_decoded(data: bytes) -> QueueCheckpoint | None:
 
 
 def shard_in(tags: Sequence[object], of: QueueTags) -> int | None:
-    """Return which shard the tags of a push name, or None."""
+    """Return the number of the shard named by a record's tags, or None."""
     for tag in tags:
         if tag in of.shards:
             return of.shards.index(str(tag))

@@ -1,13 +1,12 @@
-"""One process's copy of a queue: the folds of its shards, kept up to date by reading what is new.
+"""One process's replica of a queue: the folds of its shards, kept current by reads of the log.
 
-All `Queue`s of a platform and process share it, so a busy queue is read once and not once a
-consumer. Everything in it follows from the log. Which shards have news is known from the tag
-`pushed`, which stands on every record that can make a message ready, so looking for work costs one
-read however many shards there are.
+All `Queue` objects of a platform in a process share it, so a busy queue is read once, not once per
+consumer. All of it is derived from the log. Every record that can make a message ready has the tag
+`pushed`. So one read finds the shards with new records, for any number of shards.
 
-Coroutines share a fold: of what a read brings, only what the fold has not seen is applied, and
-nothing is awaited in between. Of those who need what is new in a shard at the same time one reads
-for all.
+Coroutines share a fold. A coroutine applies only records that the fold has not seen, without
+awaiting in between. Of coroutines that need new records of a shard at the same time, one reads for
+all.
 """
 
 from __future__ import annotations
@@ -51,27 +50,27 @@ from indilog.sdk import Event, LogClock, SeqNum, append_outcome_unknown, check_o
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""
 _MESSAGES_PER_RECORD: Final = 4
-"""Of those that a checkpoint has, for each record before it: it costs about what they do."""
+"""Messages in a checkpoint per record since the last one, so that both cost about the same."""
 KEPT_BEHIND: Final[int] = 128
-"""Records behind a checkpoint that are not trimmed yet: others may not have read theirs of them."""
+"""Records before a checkpoint that are not trimmed yet, because appenders may still read them."""
 _OUTCOMES_MAX: Final = 4096
-"""Outcomes of commands that a shard remembers for the replicas that appended them."""
+"""Outcomes of commands that a shard remembers for their callers."""
 _CLAIMS_PER_LOOK: Final = 8
 _REST_S: Final = 0.1
-"""After a claim that found nothing, none for what seems to be due alone."""
+"""Seconds after an empty claim without claims for messages that only seem due."""
 _PAGE: Final = 1000
 
 
 class ShardReplica:
-    """The fold of one shard, and what this process knows beside it.
+    """The fold of one shard, and this process's state of it.
 
     Attributes:
-        news: below this seqnum there may be something that the fold has not seen.
-        seen: below this seqnum there is proven to be no record beyond the end of the fold.
-        reading: while one reads what is new for all; set when it is done, and all go on together.
-        claims: of this process that are under way; each is set when it is decided.
-        rests_until: before this time of the log, what seems due but is not ready is not claimed.
-        unsaved: records applied since the last checkpoint known.
+        news: below this seqnum there may be records that the fold has not seen.
+        seen: below this seqnum there is certainly no record beyond the end of the fold.
+        reading: set when the read in progress has finished; None: no read is in progress.
+        claims: claims of this process in flight; each is set when it is decided.
+        rests_until: until this time of the log, messages that only seem due are not claimed.
+        unsaved: records applied since the last known checkpoint.
     """
 
     def __init__(self, number: int) -> None:
@@ -87,11 +86,11 @@ class ShardReplica:
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
 
     def restart(self, fold: ShardFold) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.fold, self.unsaved = fold, 0
 
     def apply(self, record: Record, contents: Contents) -> None:
-        """Take in a record, unless the fold has seen it; `contents`: of the queue's messages."""
+        """Apply a record, unless the fold has seen it; keep its message in `contents`."""
         if record.seqnum < self.fold.end:
             return
         command = command_decoded(record.data)
@@ -109,11 +108,11 @@ class ShardReplica:
 
     @property
     def recent(self) -> SeqNum:
-        """The first of the last records, those that a consumer may be about to read."""
+        """The first of the last records, which callers may still have to read."""
         return self._recent[0] if self._recent else self.fold.end
 
     def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
-        """Return what the command at `seqnum` had an effect on.
+        """Return the messages that the command at `seqnum` had an effect on.
 
         Raises:
             AppendOutcomeUnknownError: it was trimmed before it was read here.
@@ -122,35 +121,35 @@ class ShardReplica:
         if outcome is None:
             raise AppendOutcomeUnknownError(
                 f"The command at seqnum {seqnum} was trimmed before its outcome was read; "
-                "if it did not count, the message comes again."
+                "if it had no effect, the message is delivered again."
             )
         return outcome
 
     def claimed(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return what the claim at this seqnum got; if it was trimmed, what it holds."""
+        """Return the messages that a claim got; if its record was trimmed, those that it holds."""
         outcome = self._outcomes.pop(claim, None)
         return self.fold.held_by(claim) if outcome is None else outcome
 
     def note_news(self, news: SeqNum) -> None:
-        """Know that there may be something new below `news`."""
+        """Note that there may be new records below `news`."""
         self.news = max(self.news, news)
 
     @property
     def known(self) -> SeqNum:
-        """All records below it are applied."""
+        """All records below this seqnum are applied."""
         return max(self.seen, self.fold.end)
 
     @property
     def stale(self) -> bool:
-        """Whether there may be something that the fold has not seen."""
+        """Whether there may be records that the fold has not seen."""
         return self.known < self.news
 
     def has_unclaimed(self, now: float) -> bool:
-        """Whether more may be ready than the claims under way can take."""
+        """Whether more messages may be ready than the claims in flight can take."""
         return self.fold.ready(now) > len(self.claims)
 
     def available(self, now: float) -> bool:
-        """Whether a further claim may find something."""
+        """Whether a further claim may get a message."""
         return self.stale or self.has_unclaimed(now)
 
 
@@ -163,7 +162,7 @@ class QueueReplica:
         self.clock = LogClock(lambda: waiting.seconds_now())  # noqa: PLW0108 - tests replace it
         self.shards = [ShardReplica(number) for number in range(shards)]
         self.rotation = count()
-        """Over the shards, for messages without a key."""
+        """Selects shards round-robin, for messages without a key."""
         self._name = name
         self._opened = False
         self._opening: Event | None = None
@@ -176,10 +175,10 @@ class QueueReplica:
     # --- opening
 
     async def open(self, log: Log) -> None:
-        """Agree on the settings and begin at the checkpoints; one caller does it for all.
+        """Agree on the settings and start from the checkpoints; one caller does it for all.
 
         Raises:
-            QueueSettingsError: the queue was made with another number of shards.
+            QueueSettingsError: the queue was created with another number of shards.
             QueueTrimmedError: its log was trimmed as a whole.
         """
         while not self._opened:
@@ -209,7 +208,7 @@ class QueueReplica:
         self._opened = True
 
     async def _settings(self, log: Log) -> Settings:
-        """Return what the first record of settings says; write one if there is none."""
+        """Return the first recorded settings; record them if there are none."""
         bound = 0
         while True:
             try:
@@ -225,18 +224,18 @@ class QueueReplica:
             bound = record.seqnum + 1
 
     async def _load(self, log: Log, shard: ShardReplica) -> DataLossError | None:
-        """Begin at the checkpoint that is furthest on, if it is further than the fold; return what
-        may be lost of a better one.
+        """Continue from the checkpoint that covers most, if it covers more than the fold; return
+        the loss if a lost one may cover still more.
         """
         kept, lost = await find_furthest(log, self.tags.checkpoints[shard.number])
         if kept is not None and kept.checkpoint.end > shard.fold.end:
             shard.restart(ShardFold(kept.checkpoint))
         return lost
 
-    # --- what is new
+    # --- new records
 
     async def _look(self, log: Log) -> bool:
-        """Find out which shards have news, from one page; False: there are no others."""
+        """Read one page to find shards with new records; False: there are no further ones."""
         try:
             page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
         except TrimmedError as error:
@@ -244,7 +243,7 @@ class QueueReplica:
             for shard in self.shards:
                 shard.note_news(error.first_seqnum)
             return True
-        except DataLossError as error:  # whose news they were, the shards find out or say
+        except DataLossError as error:  # the shards find out whether the lost records were theirs
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
@@ -261,14 +260,14 @@ class QueueReplica:
     async def catch_up(
         self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool = False
     ) -> None:
-        """Apply the records of a shard below `until`, as far as no other coroutine does.
+        """Apply the records of a shard below `until`, unless another coroutine is doing it.
 
         Args:
-            log: read from it.
-            shard: which one.
-            until: where to stop; what the same page brings beyond it is applied, too.
-            is_in_session: this `log` has had an answer from `until` or beyond. Otherwise `until`
-                may come from another session, and nothing found is asked again of all.
+            log: to read.
+            shard: to bring up to date.
+            until: where to stop; later records of the same page are applied, too.
+            is_in_session: the session of `log` has seen `until` or a later place. Otherwise `until`
+                may come from another session, so an empty read is repeated with `fresh`.
         """
         while shard.known < until:
             if shard.reading is not None:
@@ -284,13 +283,13 @@ class QueueReplica:
     async def _read_new(
         self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool
     ) -> None:
-        """Read page after page; a short one proves nothing, as pages are cut by bytes, too."""
+        """Read page by page. A short page proves nothing, because bytes limit pages, too."""
         tag, ask_all = self.tags.shards[shard.number], False
         while shard.known < until:
             try:
                 page = await log.read_range(tag, shard.fold.end, limit=_PAGE, fresh=ask_all)
             except TrimmedError as error:
-                # A floor can be seen ahead of the checkpoint that was appended before it rose.
+                # The floor may be visible before the checkpoint that was appended before the trim.
                 await log.tail()
                 lost = await self._load(log, shard)
                 if shard.fold.end < error.first_seqnum:
@@ -336,9 +335,9 @@ class QueueReplica:
     # --- claims
 
     async def next_available(self, log: Log) -> ShardReplica | None:
-        """Return a shard in which a claim may find something now, each in its turn.
+        """Return a shard in which a claim may get a message now, round-robin.
 
-        While there is work anyway, news of other shards are looked for now and then only.
+        While there is work, other shards are only polled every few claims.
         """
         self._claims_since_look += 1
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
@@ -362,8 +361,8 @@ class QueueReplica:
         return None
 
     def _log_time(self, shard: ShardReplica) -> float:
-        """Return what time it is for the leases and delays of a shard. The estimate only says when
-        it is worth while to claim; what is over is decided when records were ordered.
+        """Return the estimated time for leases and delays of a shard. The estimate only says when
+        to claim; `ordered_at` of the records decides.
         """
         log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.fold.clock
@@ -371,7 +370,7 @@ class QueueReplica:
     async def claim(
         self, log: Log, shard: ShardReplica, lease_s: float
     ) -> tuple[SeqNum, SeqNum] | None:
-        """Claim a message; return the seqnums of the claim and of the message, None: none."""
+        """Claim a message; return the seqnums of claim and message; None: it got none."""
         if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.news)
             if not shard.has_unclaimed(self._log_time(shard)):
@@ -392,15 +391,15 @@ class QueueReplica:
         return (claim, got[0]) if got else None
 
     async def _rest_after_empty_claim(self, log: Log, shard: ShardReplica) -> None:
-        """Rest before the next claim for what seems due; it may seem so by a wrong estimate."""
+        """Pause claims for messages that only seem due; the estimated time may be wrong."""
         shard.rests_until = shard.fold.clock + _REST_S
         due = shard.fold.next_due()
         if due is not None and due <= self.clock.now():
             await self.clock.ask(log)
 
     async def has_failed_claims(self) -> bool:
-        """Return when the claims of this process that are under way are decided: whether any of
-        them failed, so that what it was meant for may be there still.
+        """Wait for the claims of this process in flight; return whether one failed. Then its
+        message may still be ready.
         """
         before = self._claims_failed
         for decided in [event for shard in self.shards for event in shard.claims]:
@@ -413,7 +412,7 @@ class QueueReplica:
         """Append a command and catch up with it; `wakes`: it can make messages ready.
 
         Raises:
-            AppendOutcomeUnknownError: as `Log.append`; or it was appended, and what it came to
+            AppendOutcomeUnknownError: as `Log.append`; or the command was appended, and its effect
                 cannot be read now.
         """
         tags = [self.tags.shards[shard.number]]
@@ -428,11 +427,11 @@ class QueueReplica:
     # --- checkpoints
 
     async def save(self, log: Log, shard: ShardReplica) -> None:
-        """After many records, write a checkpoint and trim what no replica needs any more.
+        """After many records, write a checkpoint and trim superseded records.
 
-        Processes that do it at the same time do no harm: each checkpoint is true, and what is
-        trimmed is decided by the one that is furthest on, which stays. It raises nothing of the
-        log: what was asked for has taken effect, and the next checkpoint makes up for this one.
+        Concurrent checkpoints are safe: each is correct, and the one that covers most decides what
+        is trimmed, and is kept. Errors of the log are suppressed: the caller's command has taken
+        effect, and the next checkpoint replaces this one.
         """
         if shard.unsaved >= max(CHECKPOINT_EVERY, shard.fold.kept // _MESSAGES_PER_RECORD):
             shard.unsaved = 0
@@ -444,17 +443,17 @@ class QueueReplica:
         await write(log, tag, shard.fold.checkpoint())
         kept, lost = await find_furthest(log, tag)
         if lost is not None:
-            return  # it may come back, and be further on
+            return  # it may become readable again, and cover more
         if kept is None:
-            return  # another process has trimmed it already, below one that is further on
+            return  # another process has trimmed it already, because of one that covers more
         await log.trim(kept.seqnum, tag=tag)
         needed = min(kept.needed_from, shard.recent)
         await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
     def _pushed_needed_from(self, shard: ShardReplica) -> SeqNum:
-        """Return the first notification of a shard that is needed. A shard that is not in use
-        needs none: all that was pushed below the cursor is known.
+        """Return the first record with the tag `pushed` that a shard needs. An unused shard needs
+        none below the cursor: all pushes there are noted.
         """
         if shard.fold.kept or shard.stale:
             return shard.fold.needed_from
@@ -465,11 +464,11 @@ _REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], QueueRepli
     WeakKeyDictionary()
 )
 _QUEUES_MAX: Final = 1024
-"""Queues of one platform that a process keeps in memory; the one opened first goes first."""
+"""Queues of one platform in memory; the one opened first is evicted first."""
 
 
 def replica_of(log: Log, name: str, shards: int) -> QueueReplica:
-    """Return the copy that all of a platform in this process share (`Log.scope`)."""
+    """Return the replica that all queues of a platform share in this process (`Log.scope`)."""
     replicas = _REPLICAS.setdefault(log.scope, {})
     key = (log.name, name, shards)
     if key not in replicas:

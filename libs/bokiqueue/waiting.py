@@ -1,7 +1,7 @@
-"""Consumers that wait: one read waits for all of a process, and each message wakes one of them.
+"""Waiting consumers: one read waits for all of a process, and each message wakes one consumer.
 
-This is the only part of the library that needs an event loop; it awaits nothing but the log and
-futures of its own, and none polls.
+This is the only part of the library that needs an event loop. It awaits only the log and its own
+futures, without polling.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from indilog import Log, Record, TrimmedError
 from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
 
 _WAIT_S_MAX: Final = 30.0
-"""One read waits this long at most, then a new one begins."""
+"""One read waits for at most this many seconds; then the next one begins."""
 _TIMER_S_MIN: Final = 0.001
 
 
 def seconds_now() -> float:
-    """Return seconds of a clock that only grows, also while the machine sleeps. It tells when to
-    look; no decision rests on it.
+    """Return seconds of a clock that cannot be set and counts while the machine sleeps. It only
+    says when to look, and decides nothing.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Notifications:
-    """Tells waiting consumers that something may be there.
+    """Notifies waiting consumers that a message may be ready.
 
     Args:
         tag: of all records that can make a message ready.
-        due_in_s: in how many seconds the next lease or delay ends; None: there is none.
+        due_in_s: returns the seconds until the next lease or delay ends; None: there is none.
     """
 
     def __init__(self, tag: str, due_in_s: Callable[[], float | None]) -> None:
@@ -40,18 +40,18 @@ class Notifications:
         self._due_in_s = due_in_s
         self._waiting: deque[asyncio.Future[SeqNum]] = deque()
         self._end: SeqNum = 0
-        """News below this seqnum have been told."""
+        """Consumers were notified of records below this seqnum."""
         self._watcher: asyncio.Task[None] | None = None
         self._reading: asyncio.Timeout | None = None
-        """Ends the watcher's read before its time; while it reads."""
+        """Ends the watcher's read early; None while it does not read."""
         self._until = 0.0
-        """When the watcher's read ends by itself, as `seconds_now` counts."""
+        """When the watcher's read ends by its timeout, as `seconds_now` counts."""
         self._passed_on = False
-        """A wake-up was passed on while no consumer waited; the next one takes it."""
+        """A wake-up was passed on while no consumer waited; the next one that waits gets it."""
 
     async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
-        """Return when something at or after `since` may be ready, or when time is over; the value
-        is the `since` of the next call.
+        """Wait until a message at or after `since` may be ready, or until the timeout; return the
+        `since` of the next call.
         """
         if self._end > since:
             return self._end
@@ -76,21 +76,21 @@ class Notifications:
             self._stop_waiting(future)
 
     def pass_on(self) -> None:
-        """Wake another consumer: one that was woken will not look for what is ready, or what it
-        had claimed is left to others. To be woken for nothing does no harm.
+        """Wake another consumer, because a woken one does not look for a message, or its claim
+        failed. A needless wake-up is harmless.
         """
         self._passed_on = not self._wake_one()
 
     def due(self, in_s: float | None) -> None:
-        """Know in how many seconds a lease or delay ends; a watcher that would wait for longer
-        begins anew.
+        """Note in how many seconds a lease or delay ends; a watcher whose read ends later starts a
+        new one.
         """
         if self._reading is not None and in_s is not None and seconds_now() + in_s < self._until:
             self._reading.reschedule(asyncio.get_running_loop().time())
             self._reading = None
 
     def _stop_waiting(self, future: asyncio.Future[SeqNum]) -> None:
-        """A consumer waits no longer."""
+        """Remove a consumer that waits no longer."""
         if future in self._waiting:
             self._waiting.remove(future)
         if not self._waiting and self._watcher is not None:
@@ -98,11 +98,11 @@ class Notifications:
             self._watcher = None
 
     async def _watch(self, log: Log) -> None:
-        """Wait for records while a consumer does; an error goes to all waiting consumers."""
+        """Wait for records while a consumer waits; an error is raised in all waiting consumers."""
         try:
             while self._waiting:
                 await self._look(log)
-        except Exception as error:  # noqa: BLE001 - else they would wait for ever
+        except Exception as error:  # noqa: BLE001 - else they would wait without end
             while self._waiting:
                 future = self._waiting.popleft()
                 if not future.done():
@@ -127,7 +127,7 @@ class Notifications:
             self._wake_one()
 
     async def _read(self, log: Log, wait_s: float) -> list[Record]:
-        """Return what is new; nothing after `wait_s`, or when something is due before."""
+        """Return new records; none after `wait_s`, or if a lease or delay ends before."""
         limit = min(len(self._waiting), READ_RANGE_LIMIT_MAX)
         ended = asyncio.timeout(None)
         try:
