@@ -1,8 +1,8 @@
-"""What a process remembers of objects and decisions: a hot object costs one look at the log.
+"""A process's cache of objects and decisions: an operation on a hot object costs one read.
 
-Everything in it follows from the log and never becomes wrong: a view says as of which record it
-is, and what the log's order decided stays decided. It is bounded in views, bytes and decisions: the
-views of the objects least recently used go first, and the decisions first made.
+All of it is derived from the log and never becomes wrong: a view names the record that it is as of,
+and decisions do not change. It is bounded in views, bytes and decisions. Views of the least
+recently used objects, and the oldest decisions, are evicted first.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from indilog.sdk import Event, SeqNum
 
 _VIEWS_PER_OBJECT_MAX: Final = 4
 """Views of one object at different records: a transaction reads at its horizon, while others
-already moved the object on."""
+already changed the object."""
 _VIEW_OVERHEAD_BYTES: Final = 200
 
 
 class Line:
-    """Operations of this process on one object that are appended, and wait to know what was before
+    """Operations of this process on one object that are appended and wait for the value before
     them.
 
     Attributes:
-        looking: while one looks for all; set when it is done, and all go on together.
-        waiting: their records.
-        noted: what was before a record, as far as that is found out.
+        looking: set when the read in progress has finished; None: no read is in progress.
+        waiting: seqnums of their records.
+        noted: the object before a record, as far as it is known.
     """
 
     __slots__ = ("looking", "noted", "waiting")
@@ -40,7 +40,7 @@ class Line:
         self.noted: dict[SeqNum, ObjectView] = {}
 
     def note(self, seqnum: SeqNum, view: ObjectView) -> None:
-        """Note what was before a record, unless who waited for it was cancelled meanwhile."""
+        """Note the object before a record, unless the waiting operation was cancelled."""
         if seqnum in self.waiting:
             self.noted[seqnum] = view
 
@@ -73,7 +73,7 @@ class ViewCache:
         return len(self._views)
 
     def view(self, log: str, name: str, bound: SeqNum) -> ObjectView | None:
-        """Return the latest view of an object that is not beyond `bound` (inclusive)."""
+        """Return the latest view of an object at or below `bound`."""
         views = self._views.get((log, name))
         if views is None:
             return None
@@ -82,7 +82,7 @@ class ViewCache:
         return views[place - 1] if place else None
 
     def keep_view(self, log: str, name: str, view: ObjectView) -> None:
-        """Keep a view, and forget the oldest of the same object beyond a few."""
+        """Keep a view, and evict the oldest of the same object beyond a few."""
         views = self._views.setdefault((log, name), [])
         self._views.move_to_end((log, name))
         place = bisect_right(views, view.seqnum, key=_seqnum)
@@ -99,20 +99,20 @@ class ViewCache:
             self.bytes -= sum(map(_size, evicted))
 
     def line(self, log: str, name: str) -> Line:
-        """Return the line of an object's operations; there is one as long as a caller waits."""
+        """Return the line of an object's operations; it exists while operations wait."""
         return self._lines.setdefault((log, name), Line())
 
     def leave(self, log: str, name: str, line: Line) -> None:
-        """Forget a line in which no caller waits any more."""
+        """Remove a line without waiting operations."""
         if not line.waiting:
             self._lines.pop((log, name), None)
 
     def decision(self, log: str, seqnum: SeqNum) -> bool | None:
-        """Tell whether the transaction at `seqnum` committed; None: not known here."""
+        """Tell whether the transaction at `seqnum` committed; None: not cached."""
         return self._decisions.get((log, seqnum))
 
     def keep_decision(self, log: str, seqnum: SeqNum, *, committed: bool) -> None:
-        """Keep what the log's order decided about the transaction at `seqnum`."""
+        """Keep the decision about the transaction at `seqnum`."""
         self._decisions[log, seqnum] = committed
         if len(self._decisions) > self._decisions_max:
             self._decisions.popitem(last=False)

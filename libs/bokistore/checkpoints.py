@@ -1,12 +1,12 @@
-"""Where the replay of an object may begin: its checkpoints, and what is left below a floor.
+"""Checkpoints of objects: where a replay can start.
 
-A checkpoint is a record that keeps an object's value as of a record before it, so that a process
-that knows nothing reads the same number of records however long the history is. It follows from the
-log alone, like everything that is cached, but it does not vanish.
+A checkpoint is a record that holds an object's value as of an earlier record. With checkpoints, a
+process without a cache reads a bounded number of records, however long the history is. A checkpoint
+is derived from the log alone, like aux data, but is never evicted.
 
-Where the history of an object was trimmed (`bokistore.collection`), its floor is one above a record
-`p` such that the object as of `p` is still known: a checkpoint says so that lies beyond the floor;
-or there is none, and then `p` deleted the object.
+Where an object's history was trimmed (`bokistore.collection`), its floor is `p` + 1 for a record
+`p`, and the object as of `p` is known: a checkpoint after the floor holds it. Without such a
+checkpoint, `p` deleted the object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from indilog.sdk import SeqNum
 CHECKPOINT_EVERY: Final = 64
 """Records of an object between two checkpoints, at most."""
 CHECKPOINT_EVERY_SMALL: Final = 16
-"""The same, of an object of at most `SMALL_BYTES` of JSON: its checkpoints cost little."""
+"""The same for an object of at most `SMALL_BYTES` of JSON, because its checkpoints are small."""
 SMALL_BYTES: Final = 512
 _PAGE: Final = 256
 
@@ -40,12 +40,12 @@ class ObjectCheckpoints:
         self._log = log
 
     async def newest(self, name: str, bound: SeqNum) -> ObjectView | None:
-        """Return what the last checkpoint at or below `bound` keeps; None: there is none."""
+        """Return the view in the last checkpoint at or below `bound`; None: there is none."""
         found = await self.newest_record(name, bound)
         return None if found is None else found[1]
 
     async def newest_record(self, name: str, bound: SeqNum) -> tuple[SeqNum, ObjectView] | None:
-        """Return the last checkpoint at or below `bound`, and what it keeps; None: there is
+        """Return the seqnum and view of the last checkpoint at or below `bound`; None: there is
         none.
         """
         try:
@@ -58,16 +58,16 @@ class ObjectCheckpoints:
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
 
-        A checkpoint mostly follows soon on the record that it is as of; one that a collection wrote
-        may stand far behind it.
+        A checkpoint usually follows soon after the record that it is as of; one written by a
+        collection may be much later.
 
-        A floor may be seen earlier than the checkpoint that was appended ahead of it: floors reach
-        the index early, and reads are answered as of where the session is. So before the object is
-        said to be deleted, the session goes up to the tail, and everything is looked at once more.
+        A floor can be visible before the checkpoint that was appended before the trim: floors reach
+        the index early, and reads are answered as of the session's position. So before the object
+        is reported as deleted, the session advances to the tail and reads again.
 
         Raises:
-            TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, and with it
-                what the object was.
+            TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, with the
+                object's checkpoint.
         """
         kept = await self._as_of(name, floor)
         if kept is None:
@@ -79,8 +79,8 @@ class ObjectCheckpoints:
         return ObjectView(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
 
     async def _as_of(self, name: str, floor: SeqNum) -> ObjectView | None:
-        """Return what the checkpoint keeps that is as of the record below `floor`; None: it is not
-        seen.
+        """Return the view of the checkpoint as of the record below `floor`; None: it is not
+        visible.
         """
         page = await self._log.read_range(tag_of(name), floor, limit=_PAGE)
         if not page:
@@ -92,7 +92,7 @@ class ObjectCheckpoints:
         return kept
 
     async def _as_of_alone(self, name: str, floor: SeqNum) -> ObjectView | None:
-        """Look for the same where the checkpoints stand alone; there it may be trimmed."""
+        """As `_as_of`, in the sub-stream of checkpoints alone, which may be trimmed."""
         start = floor
         while True:
             try:
@@ -106,15 +106,15 @@ class ObjectCheckpoints:
             start = page[-1].seqnum + 1
 
     async def refuse_whole(self, floor: SeqNum) -> None:
-        """Go on only if `floor` is that of one sub-stream.
+        """Refuse a floor of the whole log.
 
         Raises:
-            TrimmedError: it is the floor of the whole log.
+            TrimmedError: `floor` is the floor of the whole log, not only of one sub-stream.
         """
         await self._log.read_next(None, floor - 1)
 
     async def append(self, name: str, view: ObjectView) -> SeqNum | None:
-        """Keep a view in the log; None: that failed, which costs only speed."""
+        """Append a checkpoint of a view; None: the append failed, which costs only speed."""
         tags = [tag_of(name), checkpoint_tag_of(name)]
         try:
             return await self._log.append(checkpoint_encoded(name, view), tags=tags)
@@ -123,16 +123,16 @@ class ObjectCheckpoints:
 
 
 def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | None:
-    """Return what the checkpoint among `page` keeps that is as of the record below `floor`."""
+    """Return the view of the checkpoint in `page` as of the record below `floor`."""
     views = (checkpoint_in(command_decoded(record.data), name) for record in page)
     return next((view for view in views if view and view.seqnum == floor - 1), None)
 
 
 def is_due(view: ObjectView) -> bool:
-    """Tell whether the replica that brought an object to this view appends a checkpoint.
+    """Tell whether the writer that produced this view appends a checkpoint.
 
-    One writer meets each multiple of the distance, so one checkpoint is appended; where that writer
-    died, the next multiple makes up for it.
+    Exactly one writer meets each multiple of the distance, so one checkpoint is appended. If that
+    writer crashed, the next multiple replaces it.
     """
     if view.document is None or view.age == 0:
         return False

@@ -1,16 +1,18 @@
-"""Garbage collection: trims superseded history that no read can ask for any more.
+"""Garbage collection of superseded history.
 
-An object's history is needed from the last checkpoint before the retention span on; what is before
-is trimmed from its sub-stream, so that `at`, `history` and transactions go back as far as the span
-and are told `TrimmedError` below. An object that was deleted before the span goes wholly, and an id
-of a transaction is forgotten with its record.
+An object's history is needed from the last checkpoint before the retention span on. Earlier records
+are trimmed from its sub-stream: `at`, `history` and transactions go back as far as the span, and
+raise `TrimmedError` below. An object deleted before the span is trimmed completely. The id of a
+transaction is forgotten with its record.
 
-Three things make this safe while all clients work on. Before anything is trimmed, a record says
-what was decided about the transactions of that part of the log, so that a record which is kept
-because of one object never hangs on the trimmed history of another (`bokistore.decisions`). A floor
-is always one above a record as of which the object is known (`bokistore.checkpoints`). And the
-seqnum where a collection ended is in the log too, so each record is looked at once, by the
-collector at work next; two at the same time do the same twice, which is harmless.
+Three rules make this safe beside concurrent operations:
+
+- Before a trim, a record keeps the decisions about the transactions of that part of the log. So a
+  record kept because of one object never depends on the trimmed history of another
+  (`bokistore.decisions`).
+- A floor is always one above a record as of which the object is known (`bokistore.checkpoints`).
+- The seqnum where a collection ended is recorded, so the next one continues there, and reads each
+  record once. Two concurrent collections do the same work twice, which is harmless.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ from indilog.sdk import SeqNum, UserTag
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
-"""Cells that one record of a collection covers; each is a tag of it."""
+"""Cells that one record of a collection covers; each is one of its tags."""
 _PAGE: Final = 1000
 _HOT_MAX: Final = 10_000
-"""Objects that wait for the last part of a run; that many are seen to at once."""
+"""Objects deferred to the last part of a run, at most; then they are handled at once."""
 
 _Kept: TypeAlias = tuple[SeqNum, ObjectView]
-"""A checkpoint's record, and what it keeps."""
+"""A checkpoint's seqnum, and its view."""
 
 
 class Collection:
-    """One run over what has left the retention span since the last run.
+    """One run over the records that left the retention span since the last run.
 
     Attributes:
-        end: everything below was looked at.
+        end: all records below this seqnum are processed.
     """
 
     def __init__(self, log: Log, replay: ObjectReplay) -> None:
@@ -60,13 +62,13 @@ class Collection:
         self._checkpoints = ObjectCheckpoints(log)
         self.end: SeqNum = 0
         self._hot: dict[str, None] = {}
-        """Objects that were written after the part that was looked at: in a long run the last part
-        decides what they keep, so that they get one checkpoint and not one for each part."""
+        """Objects written after the processed part. The last part of a run decides what they keep,
+        so that they get one checkpoint, not one per part."""
 
     async def run(self, keep_s: float) -> SeqNum:
-        """Collect all that is older than `keep_s`; return where that ends.
+        """Collect all records older than `keep_s` seconds; return the seqnum where that ends.
 
-        Work is done in parts and can be broken off anywhere; the next run goes on.
+        The work is done in parts. It may be interrupted anywhere; the next run continues.
         """
         last = await self._log.read_prev(_COLLECTED_TAG)
         self.end = 0 if last is None else _collected_in(last).end
@@ -84,13 +86,13 @@ class Collection:
         return self.end
 
     async def _ended(self) -> SeqNum:
-        """Append where the collection is, for the collector that goes on."""
+        """Record how far the collection is, for the next run."""
         data = collected_encoded(Collected(self.end, self.end))
         return await self._log.append(data, tags=[_COLLECTED_TAG])
 
     async def _part(self, start: SeqNum, end: SeqNum) -> None:
         """Collect [start, end)."""
-        names: dict[str, None] = {}  # of checkpoints too: they supersede what was before
+        names: dict[str, None] = {}  # of checkpoints, too: they supersede earlier records
         ids: dict[str, SeqNum] = {}
         aborted: list[SeqNum] = []
         async for record, command in self._commands(start, end):
@@ -115,10 +117,10 @@ class Collection:
         try:
             return await self._replay.done(txn_id, last) is not None
         except TrimmedError:
-            return True  # the one that committed was forgotten already
+            return True  # the one that committed is trimmed already
 
     async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
-        """Yield the commands in a part of the log that are left."""
+        """Yield the surviving commands in a part of the log."""
         while start < end:
             try:
                 page = await self._log.read_range(None, start, limit=_PAGE)
@@ -132,19 +134,19 @@ class Collection:
             start = page[-1].seqnum + 1 if page else end
 
     async def _settle_hot(self, end: SeqNum) -> None:
-        """Leave checkpoints of objects that do not rest as of `end`, where that gives much back."""
+        """Append checkpoints of objects written after `end`, if that frees many records."""
         while self._hot:
             name, _ = self._hot.popitem()
             await self._settle(name, end, is_last=True)
 
     async def _settle(self, name: str, end: SeqNum, *, is_last: bool = False) -> None:
-        """Trim what is superseded of an object below `end`."""
+        """Trim the superseded records of an object below `end`."""
         try:
             newest = await self._log.read_prev(tag_of(name))
             view = await self._replay.view(name, end - 1)
         except TrimmedError:
             return  # nothing is left there
-        assert newest is not None, "what was collected stands there"
+        assert newest is not None, "a collected object has a record"
         if view.document is None and view.version == view.seqnum:
             await self._trim(name, view.seqnum + 1, view.seqnum + 1)
             return
@@ -161,24 +163,22 @@ class Collection:
     async def _checkpoint(
         self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, rests: bool
     ) -> _Kept | None:
-        """Append a checkpoint of an object as of `end`, if it is worth it; return what was
-        appended.
-        """
+        """Append a checkpoint of an object as of `end` if it saves enough, and return it."""
         if not await self._is_worth(name, end, kept, rests=rests):
             return None
         appended = await self._checkpoints.append(name, view)
         if appended is None:
             return None
-        if not rests:  # readers begin at the last one
+        if not rests:  # readers start at the last one
             await self._replay.checkpoint(name, await self._replay.view(name))
         return appended, view
 
     async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
-        """Tell whether a checkpoint spares an object that rests two records or more below `end`,
-        and one that does not more than lie between the checkpoints that its writers leave.
+        """Tell whether a checkpoint saves enough records below `end`: two or more for an object
+        that is no longer written, else more than its writers leave between their checkpoints.
 
-        They leave none where they know nothing of what they write to (`multi_put`, blind writes of
-        transactions, indexes of tags), or where each write replaces the object.
+        Writers append none if they do not know the object that they write (`multi_put`, blind
+        writes of transactions, indexes of tags), or if each write replaces the object.
         """
         most = 2 if rests else checkpoints.CHECKPOINT_EVERY + 1
         spared, start = 0, 0 if kept is None else kept[1].seqnum + 1

@@ -1,16 +1,16 @@
-"""Did a transaction commit? The log's order decides, and all replicas find the same answer.
+"""Decides whether a transaction committed, from the order of the log: alike in every process.
 
 A transaction commits iff no object that it read has a committed write in [its horizon, its seqnum).
-That is optimistic concurrency control with backward validation of the whole read set, so
-transactions are serializable in log order, write skew included (PITFALLS 11: Boki checks the write
-set only).
+That is optimistic concurrency control with backward validation of the whole read set. So
+transactions are serializable in log order, without write skew (PITFALLS 11: Boki checks only the
+write set).
 
-A transaction's id is validated like an object that it read and wrote: before it began, its author
-looked below its horizon for a committed record with that id, so of all records with one id the
-first that commits is the only one.
+A transaction's id is validated like an object that it read and wrote. Before it began, its caller
+checked that no record with this id has committed below its horizon. So of all records with one id
+only the first valid one commits.
 
-Where the history that decides was trimmed, the answer is kept: for an object by the version in its
-checkpoint, for a transaction that was collected by the record of the collection.
+If the deciding history was trimmed, the answer is kept elsewhere: for an object as the version in
+its checkpoint, for a collected transaction in the record of the collection.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 CELL: Final = 1024
-"""Seqnums whose decisions one collection keeps together; part of the format."""
+"""Seqnums per cell; a collection keeps the decisions of a cell together. Part of the format."""
 
 
 def cell_tag_of(seqnum: SeqNum) -> str:
-    """Return the tag of the record that keeps what was decided about the transaction there."""
+    """Return the tag of the record that keeps the decision about the transaction at `seqnum`."""
     return f"store-decided:{seqnum // CELL}"
 
 
@@ -39,8 +39,8 @@ class _Trial:
     """A transaction that is being decided.
 
     Attributes:
-        tags: sub-streams still to be looked at; the last one is under way.
-        bound: that one is clear above this seqnum.
+        tags: sub-streams still to be checked; the last one is in progress.
+        bound: no committed write is in that one above this seqnum.
         write: the latest record found there that may have committed.
     """
 
@@ -51,7 +51,7 @@ class _Trial:
     write: Record | None = None
 
     def next_tag(self) -> None:
-        """Go on: nothing is in the way in this sub-stream."""
+        """Continue with the next sub-stream: no conflict in this one."""
         self.tags.pop()
         self.bound, self.write = self.seqnum - 1, None
 
@@ -67,11 +67,11 @@ class Decisions:
     async def committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect.
 
-        Works on a stack of its own instead of recursion: a history may be long, and each
-        transaction may hang on an earlier one.
+        It uses an explicit stack instead of recursion: each transaction may depend on an earlier
+        one, and a history may be long.
 
         Raises:
-            TrimmedError: the log was trimmed as a whole, and what decides is gone.
+            TrimmedError: the whole log was trimmed, with the deciding records.
         """
         outcome = self._outcome(record, command)
         if outcome is not None:
@@ -92,11 +92,13 @@ class Decisions:
         return decided[record.seqnum]
 
     def keep(self, seqnum: SeqNum, *, committed: bool) -> None:
-        """Remember what was decided."""
+        """Cache a decision."""
         self._cache.keep_decision(self._log.name, seqnum, committed=committed)
 
     async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
-        """Bring a trial on: its verdict, or None with `write` set to what must be decided first."""
+        """Advance a trial: return its verdict, or None with `write` set to what must be decided
+        first.
+        """
         while trial.tags:
             tag = trial.tags[-1]
             if trial.write is None and trial.bound >= trial.horizon:
@@ -118,16 +120,15 @@ class Decisions:
         return True
 
     async def _kept(self, trial: _Trial, tag: str, error: TrimmedError) -> bool | None:
-        """Decide a trial of which a part of the history is gone; None: nothing is in the way in
-        this sub-stream.
+        """Decide a trial whose history is trimmed in part; None: no conflict in this sub-stream.
 
         Raises:
-            TrimmedError: what decides is not kept either.
+            TrimmedError: the decision is not kept either.
         """
         if error.first_seqnum <= trial.horizon:
             return None
         kept = await self._collected(trial.seqnum)
-        if kept is None:  # the floor may be seen before the record that was appended ahead of it
+        if kept is None:  # the floor may be visible before that record
             await self._log.tail()
             kept = await self._collected(trial.seqnum)
         if kept is not None:
@@ -138,7 +139,7 @@ class Decisions:
             raise error
         if name is None:
             await self._checkpoints.refuse_whole(floor)
-            return False  # the one with this id that committed is below the floor
+            return False  # another one with this id committed below the floor
         try:
             view = await self._checkpoints.at_floor(name, floor)
         except TrimmedError as again:
@@ -148,7 +149,7 @@ class Decisions:
         return False if view.version is not None and view.version >= trial.horizon else None
 
     async def _collected(self, seqnum: SeqNum) -> Collected | None:
-        """Return what a collection kept of the part of the log around `seqnum`, if it is seen."""
+        """Return what a collection kept of the cell of `seqnum`, if it is visible."""
         record = await self._log.read_prev(cell_tag_of(seqnum))
         command = None if record is None else command_decoded(record.data)
         return None if command is None else command.collected
@@ -164,7 +165,7 @@ class Decisions:
         return self._outcome(record, command) if outcome is None else outcome
 
     def _outcome(self, record: Record, command: Command) -> bool | None:
-        """Tell what is known about a command without reading the log."""
+        """Return the cached or evident outcome of a command; None: the log must be read."""
         if not command.is_conditional or command.horizon >= record.seqnum:
             return True
         outcome = self._cache.decision(self._log.name, record.seqnum)

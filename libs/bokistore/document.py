@@ -1,4 +1,4 @@
-"""JSON documents, paths into them, and the writes that change them: what an object is (thesis
+"""JSON documents, paths into them, and the writes that change them: the state of objects (thesis
 2.3.3: "the state of an object is reconstructed by replaying the object's sub-stream").
 
 Everything here is plain and deterministic: the same writes in the same order give the same
@@ -27,7 +27,7 @@ names an element of a list. Empty: the whole object."""
 Steps: TypeAlias = tuple[str, ...]
 
 TAGS_KEY: Final = "$tags"
-"""Where an object keeps its tags (`bokistore.tags`); no path of a user leads there."""
+"""The key of an object's tags (`bokistore.tags`); users' paths cannot contain it."""
 STEPS_MAX: Final = 64
 VALUE_DEPTH_MAX: Final = 64
 _NUMBER_MAX: Final = 2**1023
@@ -35,27 +35,27 @@ _NUMBER_MAX: Final = 2**1023
 
 
 class Absent(enum.Enum):
-    """The answer "there is nothing", which JSON's null is not."""
+    """No value; distinct from JSON's null."""
 
     ABSENT = enum.auto()
 
 
 class Set(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """Put a value at a path; what is missing on the way becomes objects."""
+    """Set the value at a path; missing objects on the way are created."""
 
     path: Steps
     value: Json
 
 
 class Increment(msgspec.Struct, frozen=True, array_like=True, tag="increment"):
-    """Add to the number at a path; nothing there counts as 0."""
+    """Add to the number at a path; a missing value counts as 0."""
 
     path: Steps
     by: int | float
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """Add a value at the end of the list at a path; beyond `limit` the oldest elements go."""
+    """Append a value to the list at a path; beyond `limit` the oldest elements are removed."""
 
     path: Steps
     value: Json
@@ -70,14 +70,14 @@ class AddToSet(msgspec.Struct, frozen=True, array_like=True, tag="add_to_set"):
 
 
 class Pop(msgspec.Struct, frozen=True, array_like=True, tag="pop"):
-    """Take the last element off the list at a path, if there is one."""
+    """Remove the last element of the list at a path, if there is one."""
 
     path: Steps
 
 
 class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
-    """Merge a patch into the object at a path (RFC 7396): null takes a key away, anything but an
-    object gives way to one.
+    """Merge a patch into the object at a path (RFC 7396): null removes a key; a value that is no
+    object is replaced by one.
     """
 
     path: Steps
@@ -85,7 +85,7 @@ class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Take away what is at a path; with an empty path, the object itself."""
+    """Remove the value at a path; with an empty path, the object itself."""
 
     path: Steps
 
@@ -98,7 +98,7 @@ _sorted_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def encoded(value: Json) -> bytes:
-    """Return the JSON of what is known to be JSON."""
+    """Return a valid JSON value as text."""
     return _encoder.encode(value)
 
 
@@ -129,17 +129,17 @@ def steps_of(path: Path) -> Steps:
 
 
 def check_whole(value: Json) -> None:
-    """Refuse a whole object that has what is the store's own in it.
+    """Refuse a whole object with a key that is reserved for the store.
 
     Raises:
-        InvalidObjectError: it has.
+        InvalidObjectError: it has one.
     """
     if isinstance(value, dict) and TAGS_KEY in value:
         raise InvalidObjectError(f"{TAGS_KEY} is the store's own; give tags with put(tags=[...]).")
 
 
 def without_tags(document: Document) -> Document:
-    """Return what users see of a document."""
+    """Return a document without the tags, as users see it."""
     if TAGS_KEY not in document:
         return document
     return {key: value for key, value in document.items() if key != TAGS_KEY}
@@ -150,7 +150,7 @@ def _is_step(step: object) -> bool:
 
 
 def check_value(value: Json) -> None:
-    """Refuse what JSON cannot carry unchanged.
+    """Refuse a value that JSON does not preserve.
 
     Raises:
         InvalidObjectError: another type, a key that is not text, an infinite or huge number, or
@@ -205,7 +205,7 @@ def _in_range(value: float) -> bool:
 
 
 def found(document: Document | None, steps: Steps) -> Json | Absent:
-    """Return what is at a path, or `ABSENT`."""
+    """Return the value at a path, or `ABSENT`."""
     at: Json = Absent.ABSENT if document is None else document
     for step in steps:
         at = _child(at, step)
@@ -215,8 +215,8 @@ def found(document: Document | None, steps: Steps) -> Json | Absent:
 
 
 def before(document: Document | None, write: Write) -> Json:
-    """Return what a write tells its caller: the value that was at its path, for a `Pop` the element
-    that it takes; None if there was nothing. Shares nothing with the document.
+    """Return the result of a write for its caller: the previous value at its path, of a `Pop` the
+    removed element; None if there was none. The result shares nothing with the document.
     """
     there = found(document, write.path)
     if isinstance(write, Pop):
@@ -249,7 +249,7 @@ def applied(document: Document | None, write: Write, *, name: str) -> Document |
 
 
 def is_whole(write: Write) -> bool:
-    """Tell whether nothing of a document is left after `write`, independent of what it was."""
+    """Tell whether `write` replaces or deletes the whole document."""
     if write.path:
         return False
     return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))
@@ -276,7 +276,7 @@ def _whole_replaced(document: Document | None, write: Write, name: str) -> Docum
 
 
 def _value_after(old: Json, write: Set | Increment | Push | AddToSet | Merge, name: str) -> Json:
-    """Return what stands at the write's path afterwards."""
+    """Return the value at the write's path after it."""
     match write:
         case Set(value=value):
             return value
@@ -319,7 +319,7 @@ def _list(old: Json, write: Write, name: str) -> list[Json]:
 
 
 def _contains(items: list[Json], value: Json) -> bool:
-    """Tell whether the same JSON is in the list; Python's `in` takes 1, 1.0 and true as one."""
+    """Tell whether the same JSON is in the list; Python's `in` treats 1, 1.0 and true as equal."""
     if isinstance(value, str) or value is None:
         return value in items
     wanted = _sorted_encoder.encode(value)
@@ -327,10 +327,9 @@ def _contains(items: list[Json], value: Json) -> bool:
 
 
 def _holder(document: Document, write: Write, name: str) -> Document | list[Json]:
-    """Return what holds the last step of the path, making objects where nothing is.
+    """Return the container of the last step of the path; missing objects are created.
 
-    Once something had to be made, nothing further can fail, so a write that does not fit leaves
-    no trace.
+    After the first created object nothing can fail, so a write that does not fit changes nothing.
     """
     at: Document | list[Json] = document
     for depth, step in enumerate(write.path):
@@ -409,5 +408,5 @@ _KINDS: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
 
 
 def _kind(value: Json) -> str:
-    """Name what stands there, in words of JSON."""
+    """Return the JSON name of a value's type."""
     return next(name for kind, name in _KINDS if isinstance(value, kind))

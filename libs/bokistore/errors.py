@@ -1,5 +1,6 @@
-"""What a person's use of objects can meet beside the errors of the log and `ConflictError`; all are
-final, and what is refused has changed nothing.
+"""The errors of objects, in addition to those of the log and `ConflictError`.
+
+All are final, and a refused operation has changed nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class StoreError(IndilogError):
-    """Base of the errors of BokiStore, beside those of the log and `ConflictError`."""
+    """Base of the errors of BokiStore."""
 
 
 class InvalidObjectError(StoreError):
-    """A name, a path or a value that no object can have; nothing was appended."""
+    """An invalid name, path or value; nothing was appended."""
 
 
 class MismatchError(StoreError):
     """The operation does not fit what the object holds at that path; it had no effect.
 
-    Decided by the order of the log: every replay comes to the same answer.
+    The order of the log decides this, so every replay agrees.
 
     Attributes:
         name: the object.
@@ -38,7 +39,7 @@ class MismatchError(StoreError):
 
 
 class ObjectTypeError(StoreError):
-    """An object does not fit the type that was asked for; it is as it was.
+    """An object does not fit the requested type; it is unchanged.
 
     Attributes:
         name: the object.
@@ -69,4 +70,4 @@ class DoneBeforeError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """A record was written by a later version of BokiStore; upgrade this program to read it."""
+    """A later version of BokiStore wrote a record; upgrade this program to read it."""

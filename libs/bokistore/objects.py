@@ -203,7 +203,7 @@ class TxnObject(Obj):
         return self.write(merge_at(path, patch))
 
     def delete(self, path: Path | None = None) -> Json:
-        """Take away what is at `path`; without a path, the object itself."""
+        """Remove the value at `path`; without a path, the object itself."""
         return self.write(delete_at(path))
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class TxnObject(Obj):
 
 
 def over() -> RuntimeError:
-    """Return what is told to who uses a transaction after its end."""
+    """Return the error for a use of a transaction after its end."""
     return RuntimeError("The transaction is over; start another with store.transaction().")
 
 

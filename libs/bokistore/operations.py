@@ -1,8 +1,8 @@
-"""What was there before an operation: one replay for all that wait for the same object.
+"""The value before an operation: one replay for all operations that wait for the same object.
 
-An operation on an object is one append, and then a look at what came before it. Of many on one
-object at the same time, those of one process look together: the first in line reads the records of
-all of them once, and notes for each what was before it; the others find it noted.
+An operation on an object is one append, then a read of the records before it. Concurrent operations
+of one process on one object share the read: the first one reads the records of all of them once,
+and notes the value before each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAGE: Final = 256
 
 
 class PendingOperations:
-    """Answers for the operations on the objects of one log."""
+    """Finds the value before each operation on the objects of one log."""
 
     def __init__(self, log: Log, cache: ViewCache, replay: ObjectReplay) -> None:
         self._log = log
@@ -45,8 +45,8 @@ class PendingOperations:
             self._cache.leave(self._log.name, name, line)
 
     async def _look(self, name: str, line: Line, mine: SeqNum) -> None:
-        """Note what was before `mine`, and before all others that wait, as far as this session sees
-        their records.
+        """Note the value before `mine`, and before all other waiting operations whose records this
+        session sees.
         """
         line.looking = looking = Event()
         try:
@@ -56,7 +56,7 @@ class PendingOperations:
             except IndilogError:
                 if mine == first:
                     raise
-            if mine not in line.noted:  # what failed is another's
+            if mine not in line.noted:  # the read failed for another operation
                 line.noted[mine] = await self._replay.view(name, mine - 1)
         finally:
             line.looking = None

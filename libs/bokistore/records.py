@@ -1,22 +1,26 @@
-"""What BokiStore keeps in the log: a command per record, and views beside it as aux data.
+"""The records of BokiStore: one command each, and cached views as their aux data.
 
-A record's data is JSON: `store`, the version of this format; `writes`, per object a list of writes
-(`bokistore.document`); for a transaction that read something `reads`, the objects, and `horizon`:
-it saw every object as of the records below that seqnum; and for a transaction with an id `id`,
-`horizon` and its `result`. The record's tags name the objects written, and the id if there is one,
-nothing else, so an object's sub-stream is all that can have changed it (thesis 2.3.3). An object's
-tag is its name behind `store:`, an id's is it behind `txn:`, so the tags of other users of the log
-do not collide with them.
+A record's data is JSON:
 
-A checkpoint is a record with `checkpoint` instead: an object's value as of a record before it. It
-stands in the object's sub-stream and in one of its own, `ckpt:` and the name. A collection is a
-record with `collected`: which transactions of a part of the log did not take effect
+- `store`: the version of this format;
+- `writes`: per object a list of writes (`bokistore.document`);
+- `reads` and `horizon`, in a transaction that read objects: their names, and the seqnum below which
+  it saw all records;
+- `id`, `horizon` and `result`, in a transaction with an id.
+
+The record's tags name the written objects, and the id if there is one. So an object's sub-stream is
+its whole history (thesis 2.3.3). The tag of an object is `store:` and its name, that of an id is
+`txn:` and the id, so they do not collide with tags of other programs.
+
+A checkpoint is a record with `checkpoint` instead: an object's value as of an earlier record. It
+has the object's tag and another one, `ckpt:` and the name. A collection is a record with
+`collected`: the transactions of a part of the log that did not take effect
 (`bokistore.collection`).
 
-Aux data is JSON too: `committed`, what the log's order decided about the command, and `views`, per
-object its version (the seqnum of the last committed write, or null) and value (or null) after the
-record, and how many records came since a checkpoint. It is a cache: what it says follows from the
-log alone, and a record that does not decode as one is taken as not there.
+Aux data is JSON, too: `committed`, the decision about the command, and `views`. A view has an
+object's version (seqnum of the last committed write, or null), its value (or null) after the
+record, and how many records came since a checkpoint. Aux data is a cache derived from the log; data
+of any other form is ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from indilog.sdk import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 AUX_BYTES_MAX: Final = 1024 * 1024
-"""Larger aux data is not kept; the log's default limit."""
+"""Larger aux data is not stored; the log's default limit."""
 _TAG_PREFIX: Final = "store:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
 _ID_TAG_PREFIX: Final = "txn:"
@@ -42,7 +46,7 @@ _NULL: Final = b"null"
 
 
 class ObjectCheckpoint(msgspec.Struct, frozen=True):
-    """An object as of the record at `seqnum` of its sub-stream, kept in a later record.
+    """An object as of the record at `seqnum`, stored in a later record.
 
     Attributes:
         version: the last committed write up to there, or None if there was none.
@@ -56,7 +60,7 @@ class ObjectCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """All transactions in [start, end) took effect but for those in `aborted`."""
+    """All transactions in [start, end) took effect, except those in `aborted`."""
 
     start: SeqNum
     end: SeqNum
@@ -64,7 +68,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one record does to objects: a single operation, or a whole transaction."""
+    """The command of a record: a single operation, or a whole transaction."""
 
     store: int
     writes: dict[str, tuple[Write, ...]]
@@ -77,7 +81,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the log's order decides if it takes effect; else it does."""
+        """Whether the order of the log decides its effect; if not, it always takes effect."""
         return bool(self.reads) or self.id is not None
 
     def validated_tags(self) -> list[str]:
@@ -86,7 +90,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
         return tags if self.id is None else [*tags, _ID_TAG_PREFIX + self.id]
 
     def concerns(self, tag: str) -> bool:
-        """Tell whether it is a command of the sub-stream `tag`, not just a record under it."""
+        """Tell whether the command writes the object, or has the id, of the sub-stream `tag`."""
         if (name := object_of(tag)) is not None:
             return name in self.writes
         return self.id is not None and tag == _ID_TAG_PREFIX + self.id
@@ -96,11 +100,11 @@ class ObjectView(NamedTuple):
     """An object as of some record of its sub-stream.
 
     Attributes:
-        seqnum: the last record of the sub-stream that is taken into account; -1: none.
+        seqnum: the last applied record of the sub-stream; -1: none.
         version: the last committed write up to there, or None if there was none.
         document: its JSON, or None if it does not exist.
-        depth: how many records of the sub-stream came since one that has a view beside it.
-        age: how many came since the last checkpoint.
+        depth: records of the sub-stream since one that has a view as aux data.
+        age: records since the last checkpoint.
     """
 
     seqnum: SeqNum
@@ -114,7 +118,7 @@ UNWRITTEN: Final = ObjectView(seqnum=-1, version=None, document=None, depth=0)
 
 
 class Aux(msgspec.Struct, frozen=True):
-    """What is known about a record's command, kept beside it."""
+    """The aux data of a record: the decision about its command, and views."""
 
     store: int
     committed: bool
@@ -195,7 +199,7 @@ def command_decoded(data: bytes) -> Command | None:
     """Return the command in a record, or None for what BokiStore did not write.
 
     Raises:
-        StoreVersionError: a later version wrote it, so it must not be skipped.
+        StoreVersionError: a later version wrote the record.
     """
     try:
         command = _decode_command(data)

@@ -1,8 +1,8 @@
-"""From the log to objects (thesis 2.3.3, Tango): replay of sub-streams, with caches.
+"""Replay of sub-streams to objects (thesis 2.3.3, Tango), with caches.
 
-What is an object as of a record? The log's order alone answers, so every process answers alike.
-Views are cached in the process (`ViewCache`) and beside records (aux data); either may be empty,
-and then replay begins at the last checkpoint.
+The order of the log alone determines an object as of a record, alike in every process. Views are
+cached in the process (`ViewCache`) and as aux data of records. If both are empty, replay starts at
+the last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, Trimme
 from indilog.sdk import SeqNum, name_loss
 
 AUX_EVERY: Final = 8
-"""A view is kept as aux data after this many records without one: a process that knows nothing
-of an object replays about that many, and most operations are spared the extra call."""
+"""A view is stored as aux data after this many records without one. So a process without a cache
+replays about that many records, and most operations need no extra call."""
 _PAGE: Final = 256
 _REPLAYED_MAX: Final = 256
-"""A read that replayed an object over more records than this leaves a checkpoint."""
+"""A read that replayed more records than this appends a checkpoint."""
 
 _decode = msgspec.json.decode
 
 
 def is_followed_by_aux(view: ObjectView) -> bool:
-    """Tell whether who writes next on `view` puts the outcome beside its record."""
+    """Tell whether the next write after `view` stores its outcome as aux data."""
     return view.depth + 1 >= AUX_EVERY
 
 
 class CommittedTransaction(NamedTuple):
-    """The one transaction with some id that committed, and the result that it recorded."""
+    """The committed transaction with an id, and its recorded result."""
 
     seqnum: SeqNum
     result: Json
 
 
 class ObjectReplay:
-    """Answers questions about one log."""
+    """Reads objects and decisions of one log."""
 
     def __init__(self, log: Log, cache: ViewCache) -> None:
         self._log = log
@@ -72,12 +72,12 @@ class ObjectReplay:
         Args:
             name: the object.
             bound: inclusive.
-            may_append: a checkpoint, where much had to be replayed.
+            may_append: whether to append a checkpoint after a long replay.
 
         Raises:
             TrimmedError: its history there was trimmed.
-            DataLossError: a record is lost that may be of its history. Writing the whole object
-                anew mends it.
+            DataLossError: a lost record may belong to its history. Replacing the whole object
+                repairs it.
         """
         floor = 0
         while True:
@@ -116,7 +116,7 @@ class ObjectReplay:
         return view
 
     async def checkpoint(self, name: str, view: ObjectView) -> SeqNum | None:
-        """Keep a view of an object in the log; None: that failed, which costs only speed."""
+        """Append a checkpoint of an object; None: that failed, which costs only speed."""
         seqnum = await self._checkpoints.append(name, view)
         if seqnum == view.seqnum + 1:
             newest = view._replace(seqnum=seqnum, depth=view.depth + 1, age=0)
@@ -124,7 +124,7 @@ class ObjectReplay:
         return seqnum
 
     async def after(self, name: str, view: ObjectView, record: Record) -> ObjectView:
-        """Return the object as of `record`, given it as of the record before in its sub-stream."""
+        """Return the object as of `record`; `view` is as of the previous one of its sub-stream."""
         return await self._folded(name, view, [record])
 
     async def after_all(self, name: str, view: ObjectView, records: Sequence[Record]) -> ObjectView:
@@ -132,7 +132,7 @@ class ObjectReplay:
         return await self._folded(name, view, records) if records else view
 
     def written(self, view: ObjectView, command: Command, name: str, seqnum: SeqNum) -> ObjectView:
-        """Return the object after a command at `seqnum` that took effect, given it before."""
+        """Return the object after an effective command at `seqnum`; `view` is before it."""
         document: Document | None = _decode(view.document) if view.document else None
         document = self._written(document, command, name)
         after = None if document is None else encoded(document)
@@ -147,14 +147,14 @@ class ObjectReplay:
         costly: bool = False,
         aux: Aux | None = None,
     ) -> None:
-        """Remember views as of the record at `seqnum`; now and then beside the record too.
+        """Cache views as of the record at `seqnum`; periodically also as its aux data.
 
         Args:
-            views: by object; each is a fresh one, with its depth.
+            views: by object, with their depths.
             seqnum: the record.
             committed: whether its command took effect.
-            costly: this took reading to find out, so spare others the same.
-            aux: what is beside the record already.
+            costly: whether this took reads, so that storing it saves them for others.
+            aux: the present aux data of the record.
         """
         data = None
         if costly or any(view.depth >= AUX_EVERY for view in views.values()):
@@ -163,16 +163,15 @@ class ObjectReplay:
             try:
                 await self._log.set_aux(seqnum, data)
             except IndilogError:
-                data = None  # it is only a cache: what the caller asked for is done
+                data = None  # only a cache: the caller's operation is done
         for name, view in views.items():
             kept = view._replace(depth=0) if data is not None else view
             self._cache.keep_view(self._log.name, name, kept)
 
     async def _replayed(self, name: str, newest: Record, base: ObjectView | None) -> ObjectView:
-        """Return the view at `newest`, from the nearest view before it that can be found.
+        """Return the view at `newest`, replayed from the nearest earlier view.
 
-        For a process that knows nothing this takes two calls, as long as the last checkpoint is at
-        most a page away.
+        Without a cache this takes two calls, if the last checkpoint is at most a page away.
         """
         if await self._begins_anew(newest, name):
             return await self._folded(name, UNWRITTEN, [newest])
@@ -187,17 +186,17 @@ class ObjectReplay:
             if not page:
                 view, page = await self._page(name, view, newest)
             if not page:
-                raise DataLossError(f"Record {newest.seqnum} of {name!r} was there and is gone.")
+                raise DataLossError(f"Record {newest.seqnum} of {name!r} has disappeared.")
             view, page = await self._folded(name, view, page), []
         return view
 
     async def _page(
         self, name: str, base: ObjectView, newest: Record
     ) -> tuple[ObjectView, list[Record]]:
-        """Return records up to `newest` and the view before them: `base`, or that at the floor.
+        """Return records up to `newest`, and the view before them: `base`, or the one at the floor.
 
         Raises:
-            TrimmedError: `newest` itself is below the floor by now.
+            TrimmedError: `newest` itself was trimmed meanwhile.
         """
         try:
             page = await self._log.read_range(tag_of(name), base.seqnum + 1, limit=_PAGE)
@@ -209,7 +208,7 @@ class ObjectReplay:
         return base, [record for record in page if record.seqnum <= newest.seqnum]
 
     async def _begins_anew(self, record: Record, name: str) -> bool:
-        """Tell whether `record` replaces or deletes the object as a whole."""
+        """Tell whether `record` replaces or deletes the whole object."""
         command = command_decoded(record.data)
         if command is None or not any(map(is_whole, command.writes.get(name, ()))):
             return False
@@ -244,7 +243,7 @@ class ObjectReplay:
     async def _is_effective(
         self, record: Record, command: Command, name: str, version: SeqNum | None
     ) -> bool:
-        """Decide `command`, knowing the last committed write of one of its objects before it."""
+        """Decide `command`; `version` is the last committed write of `name` before it."""
         if name in command.reads:
             if version is not None and version >= command.horizon:
                 self._decisions.keep(record.seqnum, committed=False)
@@ -258,13 +257,11 @@ class ObjectReplay:
             try:
                 document = applied(document, write, name=name)
             except MismatchError:
-                continue  # it has no effect; its caller was told
+                continue  # it has no effect; its caller got this error
         return document
 
     async def done(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
-        """Return the transaction with an id that committed, of the records up to `bound`; None:
-        there is none.
-        """
+        """Return the committed transaction with an id, among records up to `bound`; None: none."""
         tag = id_tag_of(txn_id)
         while bound >= 0 and (record := await self._log.read_prev(tag, bound)) is not None:
             command = command_decoded(record.data)

@@ -1,10 +1,9 @@
-"""State machine replication: a state of your own, kept equal in many processes by the log's order
-(CORFU section 3; Scalog section 5.3).
+"""State machine replication: an application's state, kept equal in many processes by the order of
+the log (CORFU section 3; Scalog section 5.3).
 
-A command is a record. Each replica applies the commands in the order of the log, so replicas that
-have applied the same ones are equal, independent of which replica proposed them. Snapshots of the
-state are records of a sub-stream of their own; a replica that starts, or that fell behind what was
-trimmed, begins at the newest one.
+A command is a record. Each replica applies the commands in log order, so replicas that have applied
+the same commands have equal states. Snapshots of the state are records of another sub-stream. A
+replica that starts, or that lags so far that its next command is trimmed, loads the newest one.
 
 A snapshot record's data: a byte for the version of this format, the first seqnum that is not in the
 state and the number of commands that are, 8 bytes each (little-endian), then the state.
@@ -44,25 +43,25 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Replica(Generic[_ResultT]):
-    """One replica of a state machine; the state is the caller's.
+    """One replica of a state machine; the caller owns the state.
 
     Args:
-        log: where commands and snapshots live; it may also hold other records.
+        log: of commands and snapshots; it may also hold other records.
         apply: applies one command to the state and returns its result. It must be deterministic:
-            no clock, no randomness, no input but the state and the command. What it raises is the
-            command's result for the replica that proposed it, and every replica goes on after it.
+            no clock, no randomness, no input but the state and the command. An exception
+            is the command's result for the proposer, and every replica continues after it.
         snapshot: returns the state as bytes; equal states as equal bytes.
         restore: replaces the state by what `snapshot` returned.
-        name: which state machine of the log.
+        name: of the state machine, unique in the log.
         snapshot_every: commands between two snapshots, at least 1; each is appended by the replica
             that proposed the last of them.
 
     Attributes:
         end: the state is as of the records below this seqnum.
-        commands: how many commands the state has in it, since the first one ever.
+        commands: applied commands since the first one ever, a count.
 
     Raises:
-        InvalidObjectError: the name cannot be one.
+        InvalidObjectError: the name is invalid.
     """
 
     def __init__(
@@ -88,25 +87,24 @@ class Replica(Generic[_ResultT]):
         self._snapshot_every = max(1, snapshot_every)
         self._has_begun = False
         self._proposals: dict[object, SeqNum] = {}
-        """Of each that is under way a seqnum below which its command is not."""
+        """For each proposal in flight a seqnum at or below that of its command."""
         self._results: dict[SeqNum, tuple[_ResultT | Exception, int]] = {}
-        """What commands came to that some proposal may ask for, and their numbers."""
+        """Results of commands that a proposal in flight may need, with their numbers."""
         self.end: SeqNum = 0
         self.commands = 0
 
     async def propose(self, command: bytes) -> _ResultT:
-        """Append a command, and return what applying it here came to.
+        """Append a command, and return the result of applying it here.
 
-        When it returns, the command is durable and has its place in the order of all.
+        When this returns, the command is durable and has its place in the order of all commands.
 
         Raises:
             Exception: what `apply` raised for it.
-            AppendOutcomeUnknownError: it may be applied or not, or it is and the commands up to it
-                could not be read. After a `retryable` error it is not; so for the rest of
-                `Log.append`.
-            TrimmedError: it was applied and trimmed at once; the result is not known here.
+            AppendOutcomeUnknownError: it may be applied; or it is, and the commands up to it could
+                not be read. After a `retryable` error it is not applied. Otherwise as `Log.append`.
+            TrimmedError: it was applied and trimmed at once; its result is unknown here.
         """
-        await self._begin()  # not at a snapshot that has the command in it already
+        await self._begin()  # before the append, so that no snapshot includes the command
         proposal = object()
         self._proposals[proposal] = self.end
         try:
@@ -120,7 +118,7 @@ class Replica(Generic[_ResultT]):
             del self._proposals[proposal]
             self._forget()
         if number % self._snapshot_every == 0:
-            with suppress(IndilogError):  # without it a replica that starts replays more
+            with suppress(IndilogError):  # without it a starting replica replays more
                 await self.save()
         if isinstance(result, Exception):
             raise result
@@ -129,23 +127,23 @@ class Replica(Generic[_ResultT]):
     async def sync(self, until: SeqNum | None = None) -> SeqNum:
         """Apply all commands below `until`, or below the tail, and return `end`.
 
-        Without `until` the state then has every command whose `propose` returned before, wherever:
-        what is read from it next is linearizable. A replica never goes back: its `end` may be
-        beyond `until`.
+        Without `until`, the state then includes every command whose `propose` returned before, in
+        any process, so the next read of the state is linearizable. A replica never goes back: its
+        `end` may be above `until`.
 
         Raises:
-            TrimmedError: commands are gone of which there is no snapshot.
-            DataLossError: a command is lost, or the snapshot of commands that are gone.
+            TrimmedError: commands were trimmed, and there is no snapshot of them.
+            DataLossError: a command is lost, or the snapshot of trimmed commands.
         """
         tail = await self._log.tail()
         await self._advance(tail if until is None else min(until, tail))
         return self.end
 
     async def follow(self) -> None:
-        """Apply commands as they come, without end; behind what was trimmed from a snapshot on.
+        """Apply commands as they arrive, without end; load a snapshot if commands were trimmed.
 
         Raises:
-            TrimmedError: commands are gone of which there is no snapshot.
+            TrimmedError: commands were trimmed, and there is no snapshot of them.
         """
         await self._begin()
         while True:
@@ -156,7 +154,7 @@ class Replica(Generic[_ResultT]):
                 await self._advance(error.first_seqnum)
 
     async def save(self) -> SeqNum:
-        """Append a snapshot of the state, and return its record.
+        """Append a snapshot of the state, and return its seqnum.
 
         Raises:
             TooLargeError: the state is larger than a record; nothing was appended.
@@ -165,17 +163,17 @@ class Replica(Generic[_ResultT]):
         return await self._log.append(data, tags=[self._snapshots_tag])
 
     async def trim(self) -> SeqNum:
-        """Trim the commands that are in the snapshot furthest on, and the snapshots before it.
+        """Trim the commands included in the snapshot that covers most, and the snapshots before it.
 
         Returns:
-            The first seqnum of which commands are kept; 0 if there is no snapshot.
+            The seqnum from which on commands are kept; 0 if there is no snapshot.
 
         Raises:
-            DataLossError: a snapshot is lost that may be the one furthest on; nothing was trimmed.
-                Once another is saved further on, it is not needed.
+            DataLossError: a lost snapshot may cover most; nothing was trimmed. Once a snapshot that
+                covers more is saved, the lost one is not needed.
         """
-        # The one that is furthest on, not the newest: a replica that lags may save, too. All
-        # replicas agree on it, so the one that counts is never older than what was trimmed.
+        # The one that covers most, not the newest: a lagging replica may save, too. All replicas
+        # that trim agree on it, so it is never replaced by one that covers less than was trimmed.
         best: tuple[SeqNum, SeqNum] = 0, 0
         lost: DataLossError | None = None
         async for record in read_surviving_records(
@@ -198,14 +196,14 @@ class Replica(Generic[_ResultT]):
         return hashlib.sha256(self._snapshot()).hexdigest()
 
     async def _begin(self) -> None:
-        """Begin at the newest snapshot, once."""
+        """Load the newest snapshot, once."""
         if not self._has_begun:
             await self._load()
             self._has_begun = True
 
     async def _load(self, at_least: SeqNum = 0) -> DataLossError | None:
-        """Take over the newest snapshot that goes up to `at_least`, if it is ahead of the state; if
-        none does, return what says that one is lost.
+        """Load the newest snapshot that covers `at_least`, if it is ahead of the state. If there is
+        none, return the loss of a snapshot that may.
         """
         bound, floor = MAX_SEQNUM, 0
         lost: DataLossError | None = None
@@ -215,12 +213,12 @@ class Replica(Generic[_ResultT]):
             except TrimmedError as error:
                 if error.first_seqnum <= floor:
                     break
-                bound, floor = MAX_SEQNUM, error.first_seqnum  # a better one came meanwhile
+                bound, floor = MAX_SEQNUM, error.first_seqnum  # a better one was appended meanwhile
                 continue
             except DataLossError as error:
                 if error.seqnum is None:
                     raise
-                bound, lost = error.seqnum - 1, error  # one before it may do
+                bound, lost = error.seqnum - 1, error  # one before it may suffice
                 continue
             if found is None:
                 break
@@ -237,7 +235,7 @@ class Replica(Generic[_ResultT]):
         """Apply the commands below `until`; several may do so at once.
 
         Raises:
-            NotReadyError: the command at `own`, which was appended here, is not shown; the state is
+            NotReadyError: the command at `own`, appended here, is missing in the read; the state is
                 as of the records before it.
         """
         await self._begin()
@@ -248,7 +246,7 @@ class Replica(Generic[_ResultT]):
             except TrimmedError as error:
                 lost = await self._load(error.first_seqnum)
                 if self.end == start:
-                    await self._log.tail()  # it may be seen before the snapshot ahead of it
+                    await self._log.tail()  # the floor may be visible before the snapshot
                     lost = await self._load(error.first_seqnum)
                 if self.end > start:
                     continue
@@ -268,7 +266,7 @@ class Replica(Generic[_ResultT]):
         return name_loss(f"State machine {self._tag.removeprefix(_COMMANDS_TAG_PREFIX)!r}", error)
 
     def _take(self, record: Record) -> None:
-        """Apply a command, unless it is in the state already."""
+        """Apply a command, unless the state includes it."""
         if record.seqnum < self.end:
             return
         try:
@@ -280,7 +278,7 @@ class Replica(Generic[_ResultT]):
             self._results[record.seqnum] = result, self.commands
 
     def _forget(self) -> None:
-        """Drop the results that no proposal can ask for any more."""
+        """Drop the results that no proposal in flight needs."""
         if not self._proposals:
             self._results.clear()
         elif len(self._results) > 2 * _PAGE:
@@ -289,10 +287,10 @@ class Replica(Generic[_ResultT]):
 
 
 def _head_of(record: Record) -> tuple[SeqNum, int]:
-    """Return end and number of commands of a snapshot.
+    """Return the end and the number of commands of a snapshot.
 
     Raises:
-        StoreVersionError: it is of another version.
+        StoreVersionError: it has another format.
     """
     if len(record.data) < _HEAD.size or record.data[0] != _VERSION:
         raise StoreVersionError(f"The snapshot at {record.seqnum} has a format not known here.")

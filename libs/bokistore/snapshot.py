@@ -1,5 +1,5 @@
 """Objects as of one place in the log: read-only snapshots, and time travel (thesis 2.3.3: state is
-replayed, so any earlier state can be).
+replayed, so any earlier state can be read).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Snapshot:
     Args:
         log: of the store.
         replay: of the store.
-        end: where; without it, at the tail.
-        may_append: leave a checkpoint where much had to be replayed, all the same.
+        end: the seqnum; None: the tail at the first read.
+        may_append: whether to append a checkpoint after a long replay.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def end(self) -> SeqNum | None:
-        """The first seqnum that is not seen; None before the first read of a snapshot of now."""
+        """The first seqnum that is not visible; None before the first read, if not given."""
         return self._ends[0] if self._ends else None
 
     async def __aenter__(self) -> Self:
@@ -55,13 +55,13 @@ class Snapshot:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to free."""
+        """Do nothing: a snapshot holds no resources."""
 
     async def _place(self) -> SeqNum:
         """Return `end`, decided once.
 
         Raises:
-            ValueError: it is in the future, where nothing is decided yet.
+            ValueError: it is above the tail.
         """
         if not self._ends:
             tail = await self._log.tail()
@@ -104,8 +104,8 @@ class Version:
     """One committed write of an object.
 
     Attributes:
-        seqnum: its record; `store.at(seqnum)` shows everything else as of then.
-        time: when the log ordered it, seconds since 1970 (`Record.ordered_at`).
+        seqnum: of its record; `store.at(seqnum)` has all objects as of that record.
+        time: `Record.ordered_at` of its record, seconds since 1970.
         object: the object after it.
     """
 

@@ -1,8 +1,8 @@
 """The store: named JSON objects on a log, changed by single operations and transactions (API.md,
 "BokiStore"; thesis 2.3.3).
 
-Each operation is one record. What it does, and the old value that it returns, is decided by its
-place in the log, so nothing is ever lost between concurrent callers.
+Each operation is one record. Its place in the log decides its effect and the old value that it
+returns, so concurrent callers never lose updates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from indilog.sdk import SeqNum, append_outcome_unknown, check_bound
 
 RETRIES: Final = 16
 KEEP_S: Final = 86_400.0
-"""How far time travel goes back after a collection, if nothing else is said."""
+"""Seconds that time travel goes back after a collection, by default."""
 
 _ResultT = TypeVar("_ResultT")
 _TypedT = TypeVar("_TypedT")
@@ -59,17 +59,17 @@ _decode_write = msgspec.json.Decoder(Write).decode
 
 
 class Store:
-    """Objects on one log. Cheap to make; what is cached is shared by all stores of a platform.
+    """Objects on one log. Store objects are cheap; all stores of a platform share a cache.
 
-    The operations return what was at the path before, None if nothing was, in the order of the
-    log. When one returns, its effect is durable, and the session that did it sees it. Each may
-    raise what `Log.append` raises. After `AppendOutcomeUnknownError` it may have taken effect; it
-    is also raised when the record is there, but what was before it could not be read. After a
-    `retryable` error nothing was done.
+    An operation returns the value at the path before it, in log order; None if there was none. When
+    it returns, its effect is durable and visible in this session. It raises what `Log.append`
+    raises. After `AppendOutcomeUnknownError` it may have taken effect; that is also raised if the
+    record was appended, but the value before it could not be read. After a `retryable` error
+    nothing was done.
 
     Args:
-        log: where the objects live; the log may also hold other records.
-        cache: instead of the shared one.
+        log: of the objects; it may also hold other records.
+        cache: used instead of the shared one.
     """
 
     def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
@@ -93,14 +93,14 @@ class Store:
         as of that type, None if it does not exist.
 
         Raises:
-            ObjectTypeError: it does not fit the type.
+            ObjectTypeError: the object does not fit the type.
         """
         return Obj(name, await self._replay.view(name, may_append=True)).as_asked(type)
 
     def snapshot(self) -> Snapshot:
         """Read several objects as of one place: `async with store.snapshot() as view`.
 
-        It sees all that committed before the block began, by whomever; nothing is appended.
+        It sees all transactions that committed before the block began; nothing is appended.
         """
         return Snapshot(self.log, self._replay)
 
@@ -108,8 +108,8 @@ class Store:
         """Return all objects as of the record at `seqnum`, that record included.
 
         Raises:
-            ValueError: it is negative; on reading, it is beyond the tail. `TrimmedError` on
-            reading: what it hangs on is gone.
+            ValueError: `seqnum` is negative; on reading: it is above the tail.
+            TrimmedError: on reading: a needed record was trimmed.
         """
         return Snapshot(self.log, self._replay, check_bound(seqnum) + 1)
 
@@ -124,11 +124,12 @@ class Store:
     async def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> Json:
         """Replace the whole object by `value`: a dict, a dataclass, a model or a Struct.
 
-        It has the tags that are given, and no others: `find(tag)` finds it by each of them until
-        the next `put`, `set` or `delete` of the whole object; changing a part of it keeps them.
+        The object then has exactly the given tags. `find(tag)` finds it by each of them until the
+        next `put`, `set` or `delete` of the whole object; a change of a part keeps the tags.
 
         Raises:
-            InvalidObjectError: it is none of these, or a tag is no text; nothing was appended.
+            InvalidObjectError: the value is none of these, or a tag is no text; nothing was
+                appended.
         """
         document, indexes = tagged(as_document(value), tags)
         check_value(document)
@@ -137,8 +138,8 @@ class Store:
     async def find(self, tag: str) -> dict[str, Obj]:
         """Return the objects that have a tag, by name, all as of the same place of the log.
 
-        It reads each of them; in a transaction `txn.find` also sees to it that no other gets or
-        loses the tag before it commits.
+        It reads each of them. In a transaction, `txn.find` also makes the commit fail if another
+        object gets or loses the tag before.
 
         Raises:
             InvalidObjectError: the tag is no text.
@@ -151,16 +152,16 @@ class Store:
         return found
 
     async def _tidy(self, tag: str, names: Sequence[str]) -> None:
-        """Take names out of the index of a tag, unless they got it again."""
+        """Remove names from the index of a tag, unless they have the tag again."""
 
         async def body(txn: Transaction) -> None:
             await txn.tidy(tag, names)
 
-        with suppress(IndilogError):  # what was looked up is there; the next lookup tries again
+        with suppress(IndilogError):  # the lookup itself succeeded; the next one retries this
             await self.transact(body, retries=0)
 
     async def multi_put(self, values: Mapping[str, object]) -> None:
-        """Replace several objects, all or none, by one record; last writer wins.
+        """Replace several objects atomically, by one record; the last writer wins.
 
         Raises: as `put`.
         """
@@ -175,11 +176,11 @@ class Store:
         *,
         retries: int = RETRIES,
     ) -> bool:
-        """Replace several objects if others are as expected, as one step (CORFU section 3.1).
+        """Replace several objects if others are as expected, atomically (CORFU section 3.1).
 
         Args:
-            tests: by name the whole object as it must be, None: it must not exist.
-            values: by name what takes its place.
+            tests: by name the expected whole object; None: it must not exist.
+            values: by name the new whole object.
             retries: as `transact`.
 
         Returns:
@@ -202,7 +203,7 @@ class Store:
         return await self.transact(body, retries=retries)
 
     async def set(self, name: str, path: Path, value: Json) -> Json:
-        """Put `value` at `path`; objects on the way are made.
+        """Set the value at `path`; missing objects on the way are created.
 
         Raises:
             MismatchError: something on the way is no object, or an element of a list is missing.
@@ -210,10 +211,10 @@ class Store:
         return await self._operate(name, set_at(path, value))
 
     async def increment(self, name: str, path: Path, by: float = 1) -> int | float | None:
-        """Add `by` to the number at `path`; nothing there counts as 0.
+        """Add `by` to the number at `path`; a missing value counts as 0.
 
         Raises:
-            MismatchError: something else than a number is there.
+            MismatchError: the value is not a number.
         """
         old = await self._operate(name, increment_at(path, by))
         assert old is None or isinstance(old, int | float), "an increment fits numbers only"
@@ -227,10 +228,10 @@ class Store:
         *,
         limit: int | None = None,
     ) -> list[Json] | None:
-        """Add `value` at the end of the list at `path`; beyond `limit` elements the oldest goes.
+        """Append `value` to the list at `path`; beyond `limit` elements the oldest is removed.
 
         Raises:
-            MismatchError: something else than a list is there.
+            MismatchError: the value is not a list.
         """
         old = await self._operate(name, push_at(path, value, limit))
         assert old is None or isinstance(old, list), "a push fits lists only"
@@ -240,23 +241,22 @@ class Store:
         """Add `value` to the list at `path`, unless the same JSON is in it.
 
         Raises:
-            MismatchError: something else than a list is there.
+            MismatchError: the value is not a list.
         """
         old = await self._operate(name, add_to_set_at(path, value))
         assert old is None or isinstance(old, list), "a set is a list"
         return old
 
     async def pop(self, name: str, path: Path) -> Json:
-        """Take the last element off the list at `path` and return it; None if it was empty or not
-        there.
+        """Remove the last element of the list at `path` and return it; None: empty or missing list.
 
         Raises:
-            MismatchError: something else than a list is there.
+            MismatchError: the value is not a list.
         """
         return await self._operate(name, Pop(steps_of(path)))
 
     async def merge(self, name: str, path: Path, patch: Document) -> Json:
-        """Merge `patch` into what is at `path` (RFC 7396: null takes a key away).
+        """Merge `patch` into the value at `path` (RFC 7396: null removes a key).
 
         Raises:
             MismatchError: something on the way is no object.
@@ -264,21 +264,22 @@ class Store:
         return await self._operate(name, merge_at(path, patch))
 
     async def delete(self, name: str, path: Path | None = None) -> Json:
-        """Take away what is at `path`; without a path, the object itself."""
+        """Remove the value at `path`; without a path, the object itself."""
         return await self._operate(name, delete_at(path))
 
     async def collect(self, *, keep: float = KEEP_S) -> SeqNum:
-        """Garbage-collect history: trim what was superseded longer than `keep` seconds
-        ago, and forget objects that were deleted before.
+        """Garbage-collect history: trim records superseded more than `keep` seconds ago, and
+        objects deleted before.
 
-        Afterwards every object is as before, and time travel goes back as far as the span; what is
-        below is told as `TrimmedError`, to a transaction that began there as `ConflictError`. Ids
-        of transactions older than the span are forgotten: giving one again raises `TrimmedError`.
-        Call it now and then, from anywhere; it looks at each record of the log once, and goes on
-        where the last call ended. It may be broken off.
+        Objects do not change, and time travel goes back `keep` seconds. Earlier reads raise
+        `TrimmedError`; a transaction that began earlier gets `ConflictError`. Ids of transactions
+        older than `keep` are forgotten: reusing one raises `TrimmedError`.
+
+        Call it periodically, from any process. It reads each record of the log once, and continues
+        where the last call ended. It may be interrupted.
 
         Returns:
-            The seqnum below which everything was looked at.
+            The seqnum below which all records are processed.
 
         Raises:
             ValueError: `keep` is negative.
@@ -291,11 +292,11 @@ class Store:
         """Begin a transaction: `async with store.transaction() as txn`.
 
         Args:
-            id: with one, it takes effect at most once: of all transactions with this id, on
-                any node, the first that commits counts, and the others get `DoneBeforeError`.
+            id: makes it take effect at most once: of all transactions with this id the first one
+                commits, and the others get `DoneBeforeError`.
 
         Raises:
-            InvalidObjectError: the id cannot be one (1 to 252 bytes of text).
+            InvalidObjectError: the id is invalid (it is 1 to 252 bytes of text).
         """
         return Transaction(self.log, self._replay, id)
 
@@ -306,21 +307,20 @@ class Store:
         id: str | None = None,  # noqa: A002
         retries: int = RETRIES,
     ) -> _ResultT:
-        """Run `body` in a transaction, again after each conflict, and return its result.
+        """Run `body` in a transaction, retry it after each conflict, and return its result.
 
-        `body` may run several times; only the writes of the last run take effect. Of several
-        transactions in conflict one always commits, so together they get on.
+        `body` may run several times; only the writes of the last run take effect. Of conflicting
+        transactions one always commits, so there is always progress.
 
-        With `id` it takes effect exactly once, however often this is called, also after a crash:
-        the result is recorded beside the writes, `body` does not run when one with the id committed
-        before, and every call returns the result of the one that committed. It comes back as JSON,
-        a tuple as a list. It costs one look at the log more; the id is known as long as its record
-        is kept.
+        With `id` it takes effect exactly once, however often it is called, also after a crash. The
+        result is recorded with the writes. If a transaction with the id has committed, `body` does
+        not run, and the call returns that one's result. The result is converted to JSON and back, a
+        tuple to a list. This costs one more read; the id is known as long as its record is kept.
 
         Raises:
-            ConflictError: it was in conflict more than `retries` times.
+            ConflictError: it conflicted more than `retries` times.
             AppendOutcomeUnknownError: with `id` only after `retries`; call it again.
-            InvalidObjectError: with `id`: the id or the result cannot be one; nothing was changed.
+            InvalidObjectError: with `id`: the id or the result is invalid; nothing was changed.
         """
         for _ in range(retries):
             try:
@@ -346,7 +346,7 @@ class Store:
         return result if txn_id is None else txn.result
 
     async def _operate(self, name: str, write: Write, indexes: Sequence[str] = ()) -> Json:
-        """Append one write, then find out from the log what was there before it."""
+        """Append one write, then read the value before it."""
         check_own(name)
         tags = [tag_of(name), *map(tag_of, indexes)]
         raw = encoded(write)

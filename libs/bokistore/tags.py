@@ -1,10 +1,9 @@
 """Tags of objects, and the objects with a tag.
 
-The tags of an object are a part of it, so they go with its history, its checkpoints and its
-transactions. For each tag an object of the store's own, `$tag:` and the tag, names those that ever
-got it. It is written by the record that gives the tag, without reading, so it names at least those
-that have the tag; a lookup looks at each of them and takes those that have it. Names that have lost
-the tag are taken out when they are many.
+The tags of an object are part of it, and so of its history, checkpoints and transactions. For each
+tag there is an index object, `$tag:` and the tag. The record that sets a tag also writes the index,
+without reading it. So the index names at least the objects that have the tag. A lookup reads each
+of them and returns those that have it. Names that have lost the tag are removed once they are many.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from bokistore.records import tag_of
 
 _INDEX_PREFIX: Final = "$tag:"
 TIDIED_MAX: Final = 256
-"""Names that one lookup takes out."""
+"""Names that one lookup removes, at most."""
 STALE_MAX: Final = 16
-"""Names without the tag that a lookup skips; beyond it they are removed, if they are the most."""
+"""Names without the tag that a lookup tolerates; more are removed, if they are the majority."""
 
 
 def index_of(tag: str) -> str:
-    """Return the object that names the objects with a tag.
+    """Return the name of the index object of a tag.
 
     Raises:
         InvalidObjectError: the tag is empty, too long, or no text.
@@ -41,7 +40,7 @@ def _is_tag(tag: object) -> bool:
 
 
 def check_own(name: object) -> None:
-    """Refuse to write what only the store writes.
+    """Refuse a write to an index.
 
     Raises:
         InvalidObjectError: the name is that of an index.
@@ -54,10 +53,10 @@ def check_own(name: object) -> None:
 
 
 def tagged(document: Document, tags: Iterable[str]) -> tuple[Document, list[str]]:
-    """Return a document with its tags in it, and the objects that name it by them.
+    """Return a document with its tags, and the names of their index objects.
 
     Raises:
-        InvalidObjectError: the tags are no list, or one of them cannot be one.
+        InvalidObjectError: the tags are no list, or one of them is invalid.
     """
     if isinstance(tags, str):
         raise InvalidObjectError(f"tags is a list of tags; write tags=[{tags!r}].")
@@ -67,5 +66,5 @@ def tagged(document: Document, tags: Iterable[str]) -> tuple[Document, list[str]
 
 
 def entry(name: str) -> Set:
-    """Return the write that names an object in an index."""
+    """Return the write that adds an object to an index."""
     return Set((name,), True)  # noqa: FBT003, a JSON value

@@ -1,12 +1,12 @@
 """Transactions: read a snapshot, buffer writes, append one record, let the log's order decide.
 
-Serializable in log order: a transaction takes effect at the place of its record, and only if
-nothing that it read has changed between its snapshot and that place. A transaction that writes
-nothing appends nothing; its snapshot is as of one place of the log, taken from `Log.tail`, so it
-sees all that committed before its first read, by whomever (strictly serializable).
+Transactions are serializable in log order: a transaction takes effect at the place of its record,
+if no object that it read has changed between its snapshot and that place. A transaction that writes
+nothing appends nothing. Its snapshot is as of `Log.tail`, so it sees all transactions that
+committed before its first read (strictly serializable).
 
-A transaction with an id takes effect at most once, however often and by however many processes it
-is run: of all records with the id only the first that commits counts, for all replicas.
+A transaction with an id takes effect at most once, however often it runs: of all records with the
+id only the first valid one commits, in every replay.
 """
 
 from __future__ import annotations
@@ -59,31 +59,32 @@ from indilog.sdk import SeqNum, append_outcome_unknown
 class Transaction:
     """One transaction: `async with store.transaction() as txn`.
 
-    On leaving the block it is committed; when the block raises, nothing is appended. `get` gives
-    an object that can be read and written. Writing without `get` ("blind") is never in conflict;
-    a blind write that does not fit what the object then holds has no effect.
+    Leaving the block commits; if the block raises, nothing is appended. `get` returns an object to
+    read and write. A write without `get` (a blind write) never conflicts. If it does not fit the
+    object's value, it has no effect.
 
-    With an id its snapshot is taken on entering, and it appends a record even if it writes nothing:
-    its `result` is then decided for all who come with the same id.
+    With an id, the snapshot is taken on entering, and a record is appended even without writes. Its
+    `result` is then decided for all transactions with this id.
 
     Attributes:
-        seqnum: its record, once it committed; None if it wrote nothing.
-        result: with an id: a JSON value that is recorded with it; set it inside the block.
-        refusal: what it raised when another with its id had committed before.
+        seqnum: of its record, once it committed; None if it wrote nothing.
+        result: with an id: a JSON value to record; set it inside the block.
+        refusal: the error that it raised because another one with its id had committed before.
 
     Raises:
-        ConflictError: on leaving: another transaction changed first what this one read; nothing
-            was changed, run it again (`Store.transact` does).
+        ConflictError: on leaving: another transaction changed an object first that this one read.
+            Nothing was changed; run it again (`Store.transact` does).
         DoneBeforeError: with an id, on entering or leaving: one with this id committed before, and
             this one changed nothing.
-        AppendOutcomeUnknownError: on leaving: whether it took effect is not known; with an id, run
-            it again: it takes effect once.
+        AppendOutcomeUnknownError: on leaving: it may have taken effect. With an id, run it again:
+        it
+            takes effect once.
         InvalidObjectError: on leaving: the result is no JSON; nothing was changed.
     """
 
     def __init__(self, log: Log, replay: ObjectReplay, txn_id: str | None = None) -> None:
         if txn_id is not None:
-            id_tag_of(txn_id)  # refuses what cannot be an id
+            id_tag_of(txn_id)  # refuses an invalid id
         self._log = log
         self._replay = replay
         self._id = txn_id
@@ -100,11 +101,11 @@ class Transaction:
     async def get(self, name: str) -> TxnObject:
         """Return an object as of the transaction's snapshot, with the transaction's own writes.
 
-        May be called for several objects at once. The same object is returned each time.
+        It may be called for several objects concurrently. Repeated calls return the same object.
 
         Raises:
             MismatchError: an earlier blind write of this transaction does not fit it.
-            ConflictError: the transaction began below what is kept of the object.
+            ConflictError: the object's history at the snapshot was trimmed.
         """
         self._check_open()
         tag_of(name)
@@ -117,7 +118,7 @@ class Transaction:
             if error.first_seqnum <= horizon:
                 raise
             raise ConflictError(
-                f"What {name!r} was when the transaction began is not kept any more; run it again."
+                f"The value of {name!r} when the transaction began was trimmed; run it again."
             ) from error
         self._check_open()  # it may have ended meanwhile
         self._reads[name] = None
@@ -127,7 +128,7 @@ class Transaction:
 
     async def find(self, tag: str) -> dict[str, TxnObject]:
         """Return the objects that have a tag, by name, as of the snapshot, with the transaction's
-        own writes; each is read like by `get`, and so is the set of them.
+        own writes. Each is read as by `get`, and so is the set of them.
 
         Raises:
             ConflictError: as `get`.
@@ -137,14 +138,14 @@ class Transaction:
         return {name: obj for name, obj in found.items() if tag in obj.tags}
 
     async def tidy(self, tag: str, names: Iterable[str]) -> None:
-        """Take names that have lost a tag out of its index."""
+        """Remove names that have lost a tag from its index."""
         index = index_of(tag)
         for name in names:
             if tag not in (await self.get(name)).tags:
                 self._buffer(index, Delete((name,)))
 
     async def _horizon(self) -> SeqNum:
-        """Return the first seqnum that is not seen, decided once."""
+        """Return the first seqnum that is not visible, decided once."""
         if not self._horizons:
             self._horizons.append(await self._log.tail())
         return self._horizons[0]
@@ -182,7 +183,7 @@ class Transaction:
         self._write(name, merge_at(path, patch))
 
     def delete(self, name: str, path: Path | None = None) -> None:
-        """Take away what is at `path`; without a path, the object itself."""
+        """Remove the value at `path`; without a path, the object itself."""
         self._write(name, delete_at(path))
 
     def _write(self, name: str, write: Write) -> None:
@@ -234,7 +235,7 @@ class Transaction:
             await self._decide(seqnum, data)
 
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
-        """Find out what the log's order makes of the record at `seqnum`, and keep what is known."""
+        """Decide the transaction of the record at `seqnum`, and cache the result."""
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0, 0.0), command)
@@ -258,7 +259,7 @@ class Transaction:
         )
 
     async def _refuse(self, seqnum: SeqNum) -> Never:
-        """Say why the record at `seqnum` did not take effect."""
+        """Raise the error that says why the record at `seqnum` had no effect."""
         if self._id is not None:
             await self._refuse_if_done(self._id, seqnum - 1)
         raise ConflictError(
@@ -272,9 +273,9 @@ class Transaction:
             raise self.refusal
 
     def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
-        """Return what is known of the objects read and written, now that nothing came between.
+        """Return the views of the objects read and written, after a commit without conflicts.
 
-        Made from the record, as each replica does that replays it.
+        They are computed from the record, as in every replay.
         """
         return {
             name: self._replay.written(held.view, command, name, seqnum)

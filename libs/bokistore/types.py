@@ -49,7 +49,7 @@ def as_document(value: object) -> Document:
     """Return a value of such a type, or a dict, as a JSON object.
 
     Raises:
-        InvalidObjectError: it is none.
+        InvalidObjectError: the value is none of these.
     """
     if isinstance(value, pydantic.BaseModel):
         document: Json = value.model_dump(mode="json")

@@ -180,7 +180,7 @@ async def test_an_object_at_rest_is_seen_at_every_place_of_the_span(
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_deleted_objects_go_wholly(log: MemoryLog, clock: Clock) -> None:
+async def test_deleted_objects_are_trimmed_completely(log: MemoryLog, clock: Clock) -> None:
     store = Store(log)
     for number in range(200):
         await store.increment(f"o{number % 20}", "n")
@@ -216,7 +216,9 @@ async def test_an_id_is_forgotten_with_its_record(log: MemoryLog, clock: Clock) 
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_a_transaction_that_began_below_is_told(log: MemoryLog, clock: Clock) -> None:
+async def test_a_transaction_whose_snapshot_was_trimmed_conflicts(
+    log: MemoryLog, clock: Clock
+) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
     async with store.transaction() as txn:
@@ -225,13 +227,13 @@ async def test_a_transaction_that_began_below_is_told(log: MemoryLog, clock: Clo
             await store.increment("a", "n")
         clock.now += 100
         await store.collect(keep=10)
-        with pytest.raises(ConflictError, match="not kept any more"):
+        with pytest.raises(ConflictError, match="was trimmed; run it again"):
             await txn.get("a")
     assert (await store.get("a"))["n"] == 101
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_what_was_decided_stays_decided_when_what_decided_it_is_gone(
+async def test_a_decision_stays_when_the_records_that_decided_it_are_trimmed(
     log: MemoryLog, clock: Clock
 ) -> None:
     """`b` is kept by a record that read `a`, whose history is trimmed."""
@@ -287,7 +289,7 @@ async def test_the_platform_collects_as_the_log_in_memory_does(
         assert await reader.increment("a", "n") == 100
 
 
-async def test_a_log_trimmed_as_a_whole_is_told_from_deleted_objects(log: MemoryLog) -> None:
+async def test_a_log_trimmed_as_a_whole_differs_from_deleted_objects(log: MemoryLog) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
     await log.trim(await log.tail())
