@@ -119,7 +119,7 @@ def check(world: World) -> None:
             assert given == steps["1"], f"{who} went on with what was not decided"
 
 
-def test_whoever_executes_goes_on_with_what_the_log_decided() -> None:
+def test_every_execution_continues_with_what_the_log_decided() -> None:
     worlds = list(interleavings(outcome))
     for world in worlds:
         check(world)

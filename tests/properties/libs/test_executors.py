@@ -225,7 +225,7 @@ def check(seeds: range) -> None:
             world.end_well()
 
 
-def test_whatever_is_lost_the_living_keep_their_runs_and_the_others_are_taken() -> None:
+def test_after_any_loss_live_executors_keep_their_runs_and_others_are_taken() -> None:
     check(range(SEEDS))
 
 

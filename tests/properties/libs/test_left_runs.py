@@ -35,7 +35,7 @@ def is_left(run: Run) -> bool:
 
 
 @given(st.lists(_said, max_size=14))
-def test_a_run_is_with_whoever_has_it(said: list[tuple[RunRecord, set[str]] | None]) -> None:
+def test_a_run_is_listed_for_its_owner(said: list[tuple[RunRecord, set[str]] | None]) -> None:
     run = Run()
     held = {name: HeldRuns(name) for name in EXECUTORS}
     for seqnum, one in enumerate(said):

@@ -224,7 +224,7 @@ def in_turns(seed: int, calls_max: int) -> Choose:
     calls_max=st.sampled_from([1, 12, 40]),
     checkpoint_every=st.sampled_from([1, 3, 1024]),
 )
-def test_everybody_is_told_what_a_plain_replay_of_the_log_says(
+def test_every_caller_gets_what_a_plain_replay_of_the_log_says(
     programs: list[list[tuple[Any, ...]]], order_seed: int, calls_max: int, checkpoint_every: int
 ) -> None:
     time = Time()
@@ -257,7 +257,7 @@ def one_who_stands_still(seed: int) -> None:
     check(logs, people)
 
 
-def test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoint() -> None:
+def test_a_newcomer_finds_the_current_lock_also_after_a_stalled_checkpoint() -> None:
     for seed in range(150):
         one_who_stands_still(seed)
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:
         mock.patch.object(LockReplica, "_furthest", newest_stays),
         pytest.raises((TrimmedError, AssertionError)),
     ):
-        test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoint()
+        test_a_newcomer_finds_the_current_lock_also_after_a_stalled_checkpoint()
 
 
 places = st.integers(0, 2**63 - 1)

@@ -232,7 +232,7 @@ async def test_a_run_that_this_process_got_unawares_is_parked_as_one_that_it_too
     await process.stop()
 
 
-async def test_a_sign_of_life_that_comes_after_the_heir_makes_no_lease_sure(
+async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
@@ -286,7 +286,7 @@ async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
     await process.stop()
 
 
-async def test_what_was_stopped_without_a_word_is_kept_for_whoever_inherits_it() -> None:
+async def test_a_run_interrupted_without_a_record_is_kept_for_the_new_owner() -> None:
     logs = MemoryLogs()
     process, log = Process(logs), logs.log(FLOW_LOG)
     runner = process.flow.runner

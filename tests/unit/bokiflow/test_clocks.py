@@ -95,7 +95,7 @@ async def test_one_that_lives_keeps_its_runs_whatever_a_drivers_clock_says(
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 @pytest.mark.parametrize("is_driven_before", [True, False])
-async def test_one_that_is_gone_is_taken_over_from_whatever_a_drivers_clock_says(
+async def test_a_dead_executor_is_taken_over_independently_of_a_drivers_clock(
     logs: MemoryLogs, ahead_s: float, *, is_driven_before: bool
 ) -> None:
     """Also by one that begins when all others are gone."""
@@ -115,7 +115,7 @@ async def test_one_that_is_gone_is_taken_over_from_whatever_a_drivers_clock_says
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-async def test_a_suspect_that_is_parked_is_tried_again_whatever_a_drivers_clock_says(
+async def test_a_parked_crash_loop_is_retried_independently_of_a_drivers_clock(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
     monkeypatch.setattr("bokiflow.driver.retry_s", lambda _: 0.05)

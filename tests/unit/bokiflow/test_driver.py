@@ -158,7 +158,7 @@ async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
     assert [r.epoch for r in records if isinstance(r, RunFinished)] == [2]
 
 
-async def test_a_dead_heir_is_inherited_from() -> None:
+async def test_a_dead_new_owner_is_replaced() -> None:
     logs, stuck = MemoryLogs(), Stuck()
     first = Process(logs, stuck)
     for _ in range(5):
@@ -189,7 +189,7 @@ async def killed_in_a_step(logs: MemoryLogs, run: str) -> Process:
     return process
 
 
-async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others(
+async def test_a_new_owner_that_stops_before_it_takes_a_run_is_replaced(
     logs: MemoryLogs,
 ) -> None:
     first, heir = await killed_in_a_step(logs, "r"), Process(logs)

@@ -370,7 +370,7 @@ async def test_a_run_that_is_not_there_or_has_ended_cannot_be_cancelled(
 
 
 @pytest.mark.parametrize("change", ["name", "less", "kind"])
-async def test_changed_code_is_told_and_the_run_waits(
+async def test_changed_code_is_reported_and_the_run_is_parked(
     flow: Flow, logs: MemoryLogs, change: str
 ) -> None:
     async def pay() -> int:
@@ -401,7 +401,9 @@ async def test_changed_code_is_told_and_the_run_waits(
     assert error.found == {"name": "step send", "less": None, "kind": "now now"}[change]
 
 
-async def test_mistakes_are_told_before_anything_is_started(flow: Flow, logs: MemoryLogs) -> None:
+async def test_mistakes_are_reported_before_anything_is_started(
+    flow: Flow, logs: MemoryLogs
+) -> None:
     @flow.workflow
     async def buy(wf: Workflow, order: Order) -> None: ...
 
@@ -455,7 +457,7 @@ async def test_results_of_every_kind_come_back_as_they_were(flow: Flow, logs: Me
     assert kinds.definition.signature.result(repeated.result) == result
 
 
-async def test_a_workflow_stands_where_one_of_a_wider_result_does() -> None:
+async def test_a_workflow_can_replace_one_of_a_wider_result() -> None:
     """For type checkers: what it gives only comes out of it."""
 
     async def shown(value: object) -> str:

@@ -102,7 +102,7 @@ def living(*records: tuple[float, ExecutorRecord]) -> Executors:
     return executors
 
 
-def test_nobody_inherits_from_one_that_spoke_since_its_heir_has_looked() -> None:
+def test_a_claim_has_no_effect_if_the_executor_sent_a_heartbeat_since() -> None:
     spoke = living(
         (1.0, Heartbeat("a", 5.0)), (2.0, Heartbeat("a", 5.0)), (8.0, ExecutorDead("a", "b", 1))
     )
@@ -113,7 +113,7 @@ def test_nobody_inherits_from_one_that_spoke_since_its_heir_has_looked() -> None
     assert silent.left_to("b") == ["a"]
 
 
-def test_no_time_of_a_record_has_a_say_in_who_inherits() -> None:
+def test_no_time_of_a_record_decides_the_new_owner() -> None:
     """Whoever reads it all at once, late, or with a clock of another year sees the same heirs."""
     said: list[ExecutorRecord] = [
         Heartbeat("a", 5.0),
@@ -129,7 +129,7 @@ def test_no_time_of_a_record_has_a_say_in_who_inherits() -> None:
     assert {n: known.new_owner for n, known in at_once.known.items()} == heirs
 
 
-def test_a_lease_is_counted_from_when_its_sign_of_life_was_read() -> None:
+def test_a_lease_counts_from_the_read_of_its_heartbeat() -> None:
     executors = living((1.0, Heartbeat("a", 5.0)), (70.0, Heartbeat("b", 5.0)))
     executors.apply(2, 71.0, Heartbeat("a", 5.0))
     assert executors.lapsed(74.9) == []
@@ -137,7 +137,7 @@ def test_a_lease_is_counted_from_when_its_sign_of_life_was_read() -> None:
     assert executors.next_lapse() == 75.0
 
 
-def test_the_first_heir_gets_everything_also_what_was_left_to_the_dead() -> None:
+def test_the_first_new_owner_gets_all_runs_including_inherited_ones() -> None:
     executors = living(
         (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1.0)), (2.0, ExecutorDead("a", "b", 2)),
         (2.0, ExecutorDead("a", "c", 2)), (3.0, ExecutorDead("b", "c", 4)),
@@ -146,7 +146,7 @@ def test_the_first_heir_gets_everything_also_what_was_left_to_the_dead() -> None
     assert sorted(executors.left_to("c")) == ["a", "b"]
 
 
-def test_an_heir_that_is_late_is_inherited_from_though_it_lives() -> None:
+def test_a_late_new_owner_is_replaced_although_it_is_alive() -> None:
     executors = living(
         (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1e6)), (2.0, ExecutorDead("a", "b", 2))
     )
@@ -163,7 +163,7 @@ def test_a_dead_executor_does_not_come_back_under_its_name() -> None:
     assert executors.left_to("b") == ["a"]
 
 
-def test_who_leaves_is_inherited_from_at_once() -> None:
+def test_an_executor_that_leaves_gets_a_new_owner_at_once() -> None:
     executors = living((0.0, Heartbeat("a", 100.0)), (1.0, ExecutorLeft("a", is_idle=False)))
     assert executors.lapsed(1.0) == ["a"]
     executors.apply(2, 1.0, ExecutorDead("a", "b", 2))
@@ -172,7 +172,7 @@ def test_who_leaves_is_inherited_from_at_once() -> None:
     assert not executors.known
 
 
-def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
+def test_runs_of_a_new_owner_that_leaves_are_open_again() -> None:
     executors = living(
         (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1.0)), (2.0, ExecutorDead("a", "b", 2))
     )
@@ -182,12 +182,12 @@ def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
     assert executors.left_to("c") == ["a"]
 
 
-def test_whoever_says_of_itself_that_it_left_nothing_is_not_looked_at_again() -> None:
+def test_an_executor_that_left_nothing_is_not_read_again() -> None:
     executors = living((0.0, Heartbeat("a", 100.0)), (1.0, ExecutorLeft("a", is_idle=True)))
     assert "a" not in executors.dead_executors
 
 
-def test_what_an_heir_has_taken_everything_of_is_looked_at_again() -> None:
+def test_an_executor_whose_new_owner_has_finished_is_read_again() -> None:
     """So is whoever it may have been an heir that spoke of, as far as this process knows."""
     executors = living(
         (0.0, Heartbeat("a", 1.0)),
@@ -206,7 +206,7 @@ def test_what_an_heir_has_taken_everything_of_is_looked_at_again() -> None:
     assert "a" in executors.dead_executors
 
 
-def test_behind_a_loss_an_heir_may_be_done_or_gone_so_it_is_waited_for_a_lease_only() -> None:
+def test_after_a_loss_a_new_owner_is_waited_for_one_lease_only() -> None:
     """The lost record may have said so, and nobody says it again."""
     executors = living((1.0, Heartbeat("a", 5.0)), (7.0, ExecutorDead("a", "b", 1)))
     executors.lost(3, 8.0)
@@ -214,7 +214,7 @@ def test_behind_a_loss_an_heir_may_be_done_or_gone_so_it_is_waited_for_a_lease_o
     assert executors.lapsed(13.0) == ["a"]
 
 
-def test_one_that_is_back_is_not_looked_at_as_one_that_is_gone() -> None:
+def test_an_executor_that_is_alive_again_is_not_read_as_a_dead_one() -> None:
     """And when it goes again, it is from then on."""
     executors = living((1.0, Heartbeat("a", 5.0)))
     executors.forget("a", 7.0)

@@ -136,7 +136,7 @@ async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
         assert await heir.long.handle("r").result(10) == "done"
 
 
-async def test_who_looks_for_all_runs_finds_one_whose_given_up_end_came_late(
+async def test_a_search_of_all_runs_finds_one_whose_superseded_end_came_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = NoEnd()
@@ -205,7 +205,7 @@ class Race(HookedLogs):
             await MemoryLogs.log(self, FLOW_LOG).append_batch([taken(2)])
 
 
-async def test_an_epoch_that_a_dead_executor_begins_before_its_heir_does_is_taken() -> None:
+async def test_an_epoch_that_a_dead_executor_begins_before_its_new_owner_is_taken() -> None:
     logs = Race()
     await MemoryLogs.log(logs, FLOW_LOG).append_batch([LIVES, START])
     heir = Process(logs)
@@ -232,7 +232,7 @@ async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
 
 
-async def test_an_execution_whose_lease_is_over_begins_no_epoch_under_its_name(
+async def test_an_execution_whose_lease_has_ended_begins_no_epoch_under_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others may have taken the run; that epoch would come in between."""

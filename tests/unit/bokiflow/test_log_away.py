@@ -111,7 +111,7 @@ READING: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", APPENDING)
-async def test_a_full_disk_is_told_at_once(logs: FailingLogs, name: str) -> None:
+async def test_a_full_disk_is_reported_at_once(logs: FailingLogs, name: str) -> None:
     shop = Shop(logs)
     await shop.begin()
     logs.of_appends = [DiskFullError("There is no room.")]
@@ -123,7 +123,7 @@ async def test_a_full_disk_is_told_at_once(logs: FailingLogs, name: str) -> None
     await APPENDING[name](shop)
 
 
-async def test_what_was_refused_for_a_full_disk_keeps_nobody_busy(logs: FailingLogs) -> None:
+async def test_a_start_refused_for_a_full_disk_keeps_no_executor_busy(logs: FailingLogs) -> None:
     shop = Shop(logs)
     logs.of_appends = [DiskFullError("There is no room.")]
     for _ in range(3):
@@ -133,7 +133,7 @@ async def test_what_was_refused_for_a_full_disk_keeps_nobody_busy(logs: FailingL
 
 
 @pytest.mark.parametrize("name", APPENDING)
-async def test_a_log_that_is_away_is_waited_for_then_told(logs: FailingLogs, name: str) -> None:
+async def test_an_unavailable_log_is_waited_for_then_reported(logs: FailingLogs, name: str) -> None:
     shop = Shop(logs)
     await shop.begin()
     logs.of_appends = [QuorumUnavailableError("nobody answers"), NotReadyError("it begins")]
@@ -144,7 +144,7 @@ async def test_a_log_that_is_away_is_waited_for_then_told(logs: FailingLogs, nam
 
 @pytest.mark.parametrize("last", [NotReadyError("it begins"), DiskFullError("There is no room.")])
 @pytest.mark.parametrize("name", APPENDING)
-async def test_one_try_whose_outcome_is_unknown_is_told_whatever_the_others_say(
+async def test_one_attempt_of_unknown_outcome_is_reported_whatever_the_others_are(
     logs: FailingLogs, name: str, last: IndilogError
 ) -> None:
     shop = Shop(logs)
@@ -155,7 +155,7 @@ async def test_one_try_whose_outcome_is_unknown_is_told_whatever_the_others_say(
 
 
 @pytest.mark.parametrize("name", ["start with an id", "fork"])
-async def test_a_start_that_stands_but_could_not_be_read_is_not_told_as_undone(
+async def test_a_durable_start_that_could_not_be_read_is_not_reported_as_undone(
     logs: FailingLogs, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     shop = Shop(logs)
@@ -174,7 +174,7 @@ async def test_a_start_that_stands_but_could_not_be_read_is_not_told_as_undone(
 
 
 @pytest.mark.parametrize("name", APPENDING | READING)
-async def test_reads_that_fail_are_told_as_they_are(logs: FailingLogs, name: str) -> None:
+async def test_failed_reads_are_reported_unchanged(logs: FailingLogs, name: str) -> None:
     shop = Shop(logs)
     await shop.begin()
     logs.of_appends, logs.of_reads = [NotReadyError("away")], NotReadyError("away")

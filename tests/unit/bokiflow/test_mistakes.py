@@ -108,7 +108,7 @@ async def test_a_signal_has_a_name(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-async def test_a_handle_of_another_workflow_is_told_so(flow: Flow, is_here: bool) -> None:
+async def test_a_handle_of_another_workflow_is_refused(flow: Flow, is_here: bool) -> None:
     """Whether the run is executed in this process or elsewhere; and nothing is done to it."""
 
     @flow.workflow
@@ -137,7 +137,7 @@ async def test_a_handle_of_another_workflow_is_told_so(flow: Flow, is_here: bool
         await wrong.result()
 
 
-async def test_a_run_whose_code_is_gone_can_be_cancelled_by_any_handle(flow: Flow) -> None:
+async def test_a_run_without_code_can_be_cancelled_by_any_handle(flow: Flow) -> None:
     """There is no handle of its own."""
 
     @flow.workflow
@@ -233,7 +233,7 @@ async def test_a_start_of_the_same_run_with_other_arguments_is_logged_and_change
     assert await handle.result(10) == "2 tea"
 
 
-async def test_of_starts_of_one_id_at_once_those_of_another_workflow_are_told_so(
+async def test_of_concurrent_starts_of_one_id_those_of_another_workflow_are_refused(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And those with other arguments are logged: as if they had come one after the other."""

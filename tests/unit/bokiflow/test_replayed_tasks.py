@@ -234,7 +234,7 @@ async def test_a_gather_that_was_cancelled_in_a_task_is_no_matter(crash: Crash) 
     assert (end.failure, end.result) == (None, b'"done"')
 
 
-async def test_a_gather_that_waits_is_told(crash: Crash) -> None:
+async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
     """It has replayed all that is decided of it, and waits for more."""
 
     async def forgets(wf: Workflow) -> str:

@@ -115,7 +115,7 @@ async def test_what_is_trimmed_before_its_outcome_is_read(
     assert (await mine.stats()).depth == 0
 
 
-async def test_a_shard_that_nobody_uses_holds_nothing_back(
+async def test_an_unused_shard_does_not_keep_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 20)

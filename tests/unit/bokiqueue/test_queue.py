@@ -297,7 +297,7 @@ async def test_a_record_of_a_later_version_is_not_passed_over(log: MemoryLog) ->
         await queue.take()
 
 
-async def test_what_nobody_needs_is_trimmed_and_a_newcomer_begins_at_a_checkpoint(
+async def test_superseded_records_are_trimmed_and_a_newcomer_begins_at_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
@@ -379,7 +379,7 @@ async def test_a_wake_up_is_passed_on_by_a_consumer_that_is_cancelled() -> None:
     assert first.cancelled()
 
 
-async def test_nobody_watches_the_log_when_nobody_waits() -> None:
+async def test_the_log_is_not_watched_while_no_consumer_waits() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail")
     assert await queue.take(wait=0.01) is None
@@ -397,7 +397,7 @@ async def test_a_page_that_is_cut_by_its_bytes_is_not_taken_for_the_end(clock: C
     assert await taken(elsewhere(queue.log, shards=1)) == b"now"
 
 
-async def test_a_page_of_news_that_is_cut_is_not_taken_for_the_end(clock: Clock) -> None:
+async def test_a_page_of_pushes_that_is_cut_is_not_taken_for_the_end(clock: Clock) -> None:
     logs = MemoryLogs(page_bytes_max=1, clock=clock)
     queue = Queue(MemoryLog("work", logs=logs), "mail", shards=2)
     newcomer = elsewhere(queue.log)
@@ -410,7 +410,7 @@ async def test_a_page_of_news_that_is_cut_is_not_taken_for_the_end(clock: Clock)
     assert await taken(newcomer) == b"now"
 
 
-async def test_news_of_another_session_are_not_taken_for_absent(log: MemoryLog) -> None:
+async def test_pushes_of_another_session_are_not_taken_for_absent(log: MemoryLog) -> None:
     """A page that is empty because the reader's session is behind proves nothing."""
     queue = Queue(log, "mail", shards=1)
     assert await queue.take() is None

@@ -15,7 +15,7 @@ from tests.support.hooked_log import HookedLog, Read
 pytestmark = pytest.mark.asyncio
 
 
-async def test_of_many_who_use_a_queue_first_one_opens_it_for_all() -> None:
+async def test_of_many_concurrent_first_users_one_opens_the_queue() -> None:
     class Slow(MemoryLog):
         asked = 0
 
@@ -74,7 +74,7 @@ async def test_what_another_consumer_of_the_process_is_reading_is_not_taken_for_
     assert [delivery.data for delivery in got if delivery is not None] == [b"1", b"2"]
 
 
-async def test_of_many_who_acknowledge_at_once_a_few_read_for_all() -> None:
+async def test_of_many_concurrent_acknowledgements_a_few_read_for_all() -> None:
     log = SlowReads(MemoryLogs())
     log.arrive.set()
     queue = Queue(log, "mail", shards=1)

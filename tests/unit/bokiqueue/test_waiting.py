@@ -91,7 +91,7 @@ async def test_a_consumer_that_is_cancelled_after_it_was_woken_wakes_another() -
 
 
 @pytest.mark.parametrize("wait", [None, 20.0])
-async def test_what_a_failed_claim_was_meant_for_goes_to_who_found_nothing(
+async def test_the_message_of_a_failed_claim_goes_to_a_consumer_that_found_none(
     wait: float | None,
 ) -> None:
     log = HeldClaims()
@@ -171,7 +171,7 @@ async def test_more_consumers_can_wait_than_one_read_can_ask_for() -> None:
     await asyncio.gather(*waits[1:], return_exceptions=True)
 
 
-async def test_whatever_goes_wrong_with_the_watcher_reaches_all_who_wait() -> None:
+async def test_an_error_of_the_watcher_reaches_all_waiting_consumers() -> None:
     class Broken(HookedLog):
         async def before_read(self, read: Read) -> None:
             if read.wait:

@@ -54,7 +54,7 @@ async def test_the_body_does_not_run_when_it_was_done_before(log: MemoryLog) -> 
 
 
 @pytest.mark.asyncio
-async def test_a_block_with_an_id_is_told_on_entering(log: MemoryLog) -> None:
+async def test_a_block_with_an_id_that_committed_is_refused_on_entering(log: MemoryLog) -> None:
     store = Store(log)
     async with store.transaction(id="x") as txn:
         txn.increment("a", "n")
@@ -68,7 +68,7 @@ async def test_a_block_with_an_id_is_told_on_entering(log: MemoryLog) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_block_with_an_id_is_told_on_leaving(log: MemoryLog) -> None:
+async def test_a_block_with_an_id_that_committed_is_refused_on_leaving(log: MemoryLog) -> None:
     store = Store(log)
     with pytest.raises(DoneBeforeError):  # noqa: PT012
         async with store.transaction(id="x") as late:

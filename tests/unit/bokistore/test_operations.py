@@ -42,7 +42,7 @@ class Busy(HookedLog):
         return records
 
 
-async def test_each_of_many_at_once_is_told_what_was_before_it() -> None:
+async def test_each_of_many_concurrent_operations_returns_the_value_before_it() -> None:
     stores = [newcomer(Busy(logs)) for logs in [MemoryLogs()] for _ in range(3)]
     told = await asyncio.gather(
         *(stores[caller % 3].set("hot", "by", caller) for caller in range(CALLERS))
@@ -96,7 +96,7 @@ async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_nex
     assert told[1:] == [1, 2, 3], "the first one is in the log all the same"
 
 
-async def test_nothing_is_noted_for_who_was_cancelled() -> None:
+async def test_nothing_is_noted_for_a_cancelled_operation() -> None:
     """One looks for all, from the first on; that one is gone when the answer comes."""
     log, cache = Busy(), ViewCache()
     store = Store(log, cache=cache)
@@ -115,7 +115,7 @@ async def test_nothing_is_noted_for_who_was_cancelled() -> None:
     assert line.noted == {}
 
 
-async def test_what_does_not_fit_is_told_to_whom_it_concerns() -> None:
+async def test_a_write_that_does_not_fit_fails_for_its_caller_only() -> None:
     store = newcomer(Busy())
     await store.set("hot", "n", "text")
     told = await asyncio.gather(

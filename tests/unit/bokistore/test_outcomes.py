@@ -83,7 +83,7 @@ async def test_with_an_id_it_heals_itself(log: Unsteady) -> None:
     assert (await other(log).get("a"))["n"] == 1
 
 
-async def test_what_the_order_of_the_log_decided_is_told_as_before(log: Unsteady) -> None:
+async def test_an_error_decided_by_the_order_of_the_log_is_unchanged(log: Unsteady) -> None:
     store = Store(log)
     await store.set("a", "n", "text")
     with pytest.raises(MismatchError):

@@ -89,7 +89,7 @@ async def test_a_replica_resumes_from_the_last_snapshot(log: MemoryLog) -> None:
 
 
 @pytest.mark.asyncio
-async def test_commands_in_a_snapshot_are_given_back_and_who_is_behind_goes_on(
+async def test_commands_in_a_snapshot_are_trimmed_and_a_lagging_replica_continues(
     log: MemoryLog,
 ) -> None:
     one, behind = Counters(log), Counters(log)
@@ -109,7 +109,7 @@ async def test_commands_in_a_snapshot_are_given_back_and_who_is_behind_goes_on(
 
 
 @pytest.mark.asyncio
-async def test_who_follows_behind_a_trim_takes_the_snapshot_and_goes_on(log: MemoryLog) -> None:
+async def test_a_follower_whose_commands_are_trimmed_loads_the_snapshot(log: MemoryLog) -> None:
     one, behind = Counters(log, every=10), Counters(log)
     await behind.replica.sync()
     for _ in range(20):
@@ -123,7 +123,7 @@ async def test_who_follows_behind_a_trim_takes_the_snapshot_and_goes_on(log: Mem
 
 
 @pytest.mark.asyncio
-async def test_who_follows_is_told_what_is_gone_without_a_snapshot(log: MemoryLog) -> None:
+async def test_a_follower_fails_if_commands_are_trimmed_without_a_snapshot(log: MemoryLog) -> None:
     behind = Counters(log)
     await behind.replica.sync()
     await Counters(log).replica.propose(b"a")
@@ -133,7 +133,9 @@ async def test_who_follows_is_told_what_is_gone_without_a_snapshot(log: MemoryLo
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_of_who_lags_does_not_replace_a_better_one(log: MemoryLog) -> None:
+async def test_a_snapshot_of_a_lagging_replica_does_not_replace_a_better_one(
+    log: MemoryLog,
+) -> None:
     lagging, ahead = Counters(log), Counters(log)
     await lagging.replica.propose(b"a")
     for _ in range(9):
@@ -148,7 +150,7 @@ async def test_a_snapshot_of_who_lags_does_not_replace_a_better_one(log: MemoryL
 
 
 @pytest.mark.asyncio
-async def test_commands_that_are_gone_without_a_snapshot_are_told(log: MemoryLog) -> None:
+async def test_commands_trimmed_without_a_snapshot_are_an_error(log: MemoryLog) -> None:
     await Counters(log).replica.propose(b"a")
     await log.trim(1)
     with pytest.raises(TrimmedError):
@@ -220,7 +222,7 @@ async def test_machines_of_one_log_stay_apart(log: MemoryLog) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_state_larger_than_a_record_is_told_by_save_only(log: MemoryLog) -> None:
+async def test_only_save_fails_on_a_state_larger_than_a_record(log: MemoryLog) -> None:
     size = log.logs.config.record_bytes_max
     replica = Replica(
         log, len, snapshot=lambda: bytes(size), restore=lambda _: None, snapshot_every=1

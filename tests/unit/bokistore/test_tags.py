@@ -73,7 +73,7 @@ async def test_lookups_see_the_past_too(log: MemoryLog) -> None:
     assert list(await store.at(0).find("x")) == ["a"]
 
 
-async def test_a_lookup_in_a_transaction_is_in_conflict_with_who_gets_the_tag(
+async def test_a_lookup_in_a_transaction_conflicts_with_a_write_that_sets_the_tag(
     log: MemoryLog,
 ) -> None:
     store = Store(log)

@@ -143,7 +143,7 @@ async def test_a_blind_write_that_does_not_fit_has_no_effect(store: Store, log: 
 
 
 @pytest.mark.asyncio
-async def test_a_write_that_does_not_fit_is_told_at_once_and_not_buffered(store: Store) -> None:
+async def test_a_write_that_does_not_fit_raises_at_once_and_is_not_buffered(store: Store) -> None:
     await store.set("a", "n", 1)
     async with store.transaction() as txn:
         a = await txn.get("a")

@@ -63,7 +63,7 @@ async def test_a_demo_whose_posts_are_lost_says_so_and_passes_no_verdict(gateway
     assert "Checked" not in told
 
 
-async def test_loading_a_graph_again_finds_everybody_there(gateway: Gateway) -> None:
+async def test_loading_a_graph_again_finds_all_people_there(gateway: Gateway) -> None:
     told: list[int] = []
     assert "40 people (40 new)" in await network().load(gateway.url, told.append)
     assert sum(told) == network().batches() == 2
@@ -118,7 +118,7 @@ async def test_a_refusal_for_good_ends_the_load_with_its_sentence(gateway: Gatew
         )  # fmt: skip
 
 
-async def test_a_platform_that_is_not_there_is_told(unused_tcp_port: int) -> None:
+async def test_a_missing_platform_is_reported(unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(LoadError, match="Is the platform up"):
         await network().load(url, lambda _: None)
@@ -189,7 +189,7 @@ async def test_lost_changed_and_doubled_posts_are_found() -> None:
     ("application", "named"),
     [(network(), "text"), (Media(), "request"), (Travel(generated_hotels()), "request")],
 )
-async def test_what_clients_write_is_told_apart_also_with_the_same_seed(
+async def test_writes_of_clients_differ_also_with_the_same_seed(
     application: SocialNetwork | Media | Travel, named: str
 ) -> None:
     written = []

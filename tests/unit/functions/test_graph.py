@@ -68,7 +68,7 @@ def test_anything_else_is_refused_with_the_line(tmp_path: Path, text: str, sente
         read_graph(file)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="cannot be read"):
         read_graph(tmp_path / "none")
     binary = tmp_path / "binary"

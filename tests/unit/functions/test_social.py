@@ -59,7 +59,7 @@ async def test_following_is_seen_from_both_sides(context: Callable[[], Context])
     assert (await social.profile(context(), "cid")).followers == 1
 
 
-async def test_unknown_people_are_told(context: Callable[[], Context]) -> None:
+async def test_unknown_people_are_reported(context: Callable[[], Context]) -> None:
     await social.register(context(), "ann", "")
     for call in (
         social.follow(context(), "ann", "bob"),
@@ -71,7 +71,9 @@ async def test_unknown_people_are_told(context: Callable[[], Context]) -> None:
             await call
 
 
-async def test_a_post_reaches_followers_and_everybody(context: Callable[[], Context]) -> None:
+async def test_a_post_reaches_followers_and_the_public_timeline(
+    context: Callable[[], Context],
+) -> None:
     await social.load(context(), {"ann": ["bob"], "bob": ["ann"]})
     post = await social.post(context(), "ann", "Hello")
     [expected] = await social.timeline(context(), "bob")

@@ -81,7 +81,7 @@ async def test_the_best_are_recommended(
 
 
 @pytest.mark.asyncio
-async def test_a_user_is_who_knows_the_password() -> None:
+async def test_a_user_is_identified_by_the_password() -> None:
     functions = await a_town()
     known = [("ann", "ann"), ("ann", "bob"), ("zoe", "zoe")]
     told = [await travel.check_user(functions.context(), *one) for one in known]
@@ -111,7 +111,7 @@ async def test_a_repeated_request_reserves_and_orders_once() -> None:
 
 
 @pytest.mark.asyncio
-async def test_nobody_gets_what_is_not_left_and_both_are_taken_or_none() -> None:
+async def test_sold_out_places_are_refused_and_both_are_reserved_or_none() -> None:
     functions = await a_town()
     asked = [
         travel.reserve(functions.context(), **WISH | {"flight": "f1"}, request=str(n))
@@ -254,7 +254,7 @@ def test_the_check_finds_what_does_not_agree(planted: dict[str, Any], fault: str
     assert fault is None or any(one.startswith(fault) for one in faults)
 
 
-def test_the_check_finds_who_was_told_something_else() -> None:
+def test_the_check_finds_a_client_that_got_another_answer() -> None:
     application = Travel([])
     application.acknowledged = {"q": True, "lost": True, "other": False}
     assert application.faults(replay()) == [

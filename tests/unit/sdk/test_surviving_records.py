@@ -25,7 +25,7 @@ async def test_what_is_left_is_found_behind_what_was_trimmed_and_around_what_is_
 
 
 @pytest.mark.asyncio
-async def test_a_loss_of_which_nobody_knows_the_end_is_told() -> None:
+async def test_a_loss_without_a_known_end_is_raised() -> None:
     class Broken(HookedLog):
         async def before_read(self, read: Read) -> None:
             raise DataLossError("Lost.")

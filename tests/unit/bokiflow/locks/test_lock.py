@@ -61,7 +61,7 @@ async def test_a_free_lock_costs_one_append_to_take_and_one_to_release(log: Log)
 
 
 @pytest.mark.asyncio
-async def test_those_who_wait_get_the_lock_in_their_order_with_growing_tokens(log: Log) -> None:
+async def test_waiting_callers_get_the_lock_in_order_with_growing_tokens(log: Log) -> None:
     got: list[tuple[int, int]] = []
 
     async def want(number: int) -> None:
@@ -80,7 +80,7 @@ async def test_those_who_wait_get_the_lock_in_their_order_with_growing_tokens(lo
 
 
 @pytest.mark.asyncio
-async def test_a_lease_that_ends_passes_the_lock_on_and_its_holder_is_told(log: Log) -> None:
+async def test_the_end_of_a_lease_releases_the_lock_and_fails_its_holder(log: Log) -> None:
     slow = await Lock(log(), "hotel:7", lease=0.05).acquire()
     quick = await Lock(log(), "hotel:7").acquire()
     assert quick.token > slow.token
@@ -105,7 +105,7 @@ async def test_a_waiter_that_died_costs_no_more_than_its_wait(log: Log) -> None:
 
 
 @pytest.mark.asyncio
-async def test_whoever_waits_in_vain_is_told_and_leaves_the_line(log: Log) -> None:
+async def test_a_caller_that_times_out_gets_an_error_and_leaves_the_queue(log: Log) -> None:
     async with Lock(log(), "hotel:7"):
         with pytest.raises(LockTimeoutError, match="not free within 0 s"):
             await Lock(log(), "hotel:7", wait=0).acquire()
@@ -330,7 +330,7 @@ async def test_a_release_is_known_however_much_happened_while_it_was_on_its_way(
 
 
 @pytest.mark.asyncio
-async def test_whoever_only_watches_a_lock_keeps_nothing_of_its_records(log: Log) -> None:
+async def test_a_process_that_only_watches_a_lock_keeps_none_of_its_records(log: Log) -> None:
     mine, other = log(), log()
     async with Lock(other, "hotel:7", renew=False) as held:
         for _ in range(100):

@@ -58,7 +58,7 @@ async def test_a_floor_that_is_seen_before_its_checkpoint_is_not_taken_for_a_tri
     assert await end_of(behind) == last
 
 
-async def test_a_log_that_was_trimmed_as_a_whole_is_told() -> None:
+async def test_a_log_that_was_trimmed_as_a_whole_is_an_error() -> None:
     log = MemoryLog("work")
     await use(log)
     await log.trim(await log.tail())
@@ -66,7 +66,7 @@ async def test_a_log_that_was_trimmed_as_a_whole_is_told() -> None:
         await end_of(log)
 
 
-async def test_who_is_told_of_a_trim_after_another_has_loaded_the_checkpoint_goes_on(
+async def test_a_read_that_finds_a_trim_after_the_checkpoint_was_loaded_continues(
     logs: DamagedLogs,
 ) -> None:
     """Both read for the same copy of the lock."""

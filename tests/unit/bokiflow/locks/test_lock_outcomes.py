@@ -81,7 +81,7 @@ async def test_a_record_whose_effect_cannot_be_read_has_an_unknown_outcome(
 
 
 @pytest.mark.parametrize(("owner", "failing"), [("ann", 1), (None, 2)])
-async def test_who_cannot_see_its_turn_and_stays_in_the_line_is_told_so(
+async def test_a_caller_that_cannot_read_and_stays_queued_gets_an_unknown_outcome(
     log: Shaky, owner: str | None, failing: int
 ) -> None:
     """An owner keeps its place; somebody else does if it cannot leave either."""
@@ -95,7 +95,7 @@ async def test_who_cannot_see_its_turn_and_stays_in_the_line_is_told_so(
     assert len((await line_of(log)).fold) == 2
 
 
-async def test_who_cannot_see_its_turn_and_has_left_the_line_may_ask_again(log: Shaky) -> None:
+async def test_a_caller_that_cannot_read_and_left_the_queue_may_retry(log: Shaky) -> None:
     held = await Lock(MemoryLog("work", logs=log.logs), "x").acquire()
     waiting = asyncio.create_task(Lock(log, "x").acquire())
     assert await log.read_next("lock:x", held.token + 1, wait=10)

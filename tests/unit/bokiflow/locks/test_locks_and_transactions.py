@@ -54,7 +54,7 @@ async def test_a_run_holds_its_lock_over_executors(logs: MemoryLogs) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_run_that_lost_its_lock_is_told(flow: Flow, logs: MemoryLogs) -> None:
+async def test_a_run_that_lost_its_lock_gets_an_error(flow: Flow, logs: MemoryLogs) -> None:
     @flow.workflow
     async def guarded(wf: Workflow) -> list[str]:
         told = []
@@ -193,7 +193,7 @@ async def test_a_transaction_takes_effect_once(logs: MemoryLogs) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_transaction_that_raises_changes_nothing_whoever_comes_later(
+async def test_a_transaction_that_raises_changes_nothing_in_later_executions(
     flow: Flow, logs: MemoryLogs
 ) -> None:
     store = Store(logs.log("accounts"))

@@ -139,7 +139,7 @@ async def test_at_least_one_branch_runs_at_once(flow: Flow, at_once: int) -> Non
 
 
 @pytest.mark.asyncio
-async def test_what_another_branch_reads_meanwhile_wakes_who_waits(logs: MemoryLogs) -> None:
+async def test_a_record_read_by_another_branch_wakes_a_waiting_one(logs: MemoryLogs) -> None:
     """While a branch looks whether its child has ended, another one may read that it has."""
     log = logs.log(LOG)
     await begin(log, "r")
@@ -280,7 +280,9 @@ async def test_a_child_outlives_a_parent_that_ends_well(flow: Flow, logs: Memory
 
 
 @pytest.mark.asyncio
-async def test_a_parent_is_told_that_its_child_is_forgotten(flow: Flow, logs: MemoryLogs) -> None:
+async def test_a_parent_gets_an_error_if_its_child_was_trimmed(
+    flow: Flow, logs: MemoryLogs
+) -> None:
     @flow.workflow
     async def child(wf: Workflow) -> int:
         return 1
@@ -331,7 +333,7 @@ async def test_a_fork_starts_no_child_again_that_its_origin_had_started(
 
 
 @pytest.mark.asyncio
-async def test_a_run_that_somebody_else_started_is_taken_for_no_child(flow: Flow) -> None:
+async def test_a_run_that_another_caller_started_is_no_child(flow: Flow) -> None:
     @flow.workflow
     async def child(wf: Workflow) -> int:
         return 1

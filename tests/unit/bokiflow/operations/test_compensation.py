@@ -72,7 +72,7 @@ async def test_compensations_happen_once_when_executors_change_in_the_middle(
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_taken_back_is_told_and_the_rest_is_taken_back(
+async def test_a_failed_compensation_is_reported_and_the_others_run(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pause(_: float) -> None:

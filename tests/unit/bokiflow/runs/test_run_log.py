@@ -93,7 +93,7 @@ ASKS: dict[str, Callable[[Any], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("what", ASKS)
-async def test_whoever_gives_up_does_not_pause_before(
+async def test_the_last_attempt_is_not_followed_by_a_pause(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It pauses between tries, for as long as is said."""

@@ -30,7 +30,7 @@ async def ended(flow: Flow, body: Callable[[Workflow], Coroutine[Any, Any, str]]
         return str(error).partition("UnfinishedOperationError: ")[2]
 
 
-async def test_a_step_under_way_in_a_task_is_told(flow: Flow) -> None:
+async def test_a_step_running_in_a_task_is_reported(flow: Flow) -> None:
     gate = asyncio.Event()
     tasks = []
 
@@ -72,7 +72,7 @@ OPERATIONS: dict[str, Callable[[Workflow, Flow], Coroutine[Any, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("told", OPERATIONS)
-async def test_an_operation_that_nobody_awaits_is_told(flow: Flow, told: str) -> None:
+async def test_an_operation_that_is_never_awaited_is_reported(flow: Flow, told: str) -> None:
     async def drops(wf: Workflow) -> str:
         _ = OPERATIONS[told](wf, flow)
         return "done"
@@ -80,7 +80,7 @@ async def test_an_operation_that_nobody_awaits_is_told(flow: Flow, told: str) ->
     assert told in await ended(flow, drops)
 
 
-async def test_the_result_of_a_child_that_nobody_awaits_is_told(flow: Flow) -> None:
+async def test_a_child_result_that_is_never_awaited_is_reported(flow: Flow) -> None:
     child = flow.workflow(empty)
 
     async def drops(wf: Workflow) -> str:

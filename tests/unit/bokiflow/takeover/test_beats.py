@@ -70,7 +70,7 @@ async def executing(logs: SlowLogs) -> AsyncIterator[Process]:
         yield process
 
 
-def test_a_sign_of_life_waits_only_for_what_is_left_of_the_quarter() -> None:
+def test_a_heartbeat_waits_only_for_the_rest_of_its_quarter() -> None:
     async def main() -> None:
         logs = SlowLogs()
         async with executing(logs):
@@ -97,7 +97,7 @@ def test_an_executor_whose_log_takes_nearly_half_a_lease_keeps_its_lease() -> No
     leaping_loop.run(main())
 
 
-def test_looking_for_many_runs_that_may_have_come_holds_up_no_sign_of_life() -> None:
+def test_lookups_of_many_pending_assignments_delay_no_heartbeat() -> None:
     async def main() -> None:
         logs = SlowLogs()
         async with executing(logs) as process:

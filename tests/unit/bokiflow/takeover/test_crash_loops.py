@@ -231,7 +231,7 @@ def run_given(executor: str, seqnum: int, crashes: int) -> Run:
     return run
 
 
-async def test_only_an_end_without_a_sign_of_life_since_is_counted() -> None:
+async def test_only_an_end_without_a_later_heartbeat_is_counted() -> None:
     executors = Executors()
     executors.apply(4, 1.0, Heartbeat("b", 5.0))
     run = run_given("b", 5, 3)
@@ -251,7 +251,7 @@ async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     assert [suspects.pause_s(c) for c in (2, 3, 5, 11, 12, 10_000)] == [1, 2, 8, 512, 600, 600]
 
 
-async def test_who_comes_later_knows_the_heirs_after_a_trim() -> None:
+async def test_a_newcomer_knows_the_new_owners_after_a_trim() -> None:
     logs = MemoryLogs()
     log = logs.log("shop/flow")
     for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("heir", 3600.0)):

@@ -59,7 +59,7 @@ def of_executors(*records: Heartbeat | ExecutorDead | ExecutorLeft) -> list[Entr
     [(False, False), (True, False), (True, True)],
     ids=["at work", "done", "not known, and done"],
 )
-async def test_a_name_that_had_an_heir_is_not_gone_on_with(is_done: bool, is_lost: bool) -> None:
+async def test_a_name_that_had_a_new_owner_is_not_used_again(is_done: bool, is_lost: bool) -> None:
     """Else its bearer would be sure of runs that are others'."""
     logs = MemoryLogs()
     view = DamagedView(logs)
@@ -115,7 +115,7 @@ async def test_two_looks_that_meet_one_loss_both_read_on() -> None:
     assert list(process.flow.runner.executors.known) == ["b"]
 
 
-async def test_a_loss_of_which_nobody_knows_the_end_is_told() -> None:
+async def test_a_loss_without_a_known_end_is_raised() -> None:
     class Endless(HookedLogs):
         async def before_read(self, read: Read) -> None:
             raise DataLossError("Lost.")
@@ -180,7 +180,7 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
         assert process.name != name
 
 
-async def test_who_comes_after_trims_knows_who_died_before_and_who_is_heir() -> None:
+async def test_a_process_that_starts_after_trims_knows_the_dead_and_their_new_owners() -> None:
     """Nobody else may be left who knows."""
     logs = MemoryLogs()
     log, lives, late = logs.log(FLOW_LOG), Process(logs), Process(logs)

@@ -175,7 +175,9 @@ async def test_a_process_that_stops_during_a_start_leaves_it_to_others() -> None
         assert await other.two.handle("r").result(10) == "12"
 
 
-async def test_the_cleaning_finds_what_nobody_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_collection_finds_runs_of_unknown_executors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A run of an executor that is not even remembered."""
     logs, process = MemoryLogs(), Process(MemoryLogs())
     process.flow.attach(logs)
@@ -188,7 +190,7 @@ async def test_the_cleaning_finds_what_nobody_knows_of(monkeypatch: pytest.Monke
         assert await other.two.handle("r").result(10) == "12"
 
 
-async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
+async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
     """What comes to a dead executor between the look and the word that it is done is kept."""
     logs = SlowLogs()
     logs.holds = lambda tags: tags == (EXECUTORS_TAG,)
@@ -209,7 +211,7 @@ async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
         assert await heir.two.handle("r").result(10) == "12"
 
 
-async def test_what_was_read_of_the_departed_is_not_read_again() -> None:
+async def test_the_read_part_of_a_dead_executors_stream_is_not_read_again() -> None:
     log = MemoryLogs().log("flow")
     tag = executor_tag("gone")
     await log.append_batch([Entry(encoded(ExecutorLeft("gone", is_idle=True)), (tag,))] * 3)
@@ -217,7 +219,7 @@ async def test_what_was_read_of_the_departed_is_not_read_again() -> None:
     assert await read_remains(log, "gone", 3) == ([], 3)
 
 
-async def test_the_departed_are_looked_at_ever_less_often_and_forgotten(
+async def test_dead_executors_are_read_at_growing_intervals_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(departed, "AGE_S_MIN", AGE_S_MIN)

@@ -42,7 +42,7 @@ def test_a_lease_is_relied_on_for_half_of_it(clocks: Clocks) -> None:
     assert state(lease) == (False, True)
 
 
-def test_an_earlier_sign_of_life_that_is_told_later_makes_it_no_shorter(clocks: Clocks) -> None:
+def test_an_earlier_heartbeat_noted_later_does_not_shorten_the_lease(clocks: Clocks) -> None:
     lease, early = Lease(10), waiting.passed_now()
     clocks.go_on(4)
     lease.renewed(waiting.passed_now())

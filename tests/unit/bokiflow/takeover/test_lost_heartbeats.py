@@ -163,7 +163,7 @@ async def test_whatever_one_has_read_and_another_has_not_one_executes_and_all_is
         await sees_not.goes_on("other")
 
 
-async def test_one_that_lives_keeps_its_runs_though_its_signs_of_life_are_lost(
+async def test_a_live_executor_keeps_its_runs_though_its_heartbeats_are_lost(
     logs: MemoryLogs,
 ) -> None:
     """All of them up to now, for another driver; and for itself."""
@@ -183,7 +183,7 @@ async def test_one_that_lives_keeps_its_runs_though_its_signs_of_life_are_lost(
             await lives.goes_on("r", epoch=1)
 
 
-async def test_records_of_a_later_version_hold_up_nobody_and_are_left_to_it(
+async def test_records_of_a_later_version_delay_no_run_and_are_left_to_it(
     logs: MemoryLogs,
 ) -> None:
     log, dead, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)

@@ -266,7 +266,7 @@ async def test_a_cancellation_that_was_read_before_the_run_is_executed_counts(
     await process.stop()
 
 
-async def test_a_cancellation_that_is_read_while_the_run_is_parked_is_told(
+async def test_a_cancellation_that_is_read_while_the_run_is_parked_takes_effect(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process(logs)
