@@ -2,7 +2,7 @@
 `read_next` by tag on each; beside it JetStream's direct get by subject (WORKLOADS 7).
 
 Both logs have the same number of small records, spread evenly over the tags. Each read asks for the
-next record with a tag from a place between two records with it, so nobody can answer by looking at
+next record with a tag from a place between two records with it, so no node can answer by looking at
 the place alone. (A read from before the first record with a tag is another matter: the local index
 cannot know that nothing comes earlier, so that always goes to the index tier.)
 

@@ -3,7 +3,7 @@
 Every side is asked over HTTP, over kept-alive connections, by closed-loop callers in this process:
 a durable function that does nothing, a counter object for each caller, one counter for all, a
 workflow of five steps that do nothing, a message through a queue and its result back. What is
-promised when the answer comes stands beside the figures. The peers are installed when they are
+promised when the answer comes is printed beside the figures. The peers are installed when they are
 missing (`--peers-dir`); a side that cannot be says so in the table.
 
     python -m bench.flow_peers [--seconds 2] [--rounds 3] [--callers 1 64]

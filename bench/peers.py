@@ -3,7 +3,7 @@
 Every side is driven in the same way: by one or two client processes with closed-loop callers as
 tasks of a uvloop, which append records of 1 KiB with one of 20 tags, and read by tag from a place
 on, or up to it. What each side does for that is said in its module (`bench/peer_*.py`); what its
-acknowledgement promises stands beside its figures. Servers come from Debian, keep their data in
+acknowledgement promises is printed beside its figures. Servers come from Debian, keep their data in
 temporary directories and are started and ended here (`bench/support/servers.py`).
 
 Redis has three clients: redis-py's asyncio client with hiredis as its documentation sets it up,

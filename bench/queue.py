@@ -2,7 +2,7 @@
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers. Then the producers stop and the consumers empty the queue. The verdict comes
-from what the consumers were told: each message acknowledged exactly once, first deliveries of each
+from what the consumers received: each message acknowledged exactly once, first deliveries of each
 shard in the order of its pushes. Before that, round trips: one push, pop and acknowledgement after
 the other, by 1 and 64 callers.
 

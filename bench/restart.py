@@ -1,6 +1,6 @@
 """How long a start takes, by how the log was written (issue 11: checkpoints).
 
-A data directory is filled as two callers would fill it who append one at a time, or in batches: the
+A data directory is filled as by two callers that append one at a time, or in batches: the
 real storage node, sequencer and index node and the real journal work in this process, turn by turn,
 without waiting for syncs, engines or sockets. Then another process opens it, and is timed from its
 birth to the first record read: wall-clock and processor seconds, imports among them. It is ended in
@@ -97,7 +97,7 @@ class Filler:
         self._tell(to, Received(self._view.engines[0], message, self._epoch))
 
     def run(self) -> None:
-        """Go on until no role has anything left; one turn of the shell."""
+        """Call roles until none has anything left, as in one turn of the shell."""
         self._now += 0.0005
         while self._inbox:
             node = next(iter(self._inbox))
@@ -174,7 +174,7 @@ def _config(directory: Path) -> Config:
 
 
 async def opened(directory: Path) -> None:
-    """Open it in this process, which was just born, and tell how long that took."""
+    """Open it in this new process, and print how long that took."""
     async with indilog.client.open(directory, _config(directory)) as client:
         born = float(os.environ[_BORN])
         ready_s, cpu_s = time.time() - born, time.process_time()
@@ -238,7 +238,7 @@ def main() -> None:
 
 
 def _opened_apart(directory: Path, modules: Path) -> bytes:
-    """Open the directory in a process of its own; return what it tells.
+    """Open the directory in a process of its own; return what it prints.
 
     Python finds its modules compiled, as an installed platform does, in the folder `modules`.
     """

@@ -2,7 +2,7 @@
 
 On the embedded platform, over HTTP (a deployed function) and in this process. Transfers read and
 write two of `--accounts` accounts, chosen at random; what is counted is committed, attempts that
-were in conflict are told. Reading is compared for an object with 10 past operations and one with
+were in conflict are printed. Reading is compared for an object with 10 past operations and one with
 10,000: hot (the process has seen it), and cold, as the first read of a process after a restart,
 with nothing cached in the process nor beside records.
 
@@ -133,7 +133,7 @@ class Measuring:
         self.table.add_section()
 
     def conflicts(self, side: str, callers: int, transfers: Transfers) -> None:
-        """Tell how many attempts the transfers took."""
+        """Print how many attempts the transfers took."""
         self.report.keep(f"attempts {side} {callers}", transfers.per_commit)
         self.report.say(
             f"{side}, {callers} callers: {transfers.per_commit:.3f} attempts a transfer, "
@@ -146,7 +146,7 @@ def _p50(one: Round) -> float:
 
 
 async def in_process(run: Measuring, path: Path) -> None:
-    """Measure without HTTP, then start the platform again and read what nobody has cached."""
+    """Measure without HTTP, then start the platform again and read what is not cached."""
     config = configured(path)
     async with running(config) as bench:
         for past, operations in PAST.items():

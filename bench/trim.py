@@ -1,7 +1,7 @@
-"""What a trim gives back (PITFALLS 7): disk, and memory of the index tier.
+"""What a trim frees (PITFALLS 7): disk, and memory of the index tier.
 
 A log is filled with tagged records, a part of it is trimmed, and the platform is left alone until
-it has given back what it can. Sizes are those that the file system says the journal takes, and
+it has freed what it can. Sizes are what the journal takes by the file system, and
 those that the index nodes say of themselves. Times are not measured.
 
     python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--record-bytes 1024]
@@ -125,7 +125,7 @@ async def trimmed(log: Log, fill: Fill, share: float, seqnums: list[int]) -> Non
 
 
 def at_work(platform: Platform) -> bool:
-    """Tell whether storage looks for what is dead, or rewrites segments without it."""
+    """Return whether storage looks for what is dead, or rewrites segments without it."""
     storage = [r.status() for r in platform.shell.roles.values() if isinstance(r, StorageNode)]
     return platform.shell.rewriting.busy or any(figures["reclaiming"] for figures in storage)
 
@@ -163,7 +163,7 @@ async def main(asked: argparse.Namespace) -> None:
     fill = Fill(asked.mib, asked.batch, asked.record_bytes, asked.tags, asked.by_tags)
     before, after = await measured(fill, asked.share)
     table = table_of(
-        f"{asked.share:.0%} of {asked.mib} MiB trimmed", "", "before", "after", "given back"
+        f"{asked.share:.0%} of {asked.mib} MiB trimmed", "", "before", "after", "freed"
     )
     for name, was, now in zip(before._fields, before, after, strict=True):
         back = f"{100 * (1 - now / was):.1f} %" if was else ""

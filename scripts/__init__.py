@@ -1,1 +1,1 @@
-"""Programs for those who work on the project: nothing of it is installed."""
+"""Programs for contributors; none is installed."""

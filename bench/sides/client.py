@@ -1,4 +1,4 @@
-"""A client process of `bench.peers`: opens one side, then measures what it is told to.
+"""A client process of `bench.peers`: opens one side, then measures what it is asked to.
 
 It reads one JSON object a line: first `{"side", "address", "client", "callers"}`, then for each
 measurement `{"operation", "seconds"}`, upon which it answers with one line. It ends with its input.

@@ -2,7 +2,8 @@
 
 Python packages by `requirements/peers.lock` into a virtual environment, npm packages by
 `requirements/peers-npm/package-lock.json`; nothing whose hash is not written there, and no npm
-package's install script runs. What cannot be installed is told, and the comparison goes on without.
+package's install script runs. A peer that cannot be installed is reported, and the comparison runs
+without it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class MissingError(Exception):
 
 
 def default_directory() -> Path:
-    """Return where peers are kept if nobody says otherwise: in the user's cache."""
+    """Return the default directory of peers, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "indilog-bench-peers"
 

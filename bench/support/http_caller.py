@@ -63,7 +63,7 @@ class HttpCaller(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
+        """Give the answer to its caller."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(RuntimeError(f"the connection ended: {exc}"))
 
@@ -76,7 +76,7 @@ class HttpCaller(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Answer who waits; be ready for the next message."""
+        """Answer the caller that waits; be ready for the next message."""
         status, body = self._parser.get_status_code(), bytes(self._body)
         self._body.clear()
         self._parser = httptools.HttpResponseParser(self)

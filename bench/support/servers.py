@@ -198,7 +198,7 @@ def running(
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses now."""
+    """Return a port of this machine that is not in use."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]

@@ -1,1 +1,1 @@
-"""What everything else stands on: identifiers, errors, settings, the interface of a log."""
+"""What everything else builds on: identifiers, errors, settings, the interface of a log."""

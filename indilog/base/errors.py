@@ -32,8 +32,8 @@ class ClientClosedError(IndilogError):
 
 
 class DiskFullError(NotReadyError):
-    """There is no disk space left; nothing was appended. Reads go on, and appends as soon as there
-    is room.
+    """There is no disk space left; nothing was appended. Reads continue, and appends as soon as
+    there is room.
     """
 
 
@@ -135,11 +135,11 @@ class UnauthorizedError(IndilogError):
 
 
 class DeployError(IndilogError):
-    """An application could not be deployed; the one deployed before goes on running."""
+    """An application could not be deployed; the one deployed before keeps running."""
 
 
 class AppNameTakenError(DeployError):
-    """Another owner has deployed an application of this name; that one goes on running."""
+    """Another owner has deployed an application of this name; that one keeps running."""
 
 
 class UnknownFunctionError(IndilogError):

@@ -3,7 +3,7 @@ await.
 
 `Log` is the specification; the real log in the platform's process, the one reached over a socket,
 and the in-memory one of `indilog.testing` all pass one contract suite (`tests/contract`). Text for
-each guarantee stands here, once.
+each guarantee is here, once.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Log(abc.ABC):
     earlier call of the session returned.
 
     A read with `fresh=True` is linearizable over all sessions: it sees every record whose append
-    returned, to anybody, before the read was called. It costs a question to the primary sequencer.
+    returned, to any session, before the read was called. It costs a question to the primary
+    sequencer.
 
     **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
     proven: there is no such record below the position that the read was answered at.

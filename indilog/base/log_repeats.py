@@ -139,7 +139,7 @@ class Repeats:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # the next line tells it
+            return  # the next line writes it
         loop.call_later(window.start + self._window_s - self._clock(), self.tell_over)
 
     def _forget(self, kind: _Kind) -> None:

@@ -129,7 +129,7 @@ class FunctionsConfig(Group):
     """
     worker_output_lines_per_s_max: int = 1_000
     """Lines per second that a worker's output adds to the platform's log. Further lines are
-    dropped, and one line tells their number.
+    dropped and counted in one line.
     """
     worker_output_bytes_per_s_max: int = 1 * MIB
     """Bytes per second of a worker's output that go to the platform's log."""

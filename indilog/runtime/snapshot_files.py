@@ -2,7 +2,7 @@
 them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
 A directory a node. A snapshot is written under a temporary name, synced, and renamed to its own;
-the two newest stay. One that is damaged is passed over with a warning, and put aside when that
+the two newest stay. A damaged one is skipped with a warning, and put aside when that
 shows while it is in use. Snapshots are derived: losing one costs time, never an answer.
 """
 

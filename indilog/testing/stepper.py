@@ -19,7 +19,7 @@ from indilog.sdk.event import Event
 _T = TypeVar("_T")
 
 Choose: TypeAlias = Callable[[Sequence[int]], int]
-"""Given the numbers of the executions that can go on, return the one that does."""
+"""Given the numbers of the executions that can continue, return the one that does."""
 
 
 class _Pause:

@@ -1,4 +1,4 @@
-"""A process that appends without end and tells each acknowledgement on standard output, for tests
+"""A process that appends without end and prints each acknowledgement, for tests
 that kill it.
 
 `python -m tests.cluster.append_load DIRECTORY NAME CALLERS`: callers append `NAME-<caller>-<n>` and

@@ -115,7 +115,7 @@ class Platform:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what nobody announces."""
+    """Wait for a condition that is not announced."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 

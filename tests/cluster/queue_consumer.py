@@ -1,9 +1,9 @@
-"""A process that consumes a queue without end and tells what happens to it on standard output, for
+"""A process that consumes a queue without end and prints what happens to it, for
 tests that kill it.
 
 `python -m tests.cluster.queue_consumer URL LOG QUEUE SHARDS`: each line is a word, the seqnum of
 the claim, the seqnum of the message, and the message. `got`: it was delivered. `done`: its
-acknowledgement returned; `late`: it was told that the lease had ended. A delivery without the
+acknowledgement returned; `late`: it got the error that the lease had ended. A delivery without the
 second line was in its hands when it was killed, or had been acknowledged a moment before.
 """
 

@@ -1,9 +1,9 @@
 """What a queue's producers, consumers and log say, and whether it can all be true.
 
-The check shares nothing with the library but the form of its records: who held which message when
-is found again in the plainest way, from the records of a shard alone, and must be what consumers
-were told. It knows no priorities and no dead letters, and what is pushed with a delay
-it takes for not due yet.
+The check shares nothing with the library but the form of its records: which consumer held which
+message when is found again in the plainest way, from the records of a shard alone, and must be what
+consumers were told. It knows no priorities and no dead letters, and what is pushed with a delay it
+takes for not due yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Told:
 
     @property
     def open(self) -> set[int]:
-        """Claims of which nobody knows whether they were acknowledged."""
+        """Claims with an unknown outcome of their acknowledgement."""
         return self.got.keys() - self.done - self.late
 
 
@@ -89,8 +89,9 @@ def faults(
 ) -> list[str]:
     """Return what cannot be true, in words; `pushed`: seqnum and number of each push that returned.
 
-    Promised: every message is acknowledged exactly once, none is lost or invented, nobody is told
-    anything else than the log says, and the first deliveries of a shard are in the order of pushes.
+    Promised: every message is acknowledged exactly once, none is lost or invented, no consumer is
+    told anything else than the log says, and the first deliveries of a shard are in the order of
+    pushes.
     """
     return [
         *_of_messages(pushed, shards),
@@ -124,7 +125,7 @@ def _of_answers(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterab
 
 
 def _of_counts(pushed: dict[int, int], consumers: Sequence[Told]) -> Iterable[str]:
-    """From what consumers were told alone."""
+    """From what consumers printed alone."""
     done = Counter(
         consumer.got[claim]
         for consumer in consumers

@@ -1,5 +1,5 @@
-"""Who may do what on a platform that is up: with its token, by its Unix socket, in a browser's
-session, over TLS; and what a hostile program gets.
+"""Which callers may do what on a running platform: with its token, by its Unix socket, in a
+browser's session, over TLS; and what a hostile program gets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the READMEs of the applications tell people to type works as it is written there."""
+"""The commands in the READMEs of the applications work as they are written there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of an embedded platform: nobody who waits is forgotten, nobody is let in afterwards."""
+"""The end of an embedded platform: every waiting caller is answered, later ones are refused."""
 
 from __future__ import annotations
 

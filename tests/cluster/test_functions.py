@@ -116,7 +116,7 @@ async def test_running_calls_end_on_their_version_and_new_ones_get_the_new(
 
 
 async def test_a_client_takes_messages_as_large_as_its_platform_allows(tmp_path: Path) -> None:
-    """A page of more than 16 MiB, which is what a client takes before it has been told."""
+    """A page of more than 16 MiB, which is what a client takes before it knows the limit."""
     base = config_in(tmp_path, workers=0)
     config = replace(
         base,
@@ -233,7 +233,7 @@ async def test_nobody_at_the_other_end_is_one_sentence() -> None:
 async def test_a_port_in_use_is_one_sentence(
     platform: Platform, tmp_path: Path, *, chosen: bool
 ) -> None:
-    """It says where the port comes from, to somebody who chose none too."""
+    """It says where the port comes from, also if none was chosen."""
     used = int(platform.url.rpartition(":")[2])
     engine, engines = NodeId("engine-1"), [NodeId("engine-0"), NodeId("engine-1")]
     keep_port(tmp_path, engine, used)

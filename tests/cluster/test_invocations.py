@@ -145,7 +145,7 @@ async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done
 
 
 async def test_a_key_keeps_a_conflict_and_says_to_take_another(there: Platform) -> None:
-    """What the function did before it stays, so nobody but its author may run it again."""
+    """Effects of the function stay, so only its author may run it again."""
     path = "/functions/demo/conflicts"
     for _ in range(2):
         answer = await there.http.post(path, json={"n": 6}, headers={"Idempotency-Key": "k"})

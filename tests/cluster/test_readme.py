@@ -1,4 +1,4 @@
-"""What the README's "Five minutes" tells people to type works as it is written there, in order."""
+"""The commands in the README's "Five minutes" work as written there, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
 
 class Reader:
-    """Somebody who reads the README from top to bottom and does what it says."""
+    """A reader that follows the README from top to bottom."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
@@ -52,7 +52,7 @@ class Reader:
         return self.shell(command)
 
     def shell(self, command: str) -> str:
-        """Have a shell do it, as somebody at a terminal would."""
+        """Run it in a shell, as at a terminal."""
         own = self.directory / "bin"
         own.mkdir(exist_ok=True)
         program = own / "indilog"
@@ -72,7 +72,7 @@ class Reader:
         return done.stdout.strip()
 
     async def runs(self, block: str) -> str:
-        """Run a program of the README, as it stands, until it prints something."""
+        """Run a program of the README, unchanged, until it prints something."""
         told: asyncio.Queue[str] = asyncio.Queue()
 
         def hear(*what: object) -> None:

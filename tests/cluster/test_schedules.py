@@ -60,7 +60,7 @@ async def test_a_schedule_runs_each_due_time_once_over_nodes_and_restarts(
         assert told["schedule"] == "demo.tick * * * * * UTC"
         assert told["last"] is not None
         assert (await one.http.get("/apps/demo")).json()["schedules"][0]["catch_up"] == "all"
-    clock.wall_s += 180.0  # three due times pass while nobody is up
+    clock.wall_s += 180.0  # three due times pass while no process is up
     async with running_two(tmp_path) as (one, _):
         seen = await ticks(one.url, 4)
     assert len(set(seen)) == len(seen) >= 4, "each due time once"

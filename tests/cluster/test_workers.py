@@ -1,4 +1,4 @@
-"""Worker processes under code that harms them: who notices, and what becomes of the calls."""
+"""Worker processes under code that harms them: what notices it, and what becomes of the calls."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
 
 
 async def answers_everywhere(platform: Platform, app: str) -> bool:
-    """Tell whether calls that take all workers are answered."""
+    """Return whether calls that take all workers are answered."""
     calls = [platform.call(f"{app}.count", name="a") for _ in range(20)]
     return all(answer.status_code == 200 for answer in await asyncio.gather(*calls))
 
@@ -117,7 +117,7 @@ QUICK_RETRIES = {"import_retry_s_min": 0.05, "import_retry_s_max": 0.2}
 
 
 async def until_it_answers(platform: Platform, app: str) -> list[str]:
-    """Call an application until it answers; return what was told before."""
+    """Call an application until it answers; return the answers before."""
     told: list[str] = []
     while (answer := await platform.call(f"{app}.count", name="a")).status_code != 200:
         assert answer.json()["retryable"] is True
@@ -152,7 +152,7 @@ async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
 async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
     tmp_path: Path,
 ) -> None:
-    """However often: nobody is told that the app does not load, and it is there in the end."""
+    """However often: no caller gets an error of loading, and finally the app answers."""
     mark, pids = tmp_path / "mark", tmp_path / "pids"
     slow = (
         "import os, time\n"

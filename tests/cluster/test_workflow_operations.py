@@ -116,7 +116,7 @@ async def insist(platform: Platform, name: str, **arguments: object) -> Any:  # 
 
 
 async def kill(platform: Platform, dice: random.Random) -> None:
-    """Kill a worker that executes something, again and again."""
+    """Kill workers that execute something, repeatedly."""
     killed = 0
     while killed < KILLS:
         await asyncio.sleep(dice.uniform(0.1, 0.5))
@@ -148,7 +148,7 @@ async def test_operations_happen_once_while_workers_are_killed(tmp_path: Path) -
 
 
 def check_till(marks: list[str]) -> None:
-    """Each token's marks come together, and tokens grow: nobody was in while somebody else was."""
+    """Each token's marks come together, and tokens grow: no two holders overlapped."""
     tokens = [int(mark.split()[1]) for mark in marks]
     assert tokens == sorted(tokens)
     assert len(set(tokens)) == RUNS

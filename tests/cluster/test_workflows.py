@@ -141,7 +141,7 @@ async def test_the_example_of_the_interface_runs_as_it_stands(platform: Platform
 
 
 async def test_a_new_version_goes_on_with_what_the_old_one_began(platform: Platform) -> None:
-    """The old one's executors leave, so nobody waits for a lease."""
+    """The old executors leave, so no takeover waits for a lease."""
     order = {"hotel": "ritz", "flight": "LH1"}
     await platform.call("travel.reserve_now", order=order, id="order-44")
     source = BEFORE + example() + AFTER
@@ -240,7 +240,7 @@ async def go(ctx: indilog.Context) -> str:
 async def test_the_application_of_the_library_page_does_what_is_written_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command is typed as it stands; its comment is what it prints."""
+    """Each command runs unchanged; its comment is what it prints."""
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", LIBRARY_PAGE.read_text(), re.MULTILINE | re.DOTALL)
     [source] = [text for kind, text in blocks if kind == "python" and "indilog.App(" in text]
     [commands] = [text for kind, text in blocks if kind == "sh"]

@@ -248,7 +248,7 @@ async def test_one_application_cannot_open_all_invocations_at_once() -> None:
 
 
 async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:
-    """Nobody would wait for its record: there is room for one caller, and nothing is read."""
+    """No caller would wait for its record: there is room for one caller, and nothing is read."""
     logs, node = MemoryLogs(), Node(*[Returned(0, b"1")] * 3)
     async with running(logs, node, calls_pending_max=1) as service:
         service._tasks[0].cancel()

@@ -1,4 +1,4 @@
-"""Locks and workflows on every kind of log: waiting, handing on, being told."""
+"""Locks and workflows on every kind of log: waiting, handing over, notifications."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What every kind of log holds for sessions that work at the same time (PITFALLS A1): after each
-operation a session sees what the operation did or returned, whoever else writes meanwhile.
+operation a session sees what the operation did or returned, whatever others write meanwhile.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Aftermath:
             while True:
                 try:
                     async for record in log.subscribe(None, bound):
-                        found.append(seen(record))  # noqa: PERF401 who waits looks at it
+                        found.append(seen(record))  # noqa: PERF401 the waiting reader looks at it
                 except TrimmedError as error:
                     bound = error.first_seqnum
                 except DataLossError as error:

@@ -197,7 +197,7 @@ def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One process is killed amid one of its next syncs, and is started again."""
+    """One process is killed during one of its next syncs, and restarted."""
     process = chaos.process()
     process.disk.syncs_until_killed = chaos.chance.randrange(4)
     lose_power_in_next_life(chaos, process)

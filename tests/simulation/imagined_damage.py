@@ -32,7 +32,7 @@ def pages_of_a_byte() -> Iterator[None]:
 
     def punched(fd: int, place: Location) -> None:
         zeros = bytes(max(0, place.length - HEADER_BYTES))
-        os = vars(segment)["os"]  # it stands for the disk of the simulation
+        os = vars(segment)["os"]  # it represents the disk of the simulation
         os.pwrite(fd, zeros, place.offset + HEADER_BYTES)
 
     with patch.object(discards, "punch", punched):

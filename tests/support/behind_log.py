@@ -1,4 +1,4 @@
-"""A log as seen by who is behind with its records, and not with its trims."""
+"""A log as seen by a reader that lags in its records, but not in its trims."""
 
 from __future__ import annotations
 

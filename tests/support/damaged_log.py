@@ -1,4 +1,4 @@
-"""Logs in memory that have lost records, for everybody or for whoever reads through a view."""
+"""Logs in memory that have lost records, for all readers or for those of a view."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Damage(Hooks):
 
 
 class DamagedLogs(Damage, HookedLogs):
-    """Logs that have lost records for everybody."""
+    """Logs that have lost records for all readers."""
 
 
 class DamagedView(Damage):
-    """What somebody sees of logs that others may see more of."""
+    """A view of logs of which others may see more."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A log whose time passes when somebody waits in vain, and only then, and logs that keep what is
+"""A log whose time passes when a reader waits in vain, and only then, and logs that keep what is
 trimmed: for tests that interleave, and compare with a model.
 """
 
@@ -13,7 +13,7 @@ from indilog.testing.stepper import SteppedLog
 
 
 class Time:
-    """The clock of the log and of all who read it."""
+    """The clock of the log and of all its readers."""
 
     def __init__(self) -> None:
         self.now = 1000.0

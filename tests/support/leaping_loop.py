@@ -15,7 +15,7 @@ _ValueT = TypeVar("_ValueT")
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """Its time stands still while anything runs."""
+    """Its time does not pass while anything runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         selector.select = self._leap
 
     def _leap(self, timeout_s: float | None) -> list[object]:
-        assert timeout_s is not None, "everything waits for something that nobody will do"
+        assert timeout_s is not None, "all tasks wait for something that will not happen"
         self._leapt_s += max(0.0, timeout_s)
         return []
 

@@ -13,7 +13,7 @@ from indilog_compute.invocations import service
 
 
 class MovedTime:
-    """Stands for the module `time`.
+    """Replaces the module `time`.
 
     Attributes:
         wall_s: by how much the wall clock is ahead.

@@ -6,7 +6,7 @@ the messages `ShardClaim` and `ShardOpen` say, so prefixes may shrink to the sma
 replicas.
 
 A process crashes between any two steps, so also when `MetalogAppend` has left and its entries are
-not synced; of what was written and not synced any prefix survives. It tells its role `Persisted` in
+not synced; of what was written and not synced any prefix survives. It gives its role `Persisted` in
 one of two ways, both of which `indilog.roles.role` allows: at the sync, and then messages leave at
 once; or when the frame is written, and then only what promises nothing leaves before the sync.
 """
@@ -71,7 +71,7 @@ class Frame(NamedTuple):
     kind: FrameKind
     payload: bytes
     lost: Lost | None = None
-    """What a restart is told of it if it is damaged."""
+    """What a restart gets in its place if it is damaged."""
 
 
 class Taken(NamedTuple):
@@ -102,7 +102,7 @@ class Process:
     """One sequencer: a role, its disk, and what is written but not synced.
 
     Args:
-        told_early: the role is told `Persisted` before the sync.
+        told_early: the role gets `Persisted` before the sync.
     """
 
     def __init__(self, name: NodeId, *, told_early: bool) -> None:
@@ -152,7 +152,7 @@ class Process:
         return role
 
     def metalog(self) -> list[Entry]:
-        """What a restart would find: a frame stands for its entry, and ends what was there."""
+        """What a restart would find: a frame replaces its entry, and drops those after it."""
         entries: list[Entry] = []
         for frame in self.disk:
             entry = entry_decoded(frame.payload)
@@ -362,7 +362,7 @@ class OrderingTier:
     def wipe_replica(self, node: NodeId) -> None:
         """Restart a storage node without its disk; its writers live on and open it again.
 
-        The primary hears of the restart: a node without its disk asks for the whole metalog before
+        The primary learns of the restart: a node without its disk asks for the whole metalog before
         anything else. What was proposed on its earlier word it gets back from other replicas.
         """
         self.lives[node] = Epoch(self.lives[node] + 1)
@@ -431,7 +431,7 @@ class OrderingTier:
             self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
 
     def take_checkpoint(self, name: NodeId) -> None:
-        """Take a checkpoint of a sequencer that was told of all that it wrote."""
+        """Take a checkpoint of a sequencer that got `Persisted` for all its frames."""
         process = self.processes[name]
         if process.told_early or not process.unsynced:
             frames = [frame.payload for frame in process.disk]
@@ -501,7 +501,7 @@ class OrderingTier:
         assert all(process.metalog() == entries for process in self.processes.values())
 
     def settle(self) -> None:
-        """Deliver and sync until nobody has anything to say."""
+        """Deliver and sync until no node has anything to send."""
         self.sync_everywhere()
         for _ in range(10_000):
             if not self.network:

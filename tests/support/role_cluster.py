@@ -82,7 +82,7 @@ class Oracle:
 
 
 class Waiter:
-    """Stands for a caller; compared by identity."""
+    """Represents a caller; compared by identity."""
 
     def __init__(self, data: bytes = b"", tags: tuple[str, ...] = ()) -> None:
         self.data = data
@@ -117,7 +117,7 @@ class RoleCluster:
         self.sent: list[str] = []
         """The kind of every message sent."""
         self.down: set[NodeId] = set()
-        """Nodes that hear nothing."""
+        """Nodes that receive nothing."""
         self._lose, self._repeat, self._delay = lose, repeat, delay
         self._slow = slow
         self._epoch: dict[NodeId, int] = {}
@@ -195,7 +195,7 @@ class RoleCluster:
     # --- running
 
     def step(self) -> bool:
-        """Give one random node that has something to do its turn; False: nobody had."""
+        """Call one random node that has something to do; False: none has."""
         busy = [
             node for node, events in self._events.items() if events and node not in self.stopped
         ]
@@ -314,7 +314,7 @@ class RoleCluster:
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
             case Discard() | ReclaimableBytes():
-                pass  # what is not given back is there still
+                pass  # what is not freed is still there
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case unreachable:

@@ -247,7 +247,7 @@ async def gateway_running(
         logs: of the compute node.
         config: with the compute node's own data directory and port.
         platform_dir: the data directory of the whole platform, whose token callers need.
-        run: where processes tell their figures, if there are others.
+        run: where processes publish their figures, if there are others.
         port_is: where the port comes from, for people.
 
     Raises:
@@ -335,8 +335,8 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     """Return what this process knows of the platform, for people: `GET /status`.
 
     `ready` and `read_only` are of this compute node: it serves; a full disk keeps it from appends.
-    `nodes` are the figures of roles, of those in other processes as they told them lately;
-    `elsewhere` are the names of those, `silent` the ones that have told nothing for some seconds.
+    `nodes` are the figures of roles, of those in other processes as published lately;
+    `elsewhere` are the names of those, `silent` the ones without recent figures.
     `lost_records` are those that no replica has any more; `warning`, if there are any, says so.
     """
     view = shell.view

@@ -36,7 +36,7 @@ def port_of(
 
 
 def keep_port(directory: Path, name: NodeId, port: int) -> None:
-    """Have `port_of` return `port` as long as the run goes on, if any will do.
+    """Have `port_of` return `port` for this run, if any will do.
 
     Raises:
         OSError: it cannot be written.

@@ -4,7 +4,7 @@
 Views, addresses and epochs are kept here: keys with versioned values that change by
 compare-and-set, sequences that never give a number twice, and watches. This is the interface and
 the store that lives in one file on one machine; `metadata_service` lets other processes use it.
-Ephemeral nodes (who is alive) belong to the controller and are not here: nothing detects failures
+Ephemeral nodes (heartbeats) belong to the controller and are not here: nothing detects failures
 through this store yet.
 
 File: magic "ILMD", version u8, CRC32C u32 of all else, body (msgpack). One flipped bit is put right

@@ -296,7 +296,7 @@ class MetadataClient:
     ) -> Written | Conflict:
         """See `MetadataStore.compare_and_set`.
 
-        Told `Conflict` although it was written for a moment, if the answer was lost and someone
+        Returns `Conflict` although it was written for a moment, if the answer was lost and someone
         else wrote before the repetition arrived.
         """
         check_sizes(key, value, self._config)

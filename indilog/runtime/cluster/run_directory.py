@@ -1,6 +1,6 @@
 """The temporary directory of a run: where the sockets of a cluster of processes on one machine are.
 
-It stands below the system's temporary directory, because the path of a Unix socket is short. The
+It is in the system's temporary directory, because the path of a Unix socket is short. The
 supervisor and its processes hold a shared lock on a file in it; the system releases the lock
 however they end. So each start can remove what killed runs left, and nothing else.
 """

@@ -199,7 +199,7 @@ class SupervisedProcess:
         return found is not None
 
     async def _keep(self) -> None:
-        """Run the process again and again, until stopped or until it is hopeless."""
+        """Run and restart the process until it is stopped or has failed too often."""
         loop = asyncio.get_running_loop()
         pause_s, failures = self._config.processes.restart_s_min, 0
         while not self._stopping.is_set():

@@ -2,7 +2,7 @@
 
 The first process is the supervisor: it holds the metadata store, serves it to the others, starts
 one process for each node of the view and keeps each alive: one that dies, or hangs for `hang_s`, is
-started again. It carries no data. When it is killed the others go on serving what they can without
+started again. It carries no data. When it is killed the others keep serving what they can without
 it, and the next supervisor with the same settings adopts them. With other settings it stops them
 and starts its own.
 

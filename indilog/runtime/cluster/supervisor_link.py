@@ -4,7 +4,7 @@ A supervisor starts a node with one end of a socket pair. Over it the node says 
 ready (`ready DETAIL`), that it cannot start (`failed SENTENCE`), and, once ready, that its event
 loop runs (`heartbeat`). A supervisor that gets no heartbeat for `hang_s` kills the node.
 
-A ready node outlives its supervisor and goes on serving. It listens at a Unix socket of the run's
+A ready node outlives its supervisor and keeps serving. It listens at a Unix socket of the run's
 directory, and the next supervisor that connects there adopts it: it is sent `ready DETAIL` and the
 heartbeats from then on. A node that is not ready needs the supervisor's metadata store to start, so
 it ends with its supervisor.
@@ -69,7 +69,7 @@ class SupervisorLink:
             self._beat(hang_s / HEARTBEATS_PER_HANG)
 
     def failed(self, sentence: str) -> None:
-        """Say why the node cannot start, or go on."""
+        """Report why the node cannot start or continue."""
         self._say(f"failed {' '.join(sentence.split())}")
 
     def close(self) -> None:

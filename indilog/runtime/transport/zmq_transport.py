@@ -3,7 +3,7 @@
 One PULL socket for everything that comes in, one PUSH socket for each peer *process*. The sockets'
 file descriptors are watched by the event loop. A zmq descriptor is *edge triggered*: it becomes
 readable when the socket's state changes, not while there is something to do, and any send or
-receive may swallow that signal. Therefore receiving goes on until the socket says that there is
+receive may swallow that signal. Therefore receiving continues until the socket says that there is
 nothing more, and after a send that would block the state is asked again before we wait for the
 descriptor.
 """
@@ -62,7 +62,7 @@ class ZmqTransport:
 
     To a peer that is not connected zmq takes nothing (`ZMQ_IMMEDIATE`): frames wait here, for at
     most `send_queue_s_max` and in at most `send_queue_bytes_max`, so that a peer that comes back
-    is not met by a flood of what has long been said again.
+    is not flooded with what was resent long ago.
 
     Args:
         address: where this process receives, e.g. `ipc:///run/x/storage-0`, `tcp://10.0.0.7:7401`.

@@ -86,7 +86,7 @@ class SimulatedDisk:
         unreadable: the share of reads that fail with `EIO`.
         syncs: how many syncs there were.
         overlapping_syncs: how many began while a thread waited for one of the same file. Only one
-            of them is told of a failed write-back (decision 0022).
+            of them gets a failed write-back (decision 0022).
     """
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
@@ -295,7 +295,7 @@ def _sectors(write: _Write) -> list[_Write]:
 
 
 class DiskCalls:
-    """Stands for the module `os` where files are written; everything else is the real one."""
+    """Replaces the module `os` where files are written; everything else is the real one."""
 
     def __init__(self) -> None:
         self.disks: list[SimulatedDisk] = []
@@ -369,7 +369,7 @@ class DiskCalls:
 
 
 class AtOnce:
-    """Stands for a pool of threads: what is submitted is done before `submit` returns."""
+    """Replaces a pool of threads: what is submitted is done before `submit` returns."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

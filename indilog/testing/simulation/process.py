@@ -116,7 +116,7 @@ class SimulatedProcess:
 
     @property
     def paused(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is paused."""
         return self.loop is not None and self.loop.paused
 
     def start(self) -> None:
@@ -252,7 +252,7 @@ class SimulatedProcess:
             self.loop.pause()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         if self.loop is not None and self.loop.paused:
             self.cluster.world.tell(f"{self.name} goes on")
             self.loop.resume()

@@ -1,7 +1,7 @@
 """Threads of a simulated process: real ones, of which one runs at a time, while the world waits.
 
 A thread yields where the real one would wait for the disk (`sleep`). So the loop of
-its process goes on between the beginning of a sync and its end, as it does on a real machine, and a
+its process runs between the beginning of a sync and its end, as it does on a real machine, and a
 seed replays all of it.
 """
 
@@ -24,7 +24,7 @@ class SimulatedThread:
         result: what it returned.
         error: what it raised.
         naps: how often it has gone to sleep.
-        advance: lets it go on at once, and has it woken later if it sleeps again; set by the loop.
+        advance: resumes it at once, and has it woken later if it sleeps again; set by the loop.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -40,12 +40,12 @@ class SimulatedThread:
         (_idle.pop() if _idle else _Carrier()).carry(self)
 
     def run(self) -> None:
-        """Let it go on until it sleeps or is done."""
+        """Resume it until it sleeps or is done."""
         self._turn.release()
         self._rest.acquire()
 
     def sleep(self) -> None:
-        """Called by the function: let the world go on until `run`."""
+        """Called by the function: yield to the world until `run`."""
         self.naps += 1
         self._rest.release()
         self._turn.acquire()
@@ -123,7 +123,7 @@ def current_thread() -> SimulatedThread | None:
 
 
 class SimulatedLock:
-    """Stands for `threading.Lock`: a loop that waits for it lets the holder go on."""
+    """Replaces `threading.Lock`: a loop that waits for it runs the holder."""
 
     def __init__(self) -> None:
         self._held = False
@@ -141,7 +141,7 @@ class SimulatedLock:
 
 
 class Threading:
-    """Stands for the module `threading`; everything but locks is the real one."""
+    """Replaces the module `threading`; everything but locks is the real one."""
 
     Lock = SimulatedLock
 

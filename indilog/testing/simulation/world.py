@@ -185,7 +185,7 @@ def _wake(thread: SimulatedThread, nap: int) -> None:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one life of one process.
 
-    A paused loop runs nothing; what falls due meanwhile runs when it goes on, in order. A loop that
+    A paused loop runs nothing; what falls due meanwhile runs when it resumes, in order. A loop that
     is not alive never runs anything again.
     """
 
@@ -216,7 +216,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.paused = True
 
     def resume(self) -> None:
-        """Go on with what fell due meanwhile."""
+        """Resume, with what fell due meanwhile."""
         self.paused = False
         deferred, self.deferred = self.deferred, []
         for item in deferred:
@@ -299,7 +299,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         func: Callable[..., _T],
         *args: Any,  # noqa: ANN401 as asyncio says
     ) -> asyncio.Future[_T]:
-        """Call `func` in a thread: it takes a while, during which the loop goes on.
+        """Call `func` in a thread: it takes a while, during which the loop runs.
 
         It begins at the beginning of that while or at its end, as chance has it, and sleeps where
         it waits for the disk.
@@ -346,7 +346,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def is_running(self) -> bool:
-        """Return whether this life goes on."""
+        """Return whether this life has not ended."""
         return self.alive
 
     def is_closed(self) -> bool:

@@ -58,7 +58,7 @@ def started(
 
 
 class Story:
-    """What somebody does with a platform that is up, over a connection of its own."""
+    """Operations on a running platform, over an own connection."""
 
     def __init__(self, client: RemoteClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""A35: a full disk makes the platform read-only, and freed again it goes on by itself
+"""A35: a full disk makes the platform read-only, and once freed it resumes by itself
 (PITFALLS 18).
 """
 

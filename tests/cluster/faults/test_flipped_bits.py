@@ -62,7 +62,7 @@ async def written(
 
 
 def is_settled(directory: Path) -> bool:
-    """Tell whether nothing lies behind what each journal notes as synced."""
+    """Return whether nothing lies after what each journal notes as synced."""
     journals = [path.parent for path in directory.rglob("NEWEST")]
     return bool(journals) and all(map(says_all, journals))
 
@@ -91,7 +91,7 @@ def flip_one(directory: Path, rng: random.Random) -> str:
 
 
 async def is_there(platform: Platform, seqnum: int, data: bytes) -> bool:
-    """Tell whether a record is there; False: it is known to be lost."""
+    """Return whether a record is there; False: it is known to be lost."""
     try:
         record = await platform.logs.log("orders").read(seqnum)
     except DataLossError:

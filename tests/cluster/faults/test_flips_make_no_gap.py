@@ -1,4 +1,4 @@
-"""One flipped bit in a segment of an embedded platform, again and again (finding T1): every read by
+"""One flipped bit in a segment of an embedded platform, many times over (finding T1): every read by
 tag or of a whole log gives the record or `DataLossError`, never a gap, also after two restarts.
 """
 

@@ -1,4 +1,4 @@
-"""A3 for the embedded platform: kill -9 amid appends loses nothing that was acknowledged."""
+"""A3 for the embedded platform: kill -9 during appends loses nothing that was acknowledged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_command(directory: Path, name: str) -> list[str]:
 
 
 def acknowledged_until_killed(directory: Path, name: str, count: int) -> dict[int, bytes]:
-    """Run the load until `count` lines came, kill it amid its work, and return all that it told."""
+    """Run the load until `count` lines came, kill it at work, and return all that it printed."""
     with subprocess.Popen(
         load_command(directory, name), cwd=ROOT, stdout=subprocess.PIPE
     ) as process:

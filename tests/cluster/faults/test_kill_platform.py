@@ -1,4 +1,4 @@
-"""A3: kill -9 of every process of a platform at once, amid appends, loses nothing acknowledged."""
+"""A3: kill -9 of all processes at once, during appends, loses no acknowledged record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def load(
     *,
     callers: int = CALLERS,
 ) -> None:
-    """Append from several callers; kill the platform amid it, once `enough` are acknowledged."""
+    """Append from several callers; kill the platform meanwhile, once `enough` are acknowledged."""
     reached = asyncio.Event()
 
     async def call(client: RemoteClient, caller: int) -> None:

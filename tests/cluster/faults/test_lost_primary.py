@@ -1,5 +1,5 @@
 """A4, A5: the primary sequencer of a running platform loses its directory, or a part of its
-journal; the log goes on behind what was acknowledged, also over a restart of the platform.
+journal; the log continues after what was acknowledged, also over a restart of the platform.
 """
 
 from __future__ import annotations

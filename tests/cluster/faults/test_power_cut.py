@@ -1,4 +1,4 @@
-"""Power loss on a real file system (A3): ext4 is shut down amid appends, soon after a kill and a
+"""Power loss on a real file system (A3): ext4 is shut down during appends, soon after a kill and a
 restart, which drops all that was not synced. All that was acknowledged is there afterwards.
 """
 
@@ -54,7 +54,7 @@ def shut_down(directory: Path) -> None:
 
 
 def acknowledged_until_cut(directory: Path, name: str, count: int, disk: Path) -> dict[int, bytes]:
-    """Run the load until `count` lines came, cut the power, and return all that it told."""
+    """Run the load until `count` lines came, cut the power, and return all that it printed."""
     with subprocess.Popen(
         load_command(directory, name),
         cwd=ROOT,

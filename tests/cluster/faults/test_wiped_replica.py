@@ -1,5 +1,5 @@
 """A4: one storage node's directory is wiped under a running platform; nothing is shortened, appends
-go on, and when it is repaired it can stand in for the other.
+continue, and once repaired it can replace the other.
 """
 
 from __future__ import annotations

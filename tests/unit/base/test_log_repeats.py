@@ -28,7 +28,7 @@ def _restored() -> Iterator[None]:
 
 
 class Log:
-    """Keeps what is told, and the time."""
+    """Keeps the lines, and the time."""
 
     def __init__(self, **limits: Any) -> None:  # noqa: ANN401 - of any kind
         self.now = 0.0

@@ -42,7 +42,7 @@ class WatchedLog(HookedLog):
 
 
 async def quiet() -> None:
-    """Let every task go on until it waits."""
+    """Run every task until it waits."""
     for _ in range(50):
         await asyncio.sleep(0)
 

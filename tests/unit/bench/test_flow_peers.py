@@ -1,4 +1,4 @@
-"""The comparison of durable functions: what is pinned, what counts, what is told."""
+"""The comparison of durable functions: what is pinned, what counts, what is printed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def schedules(draw: st.DrawFn) -> tuple[IndexEra, ...]:
 
 
 def owners(eras: tuple[IndexEra, ...]) -> list[int]:
-    """Who has each position, position by position: round robin over the shards of the era."""
+    """The index shard of each position, position by position: round robin over the shards of the
+    era.
+    """
     found: list[int] = []
     for position in range(3 * END):
         shards = eras[0].shards

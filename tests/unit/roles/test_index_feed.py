@@ -158,7 +158,7 @@ def test_any_order_loss_and_repetition_gives_a_prefix_in_order_and_what_is_lost_
             assert {part.shard for part in ready.parts} == {A, B}
             out.append(ready.position)
     assert out == list(range(len(out)))
-    while len(out) < 12:  # whoever asks again from where it stands gets on
+    while len(out) < 12:  # a feed that asks again from its position makes progress
         before = len(out)
         one.put(
             [block(position, A, B, productive=(A, B), tags=20) for position in range(before, 12)]

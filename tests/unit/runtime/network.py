@@ -47,7 +47,7 @@ def on_uvloop(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop go on until `condition` holds."""
+    """Run the loop until `condition` holds."""
     while not condition():  # noqa: ASYNC110 - only the sockets know
         await asyncio.sleep(0)
 

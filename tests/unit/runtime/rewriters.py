@@ -30,7 +30,7 @@ def batch(first: LocalId, records: int = 2, size: int = 100, shard: int = 0) -> 
 
 
 class Keeper:
-    """A role that needs all that nobody has told it to forget.
+    """A role that needs all that the test has not let it forget.
 
     Attributes:
         gone: batches of which nothing is needed. smaller: what is needed instead of others.
@@ -52,7 +52,7 @@ class Rewriter:
     """One life of a process.
 
     Attributes:
-        found: what recovery told, damage as None.
+        found: what recovery gave, damage as None.
     """
 
     def __init__(

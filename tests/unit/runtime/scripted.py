@@ -1,4 +1,4 @@
-"""A `NodeShell` over roles that do what a test says, with a journal and a transport that tell what
+"""A `NodeShell` over roles that do what a test says, with a journal and a transport that note what
 was asked of them.
 """
 
@@ -25,11 +25,11 @@ A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 PERSIST = Persist(FrameKind.METALOG, b"entry", 1)
 
 Script: TypeAlias = Mapping[type[Event], Callable[[Any], list[Effect]]]
-"""What a role does when it hears of an event, by its type; of others it does nothing."""
+"""What a role does at an event, by its type; nothing at others."""
 
 
 class StoryJournal:
-    """A journal that tells what was asked of it; a sync can be made to wait or to fail."""
+    """A journal that notes its calls; a sync can be made to wait or to fail."""
 
     starved = failed = False
     damaged = mended = 0
@@ -94,7 +94,7 @@ class StoryJournal:
 
 
 class StoryTransport:
-    """A transport that tells what was sent."""
+    """A transport that notes what was sent."""
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
@@ -166,7 +166,7 @@ class House:
         self.shell.start()
 
     def waiter(self, name: str) -> asyncio.Future[object]:
-        """Return what a caller waits for; that it was told is part of the story."""
+        """Return a future of a caller; its outcome becomes part of the story."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: self.story.append(f"told {name}"))
         return future

@@ -6,7 +6,7 @@ from indilog.runtime.node import Clock
 
 
 class Machine:
-    """A wall clock that people set, and one that nobody does."""
+    """A wall clock that can be set, and a clock that cannot."""
 
     def __init__(self) -> None:
         self.wall_s = 1_000_000.0

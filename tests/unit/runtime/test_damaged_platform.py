@@ -51,7 +51,7 @@ def lose_tags(directory: Path, index: int) -> None:
 
 @pytest.mark.asyncio
 async def test_damaged_data_of_a_single_replica_costs_its_records_only(tmp_path: Path) -> None:
-    """A5, without another replica to repair from; tags are readable, so no read passes over it."""
+    """A5, without another replica to repair from; tags are readable, so no read skips it."""
     async with indilog.client.open(tmp_path, CONFIG) as client:
         log = client.log("orders")
         for number in range(6):
@@ -121,7 +121,7 @@ async def test_tags_in_a_checkpoint_outlive_their_batch(tmp_path: Path) -> None:
 
 
 async def seen(log: Log, tag: str | None) -> list[object]:
-    """Return all that is told of a sub-stream, in order: seqnums, and where reads fail."""
+    """Return all that reads of a sub-stream give, in order: seqnums, and where reads fail."""
     found: list[object] = []
     bound = 0
     while True:
@@ -297,7 +297,7 @@ async def test_a_page_reader_is_told_what_is_lost_and_goes_on_behind_it(tmp_path
 async def test_a_workflow_goes_on_though_the_only_sign_of_life_of_its_dead_process_rotted(
     tmp_path: Path,
 ) -> None:
-    """With the start of another run, which nobody can read any more."""
+    """With the start of another run, which is no longer readable."""
 
     async def waits(wf: Workflow) -> str:
         return str(await wf.signal("go"))

@@ -1,4 +1,4 @@
-"""Claims of the journal about damaged files: what is put right, what is told, what is kept (A5)."""
+"""Claims of the journal about damaged files: what is repaired, reported and kept (A5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that nobody will read again: their room is given back, durably marked before (PITFALLS 7,
+"""Frames that are never read again: their space is freed, durably marked before (PITFALLS 7,
 decision 0008).
 """
 

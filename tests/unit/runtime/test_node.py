@@ -223,7 +223,7 @@ async def test_a_role_is_called_at_its_deadline_without_events() -> None:
 
 
 async def test_parts_that_ask_at_each_turn_for_a_further_one_share_a_timer() -> None:
-    """Else each turn that comes meanwhile adds a timer, and each timer a turn, for good."""
+    """Otherwise each turn adds a timer, and each timer a turn, without end."""
     house = House({A: Scripted()})
     loop, shell = asyncio.get_running_loop(), house.shell
     shell._watch_idle = lambda: shell._wake_after(0.001)  # type: ignore[method-assign]
@@ -323,7 +323,7 @@ async def test_an_idle_process_notes_how_far_its_journal_was_synced() -> None:
 
 
 def persist_and_answer(told: list[asyncio.Future[object]]) -> Script:
-    """Persist at the start and at a message, and tell it in turn."""
+    """Persist at the start and at a message, and answer in that order."""
     return {
         Started: lambda _: [PERSIST],
         Received: lambda _: [Persist(FrameKind.METALOG, b"second", 2)],

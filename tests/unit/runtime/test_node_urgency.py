@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 def appending(
     appends: int, on_message: Callable[[Any], list[Effect]] = lambda _: []
 ) -> tuple[House, list[asyncio.Future[object]]]:
-    """Return a house and who is told: A persists, answers and tells B, which the story notes."""
+    """Return a house and its callers: A persists, answers and sends to B, which the story notes."""
     told: list[asyncio.Future[object]] = []
     unanswered = iter(told)
     index = Send(B, MetalogWanted(0), urgent=False)

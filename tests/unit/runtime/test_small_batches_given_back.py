@@ -70,7 +70,7 @@ async def trimmed_by_tags(log: Log, seqnums: list[SeqNum]) -> list[SeqNum]:
 
 async def read_through(log: Log, bound: SeqNum) -> list[SeqNum]:
     """Return all seqnums from `bound` on. A page may be short: the index still has records that are
-    trimmed in their tags only, and these are passed over. An empty page is the end.
+    trimmed in their tags only, and these are skipped. An empty page is the end.
     """
     seqnums: list[SeqNum] = []
     while page := await log.read_range(None, bound):

@@ -1,5 +1,5 @@
-"""A trim of 90 % of a log gives back most of its disk and of the index tier's memory, also for
-those who look after a restart (PITFALLS 7, A22).
+"""A trim of 90 % of a log frees most of its disk and of the index tier's memory, also
+after a restart (PITFALLS 7, A22).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What processes tell each other by way of the metadata store: the run, the arrangement, epochs."""
+"""What processes share through the metadata store: the run, the arrangement, epochs."""
 
 from __future__ import annotations
 

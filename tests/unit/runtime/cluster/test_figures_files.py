@@ -1,4 +1,4 @@
-"""What processes tell of themselves reaches whoever is asked, and does not outlive them."""
+"""Published figures of processes reach the status, and do not outlive their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway that takes any port takes the same one again in its run; what port it is, is told."""
+"""A gateway that takes any port takes the same one again in its run; its number is printed."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_stopping_ends_the_pause_before_a_restart() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop go on until `condition` holds."""
+    """Run the loop until `condition` holds."""
     while not condition():  # noqa: ASYNC110 - only the kernel knows
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Addresses of streams: what is one, who holds it, and sockets that the dead leave behind."""
+"""Addresses of streams: their form, their owner, and sockets that dead processes leave behind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_path_that_is_too_long_is_told_in_a_sentence(tmp_path: Path) -> None:
 
 
 class Connection:
-    """Stands for the event loop's side of a connection."""
+    """Represents the event loop's side of a connection."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own

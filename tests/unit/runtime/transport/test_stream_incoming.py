@@ -13,7 +13,7 @@ from indilog.runtime.transport.transport import MALFORMED, TOO_MANY_CONNECTIONS,
 
 
 class Connection:
-    """Stands for the event loop's side of a connection."""
+    """Represents the event loop's side of a connection."""
 
     def __init__(self) -> None:
         self.aborted = False

@@ -200,7 +200,7 @@ async def test_frames_that_nobody_came_for_end_the_tries(network: Streams) -> No
 
 @on_uvloop
 async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Streams) -> None:
-    """Its end is known before the loop tells that the connection is lost."""
+    """Its end is known before the loop reports that the connection is lost."""
     a, listener = stuck(network)
     (process,) = a._processes.values()
     with listener:
@@ -214,7 +214,7 @@ async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Strea
 
 
 class LateConnection:
-    """Stands for a connection that is made in the moment in which nobody wants it any more."""
+    """Represents a connection that is made just when it is no longer needed."""
 
     def __init__(self) -> None:
         self.aborted = False

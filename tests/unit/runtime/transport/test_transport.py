@@ -123,7 +123,7 @@ async def test_a_peer_that_comes_back_is_reached_again(network: AnyNetwork) -> N
 async def test_what_a_slow_peer_does_not_take_waits_and_arrives_in_order(
     network: AnyNetwork,
 ) -> None:
-    """More than fits into the kernel (and zmq): the sender is refused, and told later."""
+    """More than fits into the kernel (and zmq): the sender is refused, and notified later."""
     a, b, inbox = network.transport(A), network.transport(B), Inbox()
     sent = [i.to_bytes(4, "big") * 2048 for i in range(3000)]
     send(a, B, *sent)

@@ -38,7 +38,7 @@ async def test_a_turn_of_many_frames_is_handed_over_in_few_lists(
 async def test_what_is_left_after_a_turn_is_taken_in_small_turns(
     network: Network[ZmqTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All frames are there before the first turn: no edge ever tells of those that it leaves."""
+    """All frames are there before the first turn: no edge ever signals those that it leaves."""
     monkeypatch.setattr(zmq_transport, "FRAMES_PER_TURN_MAX", 4)
     a, b, inbox = network.transport(A), network.transport(B), Inbox()
     sent = [b"%d" % i for i in range(50)]
@@ -51,7 +51,7 @@ async def test_what_is_left_after_a_turn_is_taken_in_small_turns(
 
 
 class RefusesOnce:
-    """Stands for a zmq socket that refuses a send, and on being asked finds that it may."""
+    """Represents a zmq socket that refuses a send, and when asked allows it."""
 
     def __init__(self) -> None:
         self.asked = 0
