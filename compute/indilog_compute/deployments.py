@@ -1,16 +1,14 @@
-"""What is deployed, as records of the reserved log `$apps`: so it survives a restart, and reaches
-other nodes.
+"""Deployments as records of the reserved log `$apps`: they survive a restart and reach all nodes.
 
-Each deployment is one record tagged with the application's name; the newest record of a name wins,
-on every compute node that reads the log.
-The sources are in the record, so a node needs nothing but the log. That an application is
-undeployed is such a record, too, without sources and functions: it keeps the version of the one
-before, and frees the name for any owner.
+Each deployment is one record, tagged with the application's name. The newest record of a name wins
+on every compute node. The sources are in the record, so a node needs only the log. An undeployment
+is such a record, too, without sources and functions: it keeps the version of the record before, and
+frees the name for any owner.
 
-A record carries what its application's earlier records amount to, so they are trimmed as soon as
-it is read (`collect`): a start reads one record for each application, and for each of the
-`UNDEPLOYED_KEPT` that were undeployed last. When two nodes deploy at once, the later record does
-not carry what the earlier one says; then nothing is trimmed before the next deployment.
+A record summarises its application's earlier records, so they are trimmed when it is read
+(`collect`). A start reads one record of each application, also of the `UNDEPLOYED_KEPT` that were
+undeployed last. When two nodes deploy at once, the later record does not summarise the earlier one:
+then nothing of that application is trimmed before its next deployment.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from indilog.sdk.losses import Losses
 
 APPS_LOG: Final = "$apps"
 UNDEPLOYED_KEPT: Final = 1_000
-"""Undeployed applications that are remembered; of others not even the version is known."""
+"""Undeployed applications whose names and versions are kept; the others are forgotten."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployment of an application, or the end of it, as it stands in the log.
+    """A record of `$apps`: one deployment of an application, or its undeployment.
 
     Attributes:
-        follows: the seqnum of the application's newest record when this one was appended; None: it
-            had none. `version` and `since` are what holds after that one.
+        follows: the seqnum of the application's newest record that the writer knew; None: none.
+            `version` and `since` are computed from that record.
         read_below: its writer had read all records below this seqnum. So without `follows` the
             writer knew no earlier record there, and no node counts one, remembered or not.
         since: of each of `schedules`, `Placed.since`; None: when this record was ordered.
@@ -57,7 +55,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     since: tuple[float | None, ...] = ()
 
     def undeployed(self) -> Deployment:
-        """Return what says that it is deployed no more."""
+        """Return the record of its undeployment."""
         return Deployment(
             name=self.name,
             version=self.version,
@@ -69,19 +67,20 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def info(self) -> AppInfo:
-        """What callers may know of it."""
+        """The public part of it."""
         return AppInfo(
             self.name, self.version, self.owner, self.functions, self.services, self.schedules
         )
 
 
 class Placed(NamedTuple):
-    """A deployment, its place in the log, and when it was recorded (seconds since 1970).
+    """A deployment and its place in the log.
 
-    `since`: of each of its schedules, whatever its `catch_up`, when the first deployment was
-    ordered of those up to this one that all have it; seconds since 1970 by the log's time. `time`:
-    when it was made, by the wall clock of the process that made it, for people. `is_whole`: who
-    reads this record alone, without those before it, comes to the same.
+    Attributes:
+        since: by schedule, since when all deployments up to this one have it: the log's time of the
+            first of them, seconds since 1970. Schedules that differ in `catch_up` only are one.
+        time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
+        is_whole: a reader of this record alone, without those before it, gets the same result.
     """
 
     seqnum: SeqNum
@@ -95,11 +94,11 @@ class DeploymentLog:
     """The deployments in a log source.
 
     Attributes:
-        newest: of each application, by name, among the records read so far (`catch_up`); it may say
-            that the application is undeployed.
-        lost: of applications whose newest deployment is lost by damage, what reading it raised;
-            deploying one again mends it.
-        losses: where deployments may be lost of which not even the name is known.
+        newest: by name, the newest deployment or undeployment among the records read so far
+            (`catch_up`).
+        lost: by name, the error of an application whose newest deployment is lost by damage;
+            deploying it again repairs it.
+        losses: where deployments of unknown names may be lost.
     """
 
     def __init__(self, logs: LogSource) -> None:
@@ -111,12 +110,12 @@ class DeploymentLog:
             "deployments", "Applications deployed there are missing or old: deploy them again."
         )
         self._superseded: set[str] = set()
-        """Applications with records below their newest one that were read and not trimmed."""
+        """Applications with records before their newest one that are not trimmed yet."""
 
     async def append(self, deployment: Deployment) -> SeqNum:
-        """Record a deployment and return its place; it survives a crash then.
+        """Append a deployment and return its seqnum; it is durable then.
 
-        It carries what the records of its application amount to, as far as they are read.
+        The record summarises the application's records that were read.
 
         Raises:
             DeployError: its sources exceed the limit of a record.
@@ -168,7 +167,7 @@ class DeploymentLog:
             self._bound = max(self._bound, page[-1].seqnum + 1)
 
     def _lose(self, error: DataLossError) -> None:
-        """Take note that the newest deployment of an application is lost, if its name is known."""
+        """Note that the newest deployment of an application is lost, if its name is known."""
         for name in map(str, error.tags):
             self.newest.pop(name, None)
             self.lost[name] = DataLossError(
@@ -220,7 +219,7 @@ class DeploymentLog:
 
 
 def _following(before: Placed | None, deployment: Deployment) -> Deployment:
-    """Return a deployment with what it is to carry of `before`."""
+    """Return a deployment that summarises `before`, too."""
     if before is None:
         return deployment
     return msgspec.structs.replace(
@@ -232,7 +231,7 @@ def _following(before: Placed | None, deployment: Deployment) -> Deployment:
 
 
 def _placed_alone(record: Record, deployment: Deployment) -> Placed:
-    """Place a deployment before which nothing is, or nothing is left."""
+    """Place a deployment without any earlier record that counts."""
     since = {
         spec: record.ordered_at if at is None else at
         for spec, at in zip_longest(deployment.schedules, deployment.since)
@@ -274,5 +273,5 @@ def _seqnum(placed: Placed) -> SeqNum:
 
 
 def _times(spec: ScheduleSpec) -> ScheduleSpec:
-    """Return what two schedules have in common that are the same but for what is caught up."""
+    """Return a schedule without its own `catch_up`, which does not make it another schedule."""
     return msgspec.structs.replace(spec, catch_up="last")

@@ -1,8 +1,8 @@
-"""The log as seen from inside a compute node: `Log` over an engine in this process.
+"""The log inside a compute node: `Log` over an engine in this process.
 
-The hot paths of the platform end here: an append is a future and a few list operations, a read that
-the local index and the record cache answer never leaves the call. Such reads do not suspend, so
-that one in `_READS_PER_TURN` gives the loop a turn, or a busy reader would starve everyone else.
+The hot paths of the platform end here. An append is a future and a few list operations. A read that
+the local index and the record cache answer is complete within the call. Such reads do not suspend,
+so one in `_READS_PER_TURN` yields to the event loop: else a busy reader would starve other tasks.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class LocalLogs:
         self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
         """Makes a waiter for the engine."""
         self.wake: Callable[[], None] = functools.partial(shell.wake, node)
-        """Lets the engine's turn come; raises `NotReadyError` if the platform has stopped."""
+        """Schedules the engine's turn; raises `NotReadyError` if the platform has stopped."""
         self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
         """As `wake`, for callers that may wait for more than an append is answered by."""
         self._reads = 0
         self.retention: RetentionService | None = None
-        """What enforces policies here; at one compute node of a platform only."""
+        """Enforces retention policies; at one compute node of a platform only."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -266,7 +266,7 @@ class LocalLog(Log):
         return seqnum
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
-        """Forget the records below `until`; see `Log.trim`."""
+        """Trim the records below `until`; see `Log.trim`."""
         floor = Floor(self._hash(tag), check_bound(until), tag is None, self._hash(None))
         waiter = self._logs.future()
         self._engine.trims.start(floor, waiter)
@@ -361,9 +361,9 @@ class LocalLog(Log):
         *,
         fresh: bool,
     ) -> _FoundT | None:
-        """Read until something is found or the time is over; no timer runs for a wait without end.
+        """Read until a record is found or the time is over; a wait without limit has no timer.
 
-        Watches first, then reads: what arrives in between fires the watch.
+        It adds the watch before it reads: a record that arrives in between fires the watch.
         """
         hashed = self._hash(tag)
         loop = asyncio.get_running_loop()
@@ -380,7 +380,7 @@ class LocalLog(Log):
                 if end < math.inf:
                     timer = loop.call_at(end, _resolve_none(watch))
                 if self._engine.deadline() is None:
-                    self._logs.hasten()  # lest an idle engine never looks whether an entry was lost
+                    self._logs.hasten()  # so that an idle engine also detects a lost entry
                 await watch
             finally:
                 self._engine.watches.remove(hashed, watch)

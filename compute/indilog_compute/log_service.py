@@ -1,10 +1,10 @@
-"""The log for workers and clients: answers the log questions that come over one link.
+"""The log for workers and clients: answers the log questions of one link.
 
-Every question carries its asker's session position, and every answer the position it was given at,
-so a session spans links. Many questions are answered at once, up to a bound; when the link is gone,
-or the asker says `Cancel`, its waiting reads end. Every question has one answer, also a cancelled
-one: what is counted for it is freed with that. A read that is answered without waiting is answered
-within the call that brought it; all else has a task.
+Every question carries its session's position, and every answer the position that it reflects. So a
+session spans links. Up to `questions_max` questions are answered at once. When the link closes, or
+the client sends `Cancel`, its waiting reads end. Every question has one answer, also a cancelled
+one, which frees its share of the limit. A read that need not wait is answered within the call; all
+other questions have a task.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LogService:
     """Serves the log questions of one link.
 
     Args:
-        questions_max: answered at once; a further one is refused with `OverloadedError`.
+        questions_max: questions answered at once; a further one fails with `OverloadedError`.
     """
 
     def __init__(self, logs: LogSource, *, questions_max: int) -> None:
@@ -83,7 +83,7 @@ class LogService:
         if isinstance(question, _READS) or (
             isinstance(question, LogReadNext) and question.wait_s is None
         ):
-            # Mostly the local index and the record cache answer it, so that it suspends nowhere.
+            # Mostly the local index and the record cache answer it without suspending.
             begun = _begun(answering)
             if begun is None:
                 return
@@ -98,7 +98,7 @@ class LogService:
             task.cancel()
 
     def close(self) -> None:
-        """The link is gone: stop answering."""
+        """Stop answering: the link is closed."""
         for task in list(self._tasks.values()):
             task.cancel()
 

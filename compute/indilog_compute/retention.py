@@ -1,9 +1,9 @@
 """Enforces retention policies by trimming: the work of a round (ARCHITECTURE 13, decision 0015).
 
-By age it asks the log what time it is, and what was ordered before a time. By size it reads each
-record once and keeps marks (a seqnum, and how many bytes came before it), at most about `_MARKS` a
-log; so memory is bounded, and what is retained is read again after a restart. Trimming twice is
-harmless, so two nodes that do this at once do no harm.
+By age, a round asks the log for its time, and for the seqnum of a time. By size, it reads each
+record once and keeps marks: a seqnum, and how many bytes are before it. There are at most about
+`_MARKS` a log, so memory is bounded; after a restart the retained records are read again. Trimming
+twice is harmless, so two nodes may enforce policies at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from indilog.sdk.retention_log import RETENTION_LOG
 
 _MARKS: Final = 1000
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
-"""What a page counts at least, of the bytes that a round may read."""
+"""The least bytes that a page counts toward those that a round may read."""
 _FAILURES_MAX: Final = 10
-"""A round ends after so many logs that failed."""
+"""A round ends after this many failed logs."""
 
 
 class SizeMarks:
@@ -46,7 +46,7 @@ class SizeMarks:
 
     @property
     def until(self) -> SeqNum:
-        """What to trim below; 0: nothing."""
+        """The seqnum to trim below; 0: nothing to trim."""
         return self._marks[0][0] if self._marks and self._marks[0][0] > self._trimmed else 0
 
     @property
@@ -59,7 +59,7 @@ class SizeMarks:
         before = self._read_bytes
         for record in page:
             if not self._marks:
-                self._trimmed = max(self._trimmed, record.seqnum)  # nothing lies below it
+                self._trimmed = max(self._trimmed, record.seqnum)  # no record is below it
             if not self._marks or self._read_bytes - self._marks[-1][1] >= self._step_bytes:
                 self._marks.append((record.seqnum, self._read_bytes))
             self._read_bytes += len(record.data) + len(record.names)
@@ -70,11 +70,11 @@ class SizeMarks:
         return self._read_bytes - before
 
     def trimmed(self, until: SeqNum) -> None:
-        """Take note that the log is trimmed below `until`."""
+        """Note that the log is trimmed below `until`."""
         self._trimmed = max(self._trimmed, until)
 
     def restart_at(self, floor: SeqNum) -> None:
-        """Everything that was read has been trimmed: go on at `floor`."""
+        """Continue at `floor`: all records that were read are trimmed."""
         self._marks.clear()
         self.bound, self._trimmed = floor, max(self._trimmed, floor)
 
@@ -83,7 +83,7 @@ class _Kept:
     """A log with a policy.
 
     Attributes:
-        floor: nothing of the log lies below that can be read.
+        floor: no readable record of the log is below this seqnum.
     """
 
     def __init__(self, log: Log, policy: Retention) -> None:
@@ -103,7 +103,7 @@ class _Kept:
         if until <= self.floor:
             return 0
         first = await self._first()
-        # The read saw all that lies below `until`: what it passed over need not be asked again.
+        # The read saw all records below `until`: those that it skipped need not be asked again.
         self.floor = until if first is None else min(first, until)
         return until if first is not None and first < until else 0
 
@@ -150,8 +150,8 @@ class RetentionRounds:
     """Trims logs by their policies.
 
     Args:
-        logs: whose logs.
-        pause: awaited with the seconds that what was read may take at least.
+        logs: the logs to trim.
+        pause: awaited with the least seconds that the bytes just read may take.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class RetentionRounds:
         self._failed: list[tuple[str, IndilogError]] = []
 
     def status(self) -> dict[str, object]:
-        """Return figures for people and metrics."""
+        """Return figures for operators and metrics."""
         return {
             "logs": len(self._kept),
             "size_marks": sum(k.sizes.marks for k in self._kept.values() if k.sizes is not None),

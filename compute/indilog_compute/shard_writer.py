@@ -1,19 +1,20 @@
 """The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
 
-A writer first takes its shard over: it claims it under a new epoch on all replicas, which refuse
-every older writer from then on, and opens it at the smallest stored prefix of those that know all
-they ever had. What lies beyond that was never on the ack quorum, so no cut can have ordered it. If
-no replica knows (all are new, or damaged), it opens at the longest prefix, and not below what the
-metalog has ordered. A replica that forgets its writer, because its disk was lost, is claimed and
-opened again by itself: it fetches the rest from the others. Then records collect in the open batch,
-which is sent when the turn ends. While `frames_in_flight_max` batches are on their way further
-records collect, so batches grow with the load (self-clocking).
+A writer first takes over its shard. It claims the shard under a new epoch on all replicas, which
+refuse every older writer from then on. It opens the shard at the smallest stored prefix of the
+replicas that know all they ever had. Records beyond that prefix were never on the ack quorum, so no
+cut can have ordered them. If no replica knows (all are new, or damaged), the writer opens at the
+longest prefix, and not below the records that the metalog has ordered. A replica that lost its disk
+forgets its writer. It is claimed and opened again alone, and fetches its batches from the others.
 
-A batch leaves memory when a metalog entry orders its records. If that does not come the replicas
-are asked what they have, after `resend_s` and then ever more seldom; a batch is sent again only to
-a replica that says it lacks it. So replicas that are slow are not given more to do. After
-`append_timeout_s` its callers are told that the outcome is unknown; the batch stays, because
-localids must follow on.
+Then records collect in the open batch, which is sent when the turn ends. While
+`frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
+(self-clocking).
+
+A batch leaves memory when a metalog entry orders its records. Without such an entry, the replicas
+are asked what they have, after `resend_s` and then after pauses that double. A batch is resent only
+to a replica that says it lacks it, so slow replicas get no more work. After `append_timeout_s` the
+callers of a batch get an unknown outcome. The batch stays, because localids must follow on.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from indilog_compute.full_disks import FullDisks
 
 
 class Takeover(enum.Enum):
-    """How far the writer is in taking over its shard."""
+    """The state of the writer's takeover of its shard."""
 
     CLAIMING = enum.auto()
     OPENING = enum.auto()
@@ -75,7 +76,7 @@ class _Batch:
 
 
 class OrderedBatch:
-    """A batch that has its place in the total order now."""
+    """A batch that a metalog entry has ordered."""
 
     __slots__ = ("data", "first_seqnum", "names", "size_bytes", "time", "waiters")
 
@@ -127,7 +128,7 @@ class ShardWriter:
         self._reopening: dict[NodeId, Resend] = {}
         """Replicas that forgot this writer, and when to claim them again."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
-        """To whom batches were sent again, from which localid on, and when to do it again."""
+        """By replica: from which localid on batches were resent, and when to resend them again."""
 
     @property
     def pending(self) -> int:
@@ -220,7 +221,7 @@ class ShardWriter:
             self._open = _Batch()
 
     def flush(self, now: Instant) -> list[Effect]:
-        """Send what collected, as far as the frames in flight allow."""
+        """Send the open batches, within the limit of frames in flight."""
         if self.takeover is not Takeover.OPEN:
             return []
         effects: list[Effect] = []
@@ -251,7 +252,7 @@ class ShardWriter:
         return span.writer > self.epoch
 
     def ordered(self, span: Span) -> list[OrderedBatch]:
-        """Take out the batches that `span` of this shard orders.
+        """Remove and return the batches that `span` of this shard orders.
 
         A span may begin with records of an earlier writer. Cuts fall between batches, so a batch is
         in it whole. One that a newer writer shares says nothing about our batches: `fenced_by`
@@ -291,7 +292,7 @@ class ShardWriter:
     def on_message(
         self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
     ) -> list[Effect]:
-        """Take in what a replica says of the shard."""
+        """Take in a replica's state of the shard."""
         if message.shard != self.shard:
             return [Ignore(message, "about a shard that is not written here")]
         match message:
@@ -316,7 +317,7 @@ class ShardWriter:
         return self._open_shard(now)
 
     def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
-        """Take note how much of the shard is ordered, as far as the node knows now.
+        """Note how much of the shard is ordered, as far as this node knows.
 
         If it joins again, the outcome of batches that were ordered meanwhile is not known here.
         """
@@ -374,7 +375,7 @@ class ShardWriter:
                 return []
             return self._in_flight_to(sender, message.start)
         if message.start != self._next:
-            return [Ignore(message, "opened where nobody said")]
+            return [Ignore(message, "opened at a localid that was not asked for")]
         self._opened.add(sender)
         if len(self._opened) == len(self.replicas):
             self.takeover = Takeover.OPEN
@@ -382,10 +383,9 @@ class ShardWriter:
         return []
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
-        """Send again what a replica says it lacks, unless a newer writer has the shard.
+        """Resend the batches that a replica lacks, unless a newer writer has the shard.
 
-        From one localid on ever more seldom: a replica that refuses a batch for good must not get
-        it without end.
+        From one localid on after pauses that double: a replica may refuse a batch permanently.
         """
         if message.epoch > self.epoch:
             return self.give_up()
@@ -412,7 +412,7 @@ class ShardWriter:
         ]
 
     def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
-        """Refuse appends while a disk is full; what is under way may still find room."""
+        """Refuse appends while a disk is full; batches in flight may still be stored."""
         self._full_disks.note(sender, full=full, now=now)
         if not full:
             return []
@@ -424,7 +424,7 @@ class ShardWriter:
         return effects
 
     def give_up(self) -> list[Effect]:
-        """Tell all callers that another writer has the shard; it is not taken back."""
+        """Fail all appends: another writer has the shard; this one does not claim it again."""
         self.takeover = Takeover.LOST
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
@@ -432,7 +432,7 @@ class ShardWriter:
         return self._tell_all(unsent=self._lost(), sent=unknown)
 
     def abandon(self) -> list[Effect]:
-        """Tell all callers that this node stops."""
+        """Fail all appends: this node stops."""
         unsent = NotReadyError("The platform was closed; nothing was appended.")
         unknown = AppendOutcomeUnknownError(
             "The platform was closed before the append was ordered; the record may or may not be "
@@ -459,7 +459,7 @@ class ShardWriter:
     # --- time
 
     def deadline(self) -> Instant | None:
-        """When something is to be said again, or given up."""
+        """When to resend, or to fail an append; None: nothing waits."""
         due = self._asked_again_at()
         if (full := self._full_disks.deadline()) is not None:
             due = full if due is None else min(due, full)
@@ -482,7 +482,7 @@ class ShardWriter:
         return None
 
     def on_time(self, now: Instant) -> list[Effect]:
-        """Ask again what was not answered; tell callers of a batch that takes too long."""
+        """Resend unanswered questions; fail the callers of batches that time out."""
         self._full_disks.expire(now)
         effects = self._expire_in_flight(now)
         if (due := self._asked_again_at()) is None or now < due:
@@ -506,7 +506,7 @@ class ShardWriter:
         return effects
 
     def _expire_waiting(self, now: Instant) -> list[Effect]:
-        """Refuse what waits too long for its turn: nothing of it was sent."""
+        """Refuse appends whose batches were not sent within the timeout."""
         effects: list[Effect] = []
         self._close()
         for batch in self._closed:
@@ -536,12 +536,12 @@ class ShardWriter:
 
 
 def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
-    """Tell the callers of a batch, once; the batch keeps its place."""
+    """Answer the callers of a batch, once; the batch keeps its place in the queue."""
     effects: list[Effect] = [Answer(w, error) for w in batch.waiters if w is not None]
     batch.waiters = [None] * len(batch.waiters)
     return effects
 
 
 def acknowledgements(batches: Sequence[OrderedBatch], position: MetalogPosition) -> list[Effect]:
-    """Return what tells the callers of ordered batches where their records are."""
+    """Return the acknowledgements of ordered batches, with the seqnums of their records."""
     return [Appended(b.waiters, b.first_seqnum, position) for b in batches]

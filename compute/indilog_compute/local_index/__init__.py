@@ -1,9 +1,9 @@
 """The local index of a compute node: small, bounded, and often incomplete (thesis 5.1).
 
-It answers lookups of this node's own tasks only; what it cannot answer is a `Miss`, and the index
-tier answers instead. Three parts: `suffix` (the newest records of the whole log),
-`popularity_cache` (older seqnums that were read lately), `tag_cache` (the newest records of the
-tags in use); `local_index` puts them together, `answers` are the outcomes.
+It answers lookups of this node only. A lookup that it cannot answer is a `Miss`, and goes to the
+index tier. Its parts are `suffix` (the newest records of the whole log), `popularity_cache` (older
+seqnums that were read recently), `tag_cache` (the newest records of the tags in use) and
+`answer_cache`; `local_index` combines them, `answers` are the outcomes.
 """
 
 from indilog_compute.local_index.answers import Answer, Empty, Found, Matches, Miss, RangeAnswer

@@ -22,7 +22,7 @@ from indilog.base.ids import SeqNum, ShardId, TagHash
 from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found
 
 ZONE_BYTES: Final = 560
-"""What the only zone of a tag costs in CPython; those of one tag together cost less."""
+"""Bytes that the only zone of a tag costs in CPython; zones of one tag together cost less."""
 
 
 class _Zone:
@@ -76,7 +76,7 @@ class AnswerCache:
         `tail` is the end of the log that was asked about: beyond it the answer may change.
         """
         assert seqnum <= bound, "the last up to a bound is not after it"
-        assert seqnum < tail, "what is not written yet was not found"
+        assert seqnum < tail, "only ordered records are found"
         self._learn(tag, seqnum, _Zone(shard, seqnum, min(bound, tail - 1)))
 
     def _learn(self, tag: TagHash, seqnum: SeqNum, zone: _Zone) -> None:
@@ -102,7 +102,7 @@ class AnswerCache:
             del self._seqnums[tag]
 
     def forget(self, tag: TagHash) -> None:
-        """Forget all about `tag`: some of its records were trimmed."""
+        """Drop all zones of `tag`: some of its records were trimmed."""
         for seqnum in self._seqnums.pop(tag, ()):
             del self._zones[tag, seqnum]
 

@@ -1,4 +1,4 @@
-"""Index data as the local index takes it in: checked, and as columns.
+"""Checks of index data for the local index, and its tags as columns.
 
 Writers put the tag of the log first. So where all records of a part have as many tags as each
 other, every `width`-th tag is often the same one: such a column that is one tag, the largest of the
@@ -18,7 +18,7 @@ from indilog_compute.local_index.tag_rows import SHARD_MASK
 
 
 def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
-    """Say why `parts` cannot be the index data that follows on `tail`; None: they can."""
+    """Return why `parts` cannot be the index data that follows `tail`; None: they can."""
     for part in parts:
         if not part.count == len(part.tag_counts) > 0:
             return "a part has another number of records than of tag counts"
@@ -51,7 +51,7 @@ class PartColumns(NamedTuple):
 
 
 def columns_of(part: ShardTags) -> PartColumns:
-    """Return the tags of a part that `malformed` found nothing in."""
+    """Return the tags of a part that is not `malformed`."""
     counts, count = part.tag_counts, part.count
     seqnums = range(part.first_seqnum, part.first_seqnum + count)
     tags = array("Q", part.tags)

@@ -2,13 +2,12 @@
 
 The empty tag covers the whole log and is looked up in the Suffix, below its head in the Popularity
 Cache; every other tag in the Tag Cache (algorithm 6), then in the Answer Cache. The Suffix follows
-the metalog itself (type-O), the Tag Cache the index data (type-S), which comes later: so the two
-have positions of their own, and a caller that must not read the past compares its session with them
-first.
+the metalog itself (type-O), the Tag Cache the index data (type-S), which arrives later. So each has
+a position of its own, which a caller compares with its session's position first.
 
 Only reads need the Tag Cache. So index data waits until a read comes, or until it has
-`WAITING_MAX` tags, and then is sorted by tag together (`indilog.roles.tags_sorted`): a tag costs
-one step for all of its records.
+`WAITING_MAX` tags. Then it is sorted by tag together (`indilog.roles.tags_sorted`), so that a tag
+costs one step for all of its records.
 """
 
 from __future__ import annotations
@@ -34,17 +33,16 @@ _TAG_BYTES: Final = 8
 
 
 class LocalIndex:
-    """Answers lookups about the prefix of the log that was applied; bounded whatever the log's
-    length.
+    """Answers lookups about the applied prefix of the log; its memory is bounded.
 
-    `Found`, `Empty` and `Matches` are always right for that prefix; `Miss` says to ask the index
-    tier. It starts empty, at the beginning or at any `(position, tail)` of a running log, and is
-    lost in a crash without harm.
+    `Found`, `Empty` and `Matches` are always right for that prefix; `Miss` means to ask the index
+    tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. A
+    crash loses it, without harm.
 
     Attributes:
         tag_position: how many metalog positions the Tag Cache has applied.
-        trims: how often trimmed records were forgotten; what was asked before the last time may
-            not be learned.
+        trims: how often trimmed records were dropped. An answer to a question from before the last
+            time may not be learned.
     """
 
     __slots__ = (
@@ -72,7 +70,7 @@ class LocalIndex:
             bytes_max=config.caches.answer_cache_bytes_max,
         )
         self._waiting: list[tuple[MetalogPosition, Sequence[ShardTags]]] = []
-        """Index data below `tag_position` that the Tag Cache has not got yet."""
+        """Index data below `tag_position` that is not in the Tag Cache yet."""
         self._waiting_tags = 0
         self._bytes_max = {
             "suffix": config.caches.suffix_bytes_max,
@@ -81,14 +79,14 @@ class LocalIndex:
             "answer_cache": config.caches.answer_cache_bytes_max,
         }
         self._lost = LostRanges(ranges_max=config.index_tier.lost_ranges_max)
-        """Records whose tags are lost; what the index tier tells never reaches across one."""
+        """Records whose tags are lost; no answer of the index tier is valid across one."""
         self._tag_tail = tail
-        """No seqnum of the index data to come is below this."""
+        """All seqnums of later index data are at or above this one."""
         self.tag_position = position
         self.trims = 0
 
     def apply_spans(self, spans: Sequence[Span]) -> None:
-        """Apply what the next metalog entry ordered (type-O)."""
+        """Apply the spans that the next metalog entry ordered (type-O)."""
         self._suffix.apply(spans)
 
     def apply_block(self, position: MetalogPosition, parts: Sequence[ShardTags]) -> str | None:
@@ -96,8 +94,8 @@ class LocalIndex:
         ascending.
 
         Returns:
-            None when it is applied. Otherwise why it cannot be what it claims to be, for an
-            `Ignore`; nothing has changed then, and the position is to be asked for again.
+            None when it is applied. Otherwise why it is malformed, for an `Ignore`; then nothing
+            has changed, and the position must be asked for again.
         """
         assert position == self.tag_position, "index data is applied in order, without gaps"
         if (reason := malformed(parts, self._tag_tail)) is not None:
@@ -170,7 +168,7 @@ class LocalIndex:
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Look up the first `limit` records with `tag` from `bound` on.
 
-        The Popularity Cache and the Answer Cache know single records, so they have no part in this.
+        Only Suffix and Tag Cache answer: the other caches have single records.
         """
         if tag != EMPTY_TAG:
             answer = self._tags.find_range(tag, bound, limit)
@@ -188,14 +186,14 @@ class LocalIndex:
         return self._popularity.shard_of(seqnum)
 
     def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
-        """Remember where a record is that the index tier had to find, through any tag.
+        """Keep the shard of a record that the index tier found, by any tag.
 
-        Only what lies below the Suffix: the rest is known.
+        Only of records below the Suffix: the shards of the others are known.
         """
         if seqnum < self._suffix.head:
             self._popularity.learn(seqnum, shard)
 
-    # --- what the index tier told
+    # --- answers of the index tier
 
     def learn_answer(
         self,
@@ -205,9 +203,9 @@ class LocalIndex:
         found: tuple[SeqNum, ShardId],
         tail: SeqNum,
     ) -> None:
-        """Remember the answer to a lookup that was about the log below `tail`, if it is for ever.
+        """Keep the answer to a lookup about the log below `tail`, if no append can change it.
 
-        Only while nothing of the tag is trimmed from `bound` on.
+        The caller ensures that no record of the tag from `bound` on was trimmed since.
         """
         if tag == EMPTY_TAG:
             return
@@ -217,11 +215,10 @@ class LocalIndex:
             self._answers.learn_prev(tag, bound, *found, tail)
 
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
-        """Forget what is known of the records of `tag` below `until`: they were trimmed.
+        """Drop the records of `tag` below `until`: they were trimmed.
 
-        Bounds below the first record kept miss from now on, so that the index tier tells what was
-        trimmed. What the index tier is asked about later, it must not answer as if nothing had been
-        trimmed: as long as records of a tag are trimmed, its first record is not told.
+        Bounds below the first record kept miss from now on, so that the index tier answers which
+        records were trimmed. It does not answer the first record of a tag that has a floor.
         """
         self.trims += 1
         self._tags.forget_below(tag, until)
@@ -234,7 +231,7 @@ class LocalIndex:
 
     @property
     def has_tag_cache(self) -> bool:
-        """Whether records of tags are remembered at all."""
+        """Whether there is a Tag Cache that may hold records."""
         return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
@@ -246,18 +243,18 @@ class LocalIndex:
         return self._tags.has_recent(tag, seqnums)
 
     def expect(self, tag: TagHash) -> None:
-        """The index tier is asked about the records of `tag` below `tag_tail`, at `tag_position`.
+        """Note a question to the index tier about `tag` below `tag_tail`, at `tag_position`.
 
-        The answer is told with that tail as its limit, or `give_up` is.
+        `learn_first`, `refill` or `give_up` follows with that tail as its limit.
         """
         self._tags.expect(tag, self._tag_tail)
 
     def give_up(self, tag: TagHash, limit: SeqNum) -> None:
-        """No answer about `tag` below `limit` will come."""
+        """Note that the question about `tag` below `limit` was dropped."""
         self._tags.give_up(tag, limit)
 
     def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
-        """The first record of `tag` below `limit` is `first`; None: there is none."""
+        """Take in the first record of `tag` below `limit`; None: there is none."""
         self._tags.learn_first(tag, limit, first)
 
     def refill(
@@ -269,7 +266,7 @@ class LocalIndex:
         *,
         complete: bool,
     ) -> None:
-        """These are the newest records of `tag` below `limit`, or all of them; see `TagCache`."""
+        """Take in the newest records of `tag` below `limit`, or all of them; see `TagCache`."""
         self._tags.refill(tag, limit, seqnums, shards, complete=complete)
 
     # --- figures
@@ -280,9 +277,7 @@ class LocalIndex:
         return sum(part.size_bytes for part in self._parts.values())
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return entries, bytes and their limit, hits and misses of each part, for people and for
-        metrics.
-        """
+        """Return entries, bytes and their limit, hits and misses of each part, for operators."""
         status = {
             name: {
                 "entries": len(part), "bytes": part.size_bytes, "bytes_max": self._bytes_max[name],

@@ -1,7 +1,7 @@
-"""The Popularity Cache: where older records that were read lately are (thesis 5.1.2).
+"""The Popularity Cache: the shards of older records that were read recently (thesis 5.1.2).
 
-Holds seqnums below the head of the Suffix only, learned from lookups that missed. It knows single
-seqnums, not what lies between them, so it can only have point hits (algorithm 2).
+It holds only seqnums below the head of the Suffix, learned from lookups that missed. It knows
+single seqnums and no ranges, so it has point hits only (algorithm 2).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from indilog.base.ids import SeqNum, ShardId
 from indilog_compute.local_index.answers import MISS, Answer, Found
 
 ENTRY_BYTES: Final = 200
-"""What one entry costs in CPython: two ints, two dictionary slots and one of an ordered one."""
+"""Bytes of an entry in CPython: two ints, two dictionary slots and one of an ordered one."""
 
 
 class PopularityCache:
-    """Remembers the shards of at most `entries_max` seqnums, in at most `bytes_max` bytes; forgets
-    the least recently used.
+    """Keeps the shards of at most `entries_max` seqnums, in at most `bytes_max` bytes.
+
+    The least recently used are evicted.
 
     Attributes:
         hits: lookups answered.
@@ -43,7 +44,7 @@ class PopularityCache:
         return len(self._shards) * ENTRY_BYTES
 
     def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
-        """Remember the answer of a lookup that missed."""
+        """Keep the answer to a lookup that missed."""
         if self._entries_max:
             self._shards[seqnum] = shard
 

@@ -9,13 +9,14 @@ of its productive shards it keeps only their distances to the key, in 2 bytes, a
     distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
     shards     [  1, 0,     2, 1, 0,     ... ]    so a member lists its shards from the last one on
 
-A cut whose upper bounds are further apart than 2 bytes can say becomes several members: a member is
-any run of consecutive upper bounds, so nothing else changes. A shard's own records may be as many
-as they like, because only upper bounds are stored.
+A cut whose upper bounds differ by more than fits 2 bytes becomes several members: a member is any
+run of consecutive upper bounds. A shard may have any number of records in a cut, because only upper
+bounds are stored.
 
-Bounded by the number of members and in bytes. The oldest member is evicted by moving `_start`; the
-arrays are moved down once an eighth of the limit is dead, which costs one short memmove per some
-thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth goes at once.
+The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving
+`_start`. The arrays are moved down once an eighth of the limit is evicted, which costs one short
+memmove in some thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth
+is evicted at once.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _DEAD_MIN: Final = 64
 _MEMBER_BYTES: Final = 16
 _BOUND_BYTES: Final = 4
 _ARRAYS_BYTES: Final = 1024
-"""What the four arrays have beside their contents, and keep ready beyond a sixteenth."""
+"""Bytes that the four arrays have beside their contents, and reserve beyond a sixteenth."""
 
 
 class Suffix:
-    """Knows the shard of every seqnum in [head, tail); contiguous, so inside there is no miss.
+    """Knows the shard of every seqnum in [head, tail); lookups inside never miss.
 
     Attributes:
         head: the lowest seqnum that it knows; equal to `tail` when it knows none.
@@ -74,7 +75,7 @@ class Suffix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, with what is evicted and not yet moved away."""
+        """Bytes of the arrays, evicted members included until they are moved away."""
         return sum(map(getsizeof, (self._keys, self._ends, self._distances, self._shards)))
 
     def apply(self, spans: Sequence[Span]) -> None:
@@ -116,12 +117,12 @@ class Suffix:
             self._move_down()
 
     def _too_large(self) -> bool:
-        """Whether the arrays may take more than they should: they grow by a sixteenth at a time."""
+        """Whether the arrays may exceed the limit: they grow by a sixteenth at a time."""
         contents = _MEMBER_BYTES * len(self._keys) + _BOUND_BYTES * len(self._shards)
         return contents > (self._bytes_max - _ARRAYS_BYTES) // 17 * 16
 
     def _move_down(self) -> None:
-        """Free what is evicted: amortised over `_dead_max` cuts, and no Python loop."""
+        """Free evicted members: amortised over `_dead_max` cuts, and without a Python loop."""
         base = self._ends[self._start - 1]
         dead = base - self._base
         del self._keys[: self._start], self._ends[: self._start]
@@ -183,7 +184,7 @@ class Suffix:
         return ShardId(self._shards[bisect_right(self._distances, distance, first, end) - 1])
 
     def _part(self, member: int) -> tuple[int, int]:
-        """Return where a member's distances and shards are: from, end."""
+        """Return where a member's distances and shards are: start, end."""
         first = self._ends[member - 1] - self._base if member else 0
         return first, self._ends[member] - self._base
 

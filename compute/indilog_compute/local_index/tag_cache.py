@@ -1,26 +1,26 @@
 """The Tag Cache: where the newest records of the tags in use are (thesis 5.1.3, 5.7).
 
-A map from tag to a row (`tag_rows`): its highest seqnums and their shards. Fed with type-S index
-data of every metalog position in order; so from a tag's head on nothing with this tag is missing.
-What lies below the head is unknown, unless the row is complete or knows the tag's minimum.
+It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies type-S
+index data of every metalog position in order. So from a tag's head on, no record with the tag is
+missing. Records below the head are unknown, unless the row is complete or has the tag's minimum.
 
-**Last access.** Each tag has the metalog position of its last event: insert, update, read hit
-(proven absence included). When a limit is exceeded, the tags with the lowest are forgotten whole.
+**Last access.** Each tag has the metalog position of its last event: insert, update or read hit
+(proven absence included). When a limit is exceeded, the tags with the lowest are evicted whole.
 
-**What the index tier tells.** Completeness and minimum, and older records of a tag that is read
-often, come from the index tier; `expectations` says which of its answers still fit.
+**Answers of the index tier.** They add completeness, the minimum, and older records of a tag that
+is read often. `expectations` decides which of these answers still fit.
 
-**No long pauses.** A dictionary of 10^6 tags stops everything for 0.06 s whenever it is rebuilt, an
+**No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, of an
 ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are as good
-as random, into partitions of some ten thousand tags, plain dictionaries kept in the order of
-events. What is evicted next: in one partition after the other, the tags at the front whose last
-access is at or below a *horizon*; when all partitions are done, the horizon moves to the oldest
-access left plus a 64th of its age. So a tag may be forgotten before one whose last access was
-earlier by less than that; with one partition (a small cache) the order is exact.
+as random, into partitions of some ten thousand tags: plain dictionaries in the order of events.
+Eviction visits one partition after the other and evicts the tags at the front whose last access is
+at or below a *horizon*. After the last partition the horizon moves to the oldest access left plus
+a 64th of its age. So a tag may be evicted before one whose last access was earlier by less than
+that. With one partition (a small cache) the order is exact.
 
-**Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag that outgrows its
-limit may exceed it by an eighth before the oldest are cut off, so that cutting is amortised; what
-is really held is what counts toward the total.
+**Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
+limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. The seqnums
+actually held count toward the total.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ from indilog_compute.local_index.tag_rows import (
 
 SEQNUM_BYTES: Final = 12
 TAG_BYTES: Final = 164
-"""What a tag costs in CPython beside its seqnum: two ints and a slot of a dictionary, which is two
-thirds full at most and a third at least.
+"""Bytes that a tag costs in CPython beside its seqnum: two ints and a slot of a dictionary.
+
+The dictionary is between a third and two thirds full.
 """
 ROW_BYTES: Final = 288
-"""What a tag's arrays cost beside their contents."""
+"""Bytes that a tag's arrays cost beside their contents."""
 _TAGS_PER_PARTITION: Final = 16_384
 _PARTITIONS_MAX: Final = 1024
 _HORIZON_STEPS: Final = 64
@@ -69,17 +70,16 @@ _Partition: TypeAlias = dict[TagHash, Held]
 
 
 def _move_to_end(partition: _Partition, tag: TagHash, held: Held) -> None:
-    """Make `tag` the last that had an event, and `held` what is held of it."""
+    """Make `tag` the newest by event, and `held` its row."""
     del partition[tag]
     partition[tag] = held
 
 
 class TagCache:
-    """Knows, for the tags that it holds, every record from the tag's head on, and sometimes all.
+    """Has, of each cached tag, every record from the tag's head on, and sometimes all records.
 
-    Holds at most `bytes_max` bytes, `seqnums_max` seqnums in all and, but for the slack of an
-    eighth, `seqnums_per_tag_max` of one tag. With a limit of 0 it holds nothing and everything is a
-    miss.
+    Holds at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max` of
+    one tag plus an eighth. With a limit of 0 it is empty and every lookup misses.
 
     Attributes:
         held: how many seqnums it holds.
@@ -114,7 +114,7 @@ class TagCache:
         self._position = position
         """How many metalog positions are applied: the time of read hits."""
         self._horizon = 0
-        """Eviction takes tags whose last access is at or below this,"""
+        """Eviction removes tags whose last access is at or below this position,"""
         self._cursor = 0
         """from this partition on."""
         self._expectations = Expectations(tags_max if self._seqnums_max else 0)
@@ -151,9 +151,7 @@ class TagCache:
         self._position += 1
 
     def apply_sorted(self, rows: RowsByTag, position: MetalogPosition) -> None:
-        """Add the index data of several positions at once, the last of which is `position`: all are
-        events of that one.
-        """
+        """Add the index data of several positions at once, as events of the last, `position`."""
         self._position = position
         if self._seqnums_max:
             self._add_sorted(rows)
@@ -247,7 +245,7 @@ class TagCache:
         self.held += added + created
 
     def _with_arrays(self, partition: _Partition, tag: TagHash) -> TagRow:
-        """Return the row of a tag that is held, with arrays if it had none."""
+        """Return the row of a cached tag; give it arrays if it has none."""
         held = partition[tag]
         if isinstance(held, int):
             held = partition[tag] = TagRow(held)
@@ -255,11 +253,11 @@ class TagCache:
         return held
 
     def _begin(self, partition: _Partition, tag: TagHash) -> None:
-        """Let a new row begin with what the index tier has told of its tag."""
+        """Begin a new row with the tag's first record, if the index tier has answered it."""
         self._know_first(partition, tag, self._expectations.firsts.pop(tag))
 
     def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
-        """Take in the first record below a row's head; None: there is none, the row is complete."""
+        """Set the first record below a row's head; None: there is none, the row is complete."""
         held = partition[tag]
         if first is not None:
             row = self._with_arrays(partition, tag)
@@ -270,7 +268,7 @@ class TagCache:
             held.complete, held.minimum = True, None
 
     def _cut(self, tag: TagHash, row: TagRow) -> None:
-        """Forget the oldest of one tag: its head moves up."""
+        """Evict the oldest seqnums of one tag: its head moves up."""
         excess = len(row.seqnums) - self._per_tag_max
         row.cut(excess)
         self.held -= excess
@@ -279,10 +277,10 @@ class TagCache:
     # --- eviction
 
     def _make_room(self) -> None:
-        """Forget whole tags, least recently accessed first, when a limit is exceeded.
+        """Evict whole tags, least recently accessed first, when a limit is exceeded.
 
-        Some more than necessary go, because the way to the front of a dictionary leads past what
-        was deleted there before.
+        It evicts more than necessary at once: each time, finding the front of a dictionary skips
+        the slots deleted there before.
         """
         if self.held <= self._seqnums_max and self.size_bytes <= self._bytes_max:
             return
@@ -300,7 +298,7 @@ class TagCache:
         return over and self._tags > 0
 
     def _evict_from(self, partition: _Partition) -> None:
-        """Forget tags of one partition up to the horizon, until it is enough."""
+        """Evict tags of one partition up to the horizon, until the limits hold."""
         evicted: list[TagHash] = []
         horizon, left, bytes_left = self._horizon, self.held, self.size_bytes
         enough, bytes_enough = self._enough, self._bytes_enough
@@ -327,13 +325,13 @@ class TagCache:
         self._tags -= len(evicted)
 
     def _next_horizon(self) -> MetalogPosition:
-        """Return the oldest last access of all, and a little later: so sweeps are worth it."""
+        """Return the oldest last access plus a 64th of its age: so each sweep evicts enough."""
         oldest = min(
             (accessed_of(next(iter(p.values()))) for p in self._partitions if p), default=0
         )
         return oldest + (self._position - oldest) // _HORIZON_STEPS
 
-    # --- what the index tier tells
+    # --- answers of the index tier
 
     def knows(self, tag: TagHash) -> bool:
         """Whether there is no reason to ask the index tier if `tag` is new."""
@@ -349,7 +347,7 @@ class TagCache:
         return held.complete or len(held.seqnums) >= seqnums
 
     def expect(self, tag: TagHash, limit: SeqNum) -> None:
-        """The index tier is asked about the records of `tag` below `limit`, the tail applied here.
+        """Note a question to the index tier about `tag` below `limit`, the tail applied here.
 
         `learn_first`, `refill` or `give_up` is called with the same limit.
         """
@@ -357,13 +355,13 @@ class TagCache:
         self._make_room()
 
     def give_up(self, tag: TagHash, limit: SeqNum) -> None:
-        """No answer will come."""
+        """Note that the question was dropped."""
         self._expectations.fulfil(tag, limit)
 
     def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
-        """The index tier has answered: the first record of `tag` below `limit`; None: none has it.
+        """Take in the first record of `tag` below `limit`, as the index tier answered; None: none.
 
-        Dropped if records of the tag were lost since it was asked.
+        Ignored if records of the tag were evicted since the question.
         """
         if not self._expectations.fulfil(tag, limit):
             return
@@ -386,16 +384,16 @@ class TagCache:
         *,
         complete: bool,
     ) -> None:
-        """The index tier has answered: the newest records of `tag` below `limit`, ascending.
+        """Take in the newest records of `tag` below `limit`, ascending, as the index tier answered.
 
-        Dropped if records of the tag were lost since it was asked.
+        Ignored if records of the tag were evicted since the question.
 
         Args:
             tag: a tag that was expected.
             limit: what it was expected with.
             seqnums: the newest below `limit`.
             shards: the shard of each.
-            complete: whether these are all that there are below `limit`.
+            complete: whether these are all records of the tag below `limit`.
         """
         if not self._expectations.fulfil(tag, limit):
             return
@@ -438,9 +436,9 @@ class TagCache:
             row.complete, row.minimum = True, None
 
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
-        """Forget the records of `tag` below `until`, which were trimmed, and that there were any.
+        """Drop the records of `tag` below `until`, which were trimmed, and its minimum.
 
-        Bounds below the new head are misses, so that the index tier tells what was trimmed.
+        Bounds below the new head miss, so that the index tier answers which records were trimmed.
         """
         self._expectations.forget(tag)
         partition = self._partitions[tag & self._mask]
@@ -511,7 +509,7 @@ class TagCache:
         return answer
 
     def check_invariants(self) -> None:
-        """Assert the bounds, the order, and that the counters say what is really held."""
+        """Assert the bounds, the order, and that the counters are right."""
         tags = [held for partition in self._partitions for held in partition.values()]
         rows = [held for held in tags if not isinstance(held, int)]
         lengths = [len(row.seqnums) for row in rows]

@@ -1,8 +1,8 @@
-"""What the Tag Cache holds of one tag: its row (thesis 5.1.3, figure 5.2).
+"""The row of one tag in the Tag Cache (thesis 5.1.3, figure 5.2).
 
-A row is the highest seqnums of the tag, ascending, with their shards, and the metalog position of
-the tag's last event. From the *head*, the oldest seqnum kept, on nothing is missing. Below it a row
-may know two things more, the fields of the extended Tag Cache:
+A row has the highest seqnums of the tag, ascending, with their shards, and the metalog position of
+the tag's last event. From the *head*, the oldest seqnum kept, on no record of the tag is missing.
+Below it a row may have two facts more, the fields of the extended Tag Cache:
 
 - *complete*: there is nothing below the head;
 - *minimum*: the first record that ever had the tag; what lies between it and the head is not known.
@@ -58,7 +58,7 @@ class TagRow:
         return self.seqnums[0]
 
     def cut(self, excess: int) -> None:
-        """Forget the `excess` oldest: the head moves up, a complete row keeps its minimum."""
+        """Evict the `excess` oldest: the head moves up, a complete row keeps its minimum."""
         if self.complete:
             self.minimum = First(self.head, ShardId(self.shards[0]))
             self.complete = False
@@ -86,9 +86,9 @@ class TagRow:
     def prev(self, bound: SeqNum) -> Answer:
         """Return the last record up to `bound`.
 
-        From the head on there always is one. The head itself is held, so a bound at it is a hit;
-        one below is none, even by one, unless more is known: the bound itself may be what was
-        evicted (PITFALLS 9).
+        At or above the head there is one: the head itself is kept. A bound below the head misses,
+        even by one, unless more is known: the record at the bound may have been evicted (PITFALLS
+        9).
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):
@@ -112,7 +112,7 @@ class TagRow:
 
 
 Held: TypeAlias = int | TagRow
-"""What is held of a tag: a single record as one integer, or arrays."""
+"""The row of a tag: a single record as one integer, or arrays."""
 
 
 def single_of(
