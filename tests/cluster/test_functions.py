@@ -244,7 +244,7 @@ async def test_a_port_in_use_is_one_sentence(
         await server.start()
 
 
-async def test_a_stream_tells_history_and_goes_on(platform: Platform) -> None:
+async def test_a_stream_gives_history_and_then_live_records(platform: Platform) -> None:
     post = platform.http.post
     await post("/logs/orders/records", json={"data": "1", "tags": ["a"]})
     async with platform.http.stream("GET", "/logs/orders/stream?tag=a") as stream:

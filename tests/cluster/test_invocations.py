@@ -215,7 +215,7 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
         assert await client.invocation("nope") is None
 
 
-async def test_a_running_invocation_that_is_cancelled_is_told_to_stop(there: Platform) -> None:
+async def test_a_cancelled_invocation_that_runs_is_asked_to_stop(there: Platform) -> None:
     started = await there.http.post("/functions/demo/until_told?async=1", json={"n": 5})
     invocation = started.json()["invocation"]
     async with asyncio.timeout(60):
@@ -321,7 +321,7 @@ async def test_a_timer_that_a_function_set_survives_a_restart(tmp_path: Path) ->
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
-async def test_a_platform_killed_amid_invocations_runs_each_to_one_outcome(
+async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """Kill -9 of every process at once: what was accepted ends, with one outcome that stays."""

@@ -41,7 +41,7 @@ async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.R
         return await call, await read, logged
 
 
-def test_ctrl_c_tells_every_caller_in_problem_details_and_logs_no_traceback(
+def test_ctrl_c_answers_every_caller_with_problem_details_and_logs_no_traceback(
     tmp_path: Path,
 ) -> None:
     with platform(tmp_path) as running:
@@ -70,7 +70,7 @@ async def killed(running: PlatformProcess) -> tuple[object, ...]:
         return (*under_way, *later)
 
 
-def test_when_its_compute_node_dies_a_client_is_told_what_it_may_repeat(tmp_path: Path) -> None:
+def test_when_its_compute_node_dies_a_client_learns_what_it_may_repeat(tmp_path: Path) -> None:
     with platform(tmp_path, "--processes") as running:
         call, read, later = asyncio.run(killed(running))
     assert isinstance(call, indilog.CallOutcomeUnknownError)

@@ -203,7 +203,9 @@ def is_dead(pid: int) -> bool:
     return state == "Z"
 
 
-async def test_calls_and_deployments_under_way_are_told_when_the_host_stops(tmp_path: Path) -> None:
+async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, workers=1, worker_calls_max=1) as platform:
         await platform.deploy("demo", DEMO)
         host = platform.host

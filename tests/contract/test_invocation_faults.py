@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
     ("part", "what"),
     [("_round", "invocations not advanced"), ("_read_on", "invocations not followed")],
 )
-async def test_a_fault_that_lasts_is_not_told_at_every_try(
+async def test_a_fault_that_lasts_is_not_logged_at_every_try(
     monkeypatch: pytest.MonkeyPatch, part: str, what: str, fault: Exception
 ) -> None:
     monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
@@ -62,7 +62,7 @@ class UnsteadyLogs(HookedLogs):
         return records
 
 
-async def test_a_log_that_is_away_again_after_it_was_read_is_told_of_at_once(
+async def test_a_log_that_fails_again_after_a_read_is_logged_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)

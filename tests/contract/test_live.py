@@ -49,7 +49,7 @@ async def test_what_one_session_returned_another_sees_after_taking_its_position(
     assert child.position >= parent.position
 
 
-async def test_a_fresh_read_sees_what_another_session_was_told_is_there(
+async def test_a_fresh_read_sees_what_another_session_has_seen(
     session_of: Callable[[], Log],
 ) -> None:
     writer = session_of()

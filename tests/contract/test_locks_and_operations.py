@@ -17,7 +17,7 @@ from tests.support.flow_executions import OneLog
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_lock_is_handed_on_in_order_and_a_lost_one_is_told(
+async def test_a_lock_is_handed_over_in_order_and_a_lost_one_is_reported(
     session_of: Callable[[], Log],
 ) -> None:
     tokens: list[int] = []

@@ -81,7 +81,7 @@ async def test_an_empty_value_is_a_value(again: Open) -> None:
 
 
 @pytest.mark.parametrize("expected", [0, 1, 3])
-async def test_a_stale_write_changes_nothing_and_tells_the_version(
+async def test_a_stale_write_changes_nothing_and_returns_the_version(
     again: Open, expected: int
 ) -> None:
     store = await again()

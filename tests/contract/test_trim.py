@@ -173,7 +173,7 @@ async def test_a_subscription_below_the_floor_says_trimmed(log: Log) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_reads_agree_with_a_naive_list_amid_trims(log: Log, seed: int) -> None:
+async def test_reads_agree_with_a_naive_list_between_trims(log: Log, seed: int) -> None:
     choose = random.Random(seed)
     tags = ("a", "b", "c")
     kept: list[tuple[int, list[UserTag]]] = []

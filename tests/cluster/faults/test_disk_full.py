@@ -64,7 +64,7 @@ async def appended_again(log: Log) -> int:
 
 
 @pytest.mark.asyncio
-async def test_a35_a_full_disk_makes_the_log_read_only_until_there_is_room(disk: SmallDisk) -> None:
+async def test_a_full_disk_makes_the_log_read_only_until_there_is_room(disk: SmallDisk) -> None:
     directory = disk.directory / "data"
     async with indilog.client.open(directory, CONFIG) as client:
         log = client.log("load")
@@ -111,7 +111,7 @@ def is_read_only(url: str, node: str) -> bool:
     return bool(status["nodes"][node]["read_only"])
 
 
-def test_a35_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) -> None:
+def test_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) -> None:
     with platform(disk.directory / "data", "--processes") as running:
         assert post(running.url, b"first")[0] < 300
         disk.fill(leave_bytes=MIB)

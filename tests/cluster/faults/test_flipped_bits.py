@@ -131,7 +131,7 @@ def damaged(
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-def test_d11_no_acknowledged_seqnum_is_given_again_whatever_one_flipped_bit_left(
+def test_no_acknowledged_seqnum_is_given_again_whatever_one_flipped_bit_left(
     tmp_path: Path, seeds_wanted: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for directory, acknowledged, where in damaged(tmp_path, seeds_wanted or FLIPS, monkeypatch):
@@ -144,7 +144,7 @@ def test_d11_no_acknowledged_seqnum_is_given_again_whatever_one_flipped_bit_left
 @pytest.mark.cluster
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
-def test_d11_with_processes_no_acknowledged_seqnum_is_given_again(
+def test_with_processes_no_acknowledged_seqnum_is_given_again(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
     rng = random.Random(11)

@@ -77,7 +77,7 @@ async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", [0, repeated(1)])
-async def test_a3_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
+async def test_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
     tmp_path: Path, seed: int
 ) -> None:
     await killed_again_and_again(tmp_path, seed, KILLS_PER_SEED)
@@ -87,7 +87,7 @@ async def test_a3_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 @pytest.mark.asyncio
-async def test_a3_forty_kills_under_32_writers_lose_nothing_acknowledged(
+async def test_forty_kills_under_32_writers_lose_nothing_acknowledged(
     tmp_path: Path, kills_wanted: int | None
 ) -> None:
     await killed_again_and_again(tmp_path, 40, kills_wanted or 10)

@@ -87,7 +87,7 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0, repeated(1)])
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
-def test_a3_a_platform_killed_amid_appends_finds_everything_again(
+def test_a_platform_killed_during_appends_finds_all_acknowledged_records(
     tmp_path: Path, options: tuple[str, ...], seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -117,7 +117,7 @@ def deploy(url: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
-def test_a3_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged(
+def test_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged(
     tmp_path: Path, options: tuple[str, ...], kills_wanted: int | None
 ) -> None:
     rng = random.Random(40)

@@ -67,7 +67,7 @@ def _three_sequencers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cluster
 @pytest.mark.asyncio
 @pytest.mark.parametrize("lose", [repeated(wipe), spoil_and_kill])
-async def test_a4_a5_a_primary_that_lost_its_disk_or_a_part_of_it_goes_on_behind_what_was_there(
+async def test_a_primary_that_lost_its_disk_or_a_part_of_it_continues_after_what_was_there(
     tmp_path: Path, lose: Callable[[str, Path], None]
 ) -> None:
     data = tmp_path / "data"
@@ -117,7 +117,7 @@ async def test_a_primary_that_waits_for_a_backup_says_in_the_status_that_it_is_n
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_a4_a_platform_whose_primary_and_backup_were_wiped_says_what_to_do(
+async def test_a_platform_whose_primary_and_backup_were_wiped_says_what_to_do(
     tmp_path: Path,
 ) -> None:
     """A copy that is put back is enough."""

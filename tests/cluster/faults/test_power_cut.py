@@ -73,7 +73,7 @@ def acknowledged_until_cut(directory: Path, name: str, count: int, disk: Path) -
 
 @pytest.mark.cluster
 @pytest.mark.heavy
-def test_a3_every_acknowledged_record_survives_a_power_cut(
+def test_every_acknowledged_record_survives_a_power_cut(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
     for seed in range(seeds_wanted or 1):

@@ -80,7 +80,7 @@ async def check(log: Log, count: int) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_a4_a_wiped_replica_shortens_nothing_and_is_repaired(
+async def test_a_wiped_replica_shortens_nothing_and_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDILOG_CLUSTER_STORAGE_NODES", "2")

@@ -42,7 +42,7 @@ class Log:
         return sum(self.repeats.is_written(logger, level, event) for _ in range(lines))
 
 
-def test_lines_beyond_the_limit_are_counted_and_told_when_the_window_is_over() -> None:
+def test_lines_above_the_limit_are_counted_and_the_count_is_written_at_the_window_end() -> None:
     log = Log(lines_max=3, window_s=10.0)
     assert log.written("a", 5) == 3
     log.now = 9.9
@@ -53,7 +53,7 @@ def test_lines_beyond_the_limit_are_counted_and_told_when_the_window_is_over() -
     assert log.told == [("a", 4)]
 
 
-def test_the_next_line_of_any_kind_tells_what_is_over() -> None:
+def test_the_next_line_of_any_kind_writes_counts_of_ended_windows() -> None:
     log = Log(lines_max=1, window_s=10.0)
     log.written("a", 3)
     log.now = 5.0
@@ -74,7 +74,7 @@ def test_kinds_differ_by_event_level_and_logger() -> None:
                 assert log.written(event, 3, level, logger) == 1
 
 
-def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_told() -> None:
+def test_remembered_kinds_are_bounded_and_forgotten_counts_are_written() -> None:
     log = Log(lines_max=1, kinds_max=10)
     log.written("first", 3)
     assert [log.written(f"kind {number}", 1) for number in range(1_000)] == [1] * 1_000
@@ -90,7 +90,7 @@ def test_lines_with_a_limit_of_their_own_are_not_counted() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_loop_tells_a_count_though_nothing_more_is_logged() -> None:
+async def test_the_loop_writes_a_count_without_a_further_line() -> None:
     told = asyncio.Event()
     repeats = Repeats(lambda *_, **__: told.set(), lines_max=1, window_s=0.05)
     for _ in range(3):

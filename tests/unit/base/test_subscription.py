@@ -57,7 +57,8 @@ async def taken(log: Log, count: int, *, resume_s: float = 0.0) -> list[bytes]:
     return found
 
 
-async def test_a29_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
+async def test_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
+    """Case A29 of docs/PITFALLS.md."""
     log = WatchedLog(MemoryLogs())
     for n in range(10 * SUBSCRIBE_PAGE):
         await log.append(b"%d" % n, tags=["t"])
@@ -68,7 +69,8 @@ async def test_a29_a_slow_subscriber_holds_two_pages_bounded_in_records() -> Non
         assert log.given == 2 * SUBSCRIBE_PAGE
 
 
-async def test_a29_a_slow_subscriber_holds_two_pages_bounded_in_bytes() -> None:
+async def test_a_slow_subscriber_holds_two_pages_bounded_in_bytes() -> None:
+    """Case A29 of docs/PITFALLS.md."""
     log = WatchedLog(MemoryLogs(page_bytes_max=10_000))
     for _ in range(100):
         await log.append(bytes(1_000), tags=["t"])
@@ -96,9 +98,10 @@ async def test_the_next_page_is_read_while_one_is_consumed() -> None:
     assert [bound for bound, _ in log.reads] == [n * SUBSCRIBE_PAGE for n in range(4)]
 
 
-async def test_a29_an_idle_subscription_has_one_read_under_way_and_no_timer(
+async def test_an_idle_subscription_has_one_read_under_way_and_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Case A29 of docs/PITFALLS.md."""
     log = WatchedLog(MemoryLogs())
     loop = asyncio.get_running_loop()
 

@@ -85,7 +85,7 @@ def test_an_unknown_level_is_one_sentence() -> None:
         configure_logging(level="loud")
 
 
-def test_counters_are_read_when_somebody_scrapes() -> None:
+def test_counters_are_read_at_each_scrape() -> None:
     node = Metrics("storage-0")
     registry = registry_of([node])
     node.sent["ShardProgress"] += 2

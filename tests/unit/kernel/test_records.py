@@ -19,7 +19,7 @@ def batch_of(*records: tuple[bytes, tuple[str, ...]], first: int = 5) -> bytes:
 TWO = batch_of((b"hello", ("a", "b")), (b"", ()))
 
 
-def test_a_batch_gives_back_what_was_added() -> None:
+def test_a_batch_returns_what_was_added() -> None:
     batch = RecordBatch(TWO)
     assert len(batch) == 2
     assert batch.record(0) == (b"hello", tag_columns("orders", ("a", "b"))[1], 1_700_000)

@@ -67,7 +67,7 @@ def test_what_is_few_or_of_many_tags_is_not_sorted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_indexes_find_what_waited_as_soon_as_somebody_asks(seed: int) -> None:
+def test_indexes_find_waiting_rows_at_the_next_lookup(seed: int) -> None:
     chance = random.Random(seed)
     parts = parts_of(chance, 40)
     index, local = TagIndex(), LocalIndex(NodeConfig(), tail=5)

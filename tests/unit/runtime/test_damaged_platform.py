@@ -219,7 +219,7 @@ async def test_a_subscription_gives_what_lies_before_the_lost_records_then_raise
 
 
 @pytest.mark.asyncio
-async def test_what_is_lost_for_good_shows_in_the_status(tmp_path: Path) -> None:
+async def test_permanently_lost_records_show_in_the_status(tmp_path: Path) -> None:
     """A5: most reads cannot know it after a restart, so the platform says it itself."""
     config = Config(node=node_config(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
 
@@ -262,7 +262,7 @@ async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path)
 
 
 @pytest.mark.asyncio
-async def test_a_page_reader_is_told_what_is_lost_and_goes_on_behind_it(tmp_path: Path) -> None:
+async def test_a_page_reader_gets_the_lost_range_and_continues_after_it(tmp_path: Path) -> None:
     """A5: a batch that rots while the platform runs costs one error, not one a record."""
     config = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
     async with indilog.client.open(tmp_path, config) as client:

@@ -112,7 +112,7 @@ def test_the_start_of_the_newest_segment_may_be_damaged(
 
 @pytest.mark.parametrize("spoilt", ["a bit of the batch", "the header", "all that was written"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_damage_of_the_last_frame_is_told_once_it_was_noted_as_synced(
+def test_damage_of_the_last_frame_is_reported_once_it_was_noted_as_synced(
     directory: Path, opened: list[Journal], spoilt: str, *, clean: bool
 ) -> None:
     """D11: after a clean stop, and of an idle process that was killed."""

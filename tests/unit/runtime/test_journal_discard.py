@@ -51,7 +51,7 @@ def room(directory: Path) -> int:
     return segment_path(directory, 1).stat().st_blocks * 512
 
 
-def test_the_room_of_discarded_frames_is_given_back_and_others_stay(tmp_path: Path) -> None:
+def test_the_space_of_discarded_frames_is_freed_and_others_stay(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path)
     places = written(journal, 200_000, 100_000, 200_000)
     before = room(tmp_path)

@@ -349,7 +349,7 @@ async def test_who_settles_during_a_sync_waits_for_what_was_written_meanwhile() 
     await house.shell.close()
 
 
-async def test_a_failed_sync_in_the_thread_tells_everyone_and_lets_the_shell_close() -> None:
+async def test_a_failed_sync_in_the_thread_answers_all_callers_and_lets_the_shell_close() -> None:
     told: list[asyncio.Future[object]] = []
     house = with_held_sync(persist_and_answer(told))
     told += [house.waiter("first"), house.waiter("second")]
@@ -366,7 +366,7 @@ async def test_a_failed_sync_in_the_thread_tells_everyone_and_lets_the_shell_clo
         house.shell.wake(A)
 
 
-async def test_a_sync_that_fails_after_the_shell_has_failed_tells_its_callers() -> None:
+async def test_a_sync_that_fails_after_the_shell_has_failed_answers_its_callers() -> None:
     house = with_held_sync(
         {
             Started: lambda _: [PERSIST],

@@ -82,7 +82,7 @@ async def read_through(log: Log, bound: SeqNum) -> list[SeqNum]:
 @pytest.mark.parametrize(
     ("batch", "trim"), [(2, trimmed_as_a_whole), (40, trimmed_by_tags)], ids=["small", "partly"]
 )
-async def test_a22_a_trim_gives_the_disk_back(
+async def test_a_trim_frees_disk(
     tmp_path: Path, batch: int, trim: Callable[[Log, list[SeqNum]], object]
 ) -> None:
     config = configured(tmp_path)

@@ -66,7 +66,7 @@ async def reached(done: Callable[[], bool]) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a22_a_trim_gives_back_disk_and_memory_and_survives_restarts(
+async def test_a_trim_frees_disk_and_memory_and_survives_restarts(
     tmp_path: Path, replicas: int
 ) -> None:
     config = configured(tmp_path, replicas)
@@ -100,7 +100,7 @@ async def test_a22_a_trim_gives_back_disk_and_memory_and_survives_restarts(
 
 
 @pytest.mark.asyncio
-async def test_a22_a_trim_survives_a_change_of_view(tmp_path: Path) -> None:
+async def test_a_trim_survives_a_change_of_view(tmp_path: Path) -> None:
     """Each start has other index shards: what is trimmed is so for those that come later too."""
     seqnums: list[SeqNum] = []
     node = node_config(data_dir=tmp_path, segment_bytes=8 * MIB)

@@ -303,7 +303,7 @@ def test_a_source_that_only_lags_is_asked_again() -> None:
     assert pair.nodes[A].node.position == PLACES
 
 
-def test_a_base_that_nobody_asked_for_or_that_is_nonsense_is_ignored() -> None:
+def test_a_base_that_was_not_requested_or_is_impossible_is_ignored() -> None:
     pair = ordered_pair()
     pair.wipe(A)
     node = pair.nodes[A]

@@ -62,7 +62,7 @@ def test_each_start_has_a_greater_epoch(store: EmbeddedMetadataStore) -> None:
     asyncio.run(story())
 
 
-def test_a_run_replaces_the_run_before_and_tells_it(store: EmbeddedMetadataStore) -> None:
+def test_a_run_replaces_the_run_before_and_returns_it(store: EmbeddedMetadataStore) -> None:
     async def story() -> None:
         await publish_run(store, Config(), ADDRESSES, Path("/run/first"))
         second = {NodeId("storage-0"): "tcp://127.0.0.1:1"}
@@ -77,7 +77,7 @@ def test_a_run_replaces_the_run_before_and_tells_it(store: EmbeddedMetadataStore
 
 
 @pytest.mark.parametrize("published", ["nothing", "view", "run"])
-def test_before_all_is_published_a_node_is_told_to_come_again(
+def test_before_all_is_published_a_start_of_a_node_fails_as_retryable(
     store: EmbeddedMetadataStore, published: str
 ) -> None:
     async def story() -> None:

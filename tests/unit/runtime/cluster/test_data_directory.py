@@ -116,7 +116,7 @@ def reopened(directory: Path, *frames: bytes) -> Journal:
     return journal
 
 
-def test_a_journal_that_is_gone_is_told_from_one_that_never_was(tmp_path: Path) -> None:
+def test_a_lost_journal_is_distinguished_from_a_new_one(tmp_path: Path) -> None:
     """A4: else a sequencer would begin the log anew."""
     directory = tmp_path / "a"
 

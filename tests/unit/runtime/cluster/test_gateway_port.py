@@ -40,7 +40,7 @@ def test_a_port_that_is_configured_is_the_first_engines_and_the_next_ones_follow
     assert ports(tmp_path, 8080) == [8080, 8081]
 
 
-def test_a_port_that_nobody_configured_is_explained(tmp_path: Path) -> None:
+def test_a_port_that_was_not_configured_is_explained(tmp_path: Path) -> None:
     def words(name: NodeId, configured: int) -> str:
         return port_of(tmp_path, name, ENGINES, configured).words
 

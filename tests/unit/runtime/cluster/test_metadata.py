@@ -25,7 +25,7 @@ async def set_once(directory: Path) -> None:
         await store.compare_and_set("view", b"one", expected_version=0)
 
 
-def test_a_second_process_is_told_that_the_directory_is_in_use(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_because_the_directory_is_in_use(tmp_path: Path) -> None:
     with opened(tmp_path), pytest.raises(DataDirectoryError, match="in use by another process"):
         opened(tmp_path)
     opened(tmp_path).close()
@@ -84,7 +84,7 @@ def test_a_write_that_was_not_renamed_never_happened(tmp_path: Path) -> None:
         assert asyncio.run(store.get("view")) == Versioned(b"one", 1)
 
 
-def test_the_file_and_its_directory_are_synced_before_a_write_is_told(
+def test_the_file_and_its_directory_are_synced_before_a_write_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []

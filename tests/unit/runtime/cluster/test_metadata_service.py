@@ -124,7 +124,7 @@ async def test_a_repeated_write_is_done_once_and_answered_twice(tmp_path: Path) 
         await server.close()
 
 
-async def test_rubbish_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+async def test_malformed_frames_are_counted_and_harmless(tmp_path: Path) -> None:
     address = address_in(tmp_path)
     rubbish = [
         [b""],
@@ -145,7 +145,7 @@ async def test_rubbish_is_counted_and_harms_nobody(tmp_path: Path) -> None:
         await server.close()
 
 
-async def test_an_address_that_cannot_be_bound_is_told_in_a_sentence(tmp_path: Path) -> None:
+async def test_an_address_that_cannot_be_bound_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with (
         EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store,
         pytest.raises(ConfigError, match="Cannot serve metadata at ipc:///nowhere"),

@@ -119,7 +119,7 @@ def test_one_that_waits_for_others_is_tried_again_for_ever(tmp_path: Path) -> No
     uvloop.run(story())
 
 
-def test_a_program_that_does_not_exist_is_told_in_a_sentence() -> None:
+def test_a_program_that_does_not_exist_is_reported_in_one_sentence() -> None:
     async def story() -> None:
         async with kept(SupervisedProcess("child", ["/no/such/program"], CONFIG)) as child:
             with pytest.raises(NotReadyError, match=r"child does not start: /no/such/program can"):

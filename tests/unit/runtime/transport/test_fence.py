@@ -44,9 +44,10 @@ def test_only_what_the_view_has_is_taken(fence: Fence, given: bytes, told: str) 
     assert outcome(fence, given) == told
 
 
-def test_a24_a_paused_process_that_wakes_up_is_refused_once_its_successor_was_heard(
+def test_a_paused_process_that_resumes_is_refused_after_a_frame_of_its_successor(
     fence: Fence,
 ) -> None:
+    """Case A24 of docs/PITFALLS.md."""
     told = [outcome(fence, frame(epoch=Epoch(epoch))) for epoch in (5, 5, 8, 5, 7, 8, 9)]
     old = "frame of an old incarnation"
     assert told == ["taken", "taken", "taken", old, old, "taken", "taken"]

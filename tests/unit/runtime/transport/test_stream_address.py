@@ -34,7 +34,7 @@ def test_a_port_is_a_host_and_a_number(address: str, host: str) -> None:
         "ipc:///run/x", "stream://" + "x" * 64 + ":7401",
     ],
 )  # fmt: skip
-def test_what_is_no_address_of_a_stream_is_told_in_a_sentence(address: str) -> None:
+def test_what_is_no_address_of_a_stream_is_refused_in_one_sentence(address: str) -> None:
     with pytest.raises(ConfigError, match="address of a stream is unix:///PATH or stream://"):
         parsed(address)
 
@@ -47,7 +47,7 @@ def test_the_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
         peer.connect(address.path)
 
 
-def test_a_socket_file_that_somebody_listens_at_is_left_to_him(tmp_path: Path) -> None:
+def test_a_socket_file_with_a_listener_is_left_alone(tmp_path: Path) -> None:
     address = parsed(f"unix://{tmp_path}/a")
     with address.listener(), socket.socket(socket.AF_UNIX) as peer:
         with pytest.raises(ConfigError, match=r"Cannot receive at unix:///.*/a: .*in use"):
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_text() == "mine"
 
 
-def test_a_path_that_is_too_long_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Cannot receive at .*: AF_UNIX path too long"):
         parsed(f"unix://{tmp_path}/{'x' * 200}").listener()
 

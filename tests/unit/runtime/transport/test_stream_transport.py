@@ -186,7 +186,7 @@ async def test_a_peer_that_hangs_up_at_once_is_tried_less_and_less_often(network
 
 
 @on_uvloop
-async def test_frames_that_nobody_came_for_end_the_tries(network: Streams) -> None:
+async def test_retries_end_when_frames_find_no_receiver(network: Streams) -> None:
     a = network.transport(A)
     a.send(B, b"x")
     (process,) = a._processes.values()
@@ -284,7 +284,7 @@ async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
 
 
 @on_uvloop
-async def test_an_address_that_is_none_of_ours_is_told_in_a_sentence(network: Streams) -> None:
+async def test_an_address_of_another_scheme_is_refused_in_one_sentence(network: Streams) -> None:
     network.addresses[B] = "tcp://127.0.0.1:7401"
     with pytest.raises(ConfigError, match=r"not tcp://127\.0\.0\.1:7401"):
         network.transport(A)

@@ -195,14 +195,14 @@ async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork
 
 
 @on_uvloop
-async def test_a_frame_for_nobody_is_dropped_and_counted(network: AnyNetwork) -> None:
+async def test_a_frame_for_an_unknown_node_is_dropped_and_counted(network: AnyNetwork) -> None:
     a = network.transport(A)
     send(a, NodeId("nobody"), b"x")
     assert a.counts.dropped[UNKNOWN_PEER] == 1
 
 
 @on_uvloop
-async def test_bytes_that_are_no_frames_harm_nobody(
+async def test_bytes_that_are_no_frames_are_harmless(
     network: AnyNetwork, unused_tcp_port: int
 ) -> None:
     network.at_port(unused_tcp_port)
@@ -215,7 +215,7 @@ async def test_bytes_that_are_no_frames_harm_nobody(
 
 
 @on_uvloop
-async def test_an_address_in_use_is_told_in_a_sentence(
+async def test_an_address_in_use_is_refused_in_one_sentence(
     network: AnyNetwork, unused_tcp_port: int
 ) -> None:
     address = network.at_port(unused_tcp_port)
