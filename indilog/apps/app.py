@@ -142,7 +142,7 @@ class App:
 
         def scheduled(body: _BodyT) -> _BodyT:
             function = function_of(body)
-            if function is None or function.app is not self:
+            if function is None or self.functions.get(function.name) is not function:
                 self._add(body, body.__name__, None)
                 function = self.functions[body.__name__]
             spec = ScheduleSpec(function.name, expression, timezone, catch_up)
@@ -195,7 +195,9 @@ class App:
             raise ValueError(f"{self.name} has two functions named {name}; rename one.")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
-        function = Function(self, body, name=name, timeout_s=timeout_s, public=public)
+        function = Function(
+            self.name, body, name=name, context=Context, timeout_s=timeout_s, public=public
+        )
         self.functions[name] = function
         setattr(body, MARK, function)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from indilog.apps.signature import Signature
-
-if TYPE_CHECKING:
-    from indilog.apps.app import App
 
 MARK: Final = "__indilog_function__"
 """The attribute of a decorated function that holds its `Function`."""
@@ -18,7 +15,11 @@ MARK: Final = "__indilog_function__"
 class Function:
     """One function of an application: its body, and what it takes and gives.
 
+    Args:
+        context: the class of its first parameter, if it has a context.
+
     Attributes:
+        app: the name of its application.
         name: unique in its application.
         is_async: whether the body is awaited; otherwise it runs in a thread.
         timeout_s: after this its caller gets a `CallOutcomeUnknownError`; None: the platform's.
@@ -27,10 +28,11 @@ class Function:
 
     def __init__(
         self,
-        app: App,
+        app: str,
         body: Callable[..., Any],
         *,
         name: str,
+        context: type,
         timeout_s: float | None,
         public: bool = False,
     ) -> None:
@@ -40,12 +42,13 @@ class Function:
         self.is_async = inspect.iscoroutinefunction(body)
         self.timeout_s = timeout_s
         self.public = public
+        self._context = context
         self._signature: Signature | None = None
 
     @property
     def qualified_name(self) -> str:
         """`app.function`, as callers write it."""
-        return f"{self.app.name}.{self.name}"
+        return f"{self.app}.{self.name}"
 
     @property
     def doc(self) -> str:
@@ -60,9 +63,7 @@ class Function:
             TypeError: its type hints cannot be used; one sentence.
         """
         if self._signature is None:
-            from indilog.apps.context import Context
-
-            self._signature = Signature(self.qualified_name, self.body, Context)
+            self._signature = Signature(self.qualified_name, self.body, self._context)
         return self._signature
 
     def __repr__(self) -> str:

@@ -48,7 +48,6 @@ from indilog_compute.gateway.problems import (
 from indilog_compute.gateway.readiness import AppendProbe
 from indilog_compute.gateway.records import records_router
 from indilog_compute.gateway.requests import faults_in, sentence_of
-from indilog_compute.positions import Positions
 from indilog_compute.workers.host import FunctionHost
 
 _CLIENT_LEFT: Final = 499
@@ -175,7 +174,7 @@ def create_gateway(
 
     registry.register(GatewayCollector(edge.status))
     invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
-    app = Gateway(host, invoke, edge, Heads(Positions(logs)))
+    app = Gateway(host, invoke, edge, Heads(host.positions))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
     limits = RecordLimits.of(config)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -33,7 +33,6 @@ from indilog_compute.invocations.records import (
     decoded,
     encoded,
 )
-from indilog_compute.workers.call import Call
 
 _PAUSE_S_MIN: Final = 0.05
 _PAUSE_S_MAX: Final = 5.0
@@ -42,7 +41,19 @@ _FREE_S: Final = 1.0
 """A platform that stops takes this long to say what it frees."""
 
 
-class StartCall(Protocol):
+class StartedCall(Protocol):
+    """A call of a function that waits or runs on this compute node."""
+
+    @property
+    def outcome(self) -> asyncio.Future[Returned | Failed]:
+        """Resolved once, with what came of it."""
+
+
+CallT = TypeVar("CallT", bound=StartedCall)
+_CallT_co = TypeVar("_CallT_co", bound=StartedCall, covariant=True)
+
+
+class StartCall(Protocol[_CallT_co]):
     """Starts a call of a function on this compute node."""
 
     def __call__(
@@ -53,14 +64,11 @@ class StartCall(Protocol):
         position: MetalogPosition,
         depth: int,
         invocation: str,
-    ) -> Call:
+    ) -> _CallT_co:
         """Start `app.function`; errors as `FunctionHost.call`."""
 
 
-StopCall = Callable[[Call], None]
-
-
-class Runs:
+class Runs(Generic[CallT]):
     """Runs invocations here.
 
     Args:
@@ -71,7 +79,11 @@ class Runs:
     """
 
     def __init__(
-        self, log: Log, start: StartCall, stop: StopCall, executor: Callable[[], str]
+        self,
+        log: Log,
+        start: StartCall[CallT],
+        stop: Callable[[CallT], None],
+        executor: Callable[[], str],
     ) -> None:
         self.begun_again = 0
         self._log = log

@@ -58,7 +58,7 @@ from indilog_compute.invocations.records import (
     encoded,
     stream_of,
 )
-from indilog_compute.invocations.runs import Runs, StartCall, StopCall, outcome_in
+from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
 from indilog_compute.invocations.scheduling import Scheduled, Schedules
 
 _AGAIN_S: Final = 1.0
@@ -88,8 +88,8 @@ class InvocationService:
         node: str | None,
         rank: int = 0,
         record_bytes_max: int,
-        start: StartCall,
-        stop: StopCall,
+        start: StartCall[CallT],
+        stop: Callable[[CallT], None],
         is_shared: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
