@@ -29,10 +29,10 @@ from indilog.link.link_messages import Failed, Returned, failed
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
 from indilog_compute.invocations.checkpoint import checkpoint_parts
-from indilog_compute.invocations.invocation_status import State
 from indilog_compute.invocations.records import Ended, encoded
 from indilog_compute.invocations.scheduling import Scheduled
 from indilog_compute.invocations.service import InvocationService
+from indilog_compute.invocations.states import State
 from indilog_compute.workers.call import Call
 from tests.support.damaged_log import DamagedLogs
 

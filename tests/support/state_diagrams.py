@@ -15,7 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bokiflow.runs.states import TRANSITIONS
+from bokiflow.runs import states as runs
+from indilog_compute.invocations import states as invocations
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -66,7 +67,10 @@ def _final(transitions: Mapping[tuple[Any, Any], StrEnum]) -> Iterable[StrEnum]:
     return dict.fromkeys(state for state in transitions.values() if state not in left)
 
 
-DIAGRAMS = (Diagram("run states", _DOCS / "libs" / "bokiflow.md", TRANSITIONS),)
+DIAGRAMS = (
+    Diagram("run states", _DOCS / "libs" / "bokiflow.md", runs.TRANSITIONS),
+    Diagram("invocation states", _DOCS / "ARCHITECTURE.md", invocations.TRANSITIONS),
+)
 
 
 def main() -> None:

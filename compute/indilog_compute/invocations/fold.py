@@ -31,6 +31,7 @@ from indilog_compute.invocations.records import (
     application_of,
     digest_of,
 )
+from indilog_compute.invocations.states import Change, State, next_state, state_of
 
 _GIVEN_UP_REMEMBERED: Final = 1000
 _RECENT: Final = 100_000
@@ -178,8 +179,10 @@ class Fold:
             if event.after != (last.at if last is not None else 0.0):
                 return  # another node was first
             self.last_due[event.schedule] = LastDue(event.at, self.clock)
-        is_known = event.id in self.open or event.id in self._over
-        if is_known or (event.function, event.key) in self._keys:
+        is_free = bool(event.delay_s) or event.executor in self._given_up
+        change = Change.DELAYED if is_free else Change.ACCEPTED
+        target = next_state(self.get(event.id), change)
+        if target is None or (event.function, event.key) in self._keys:
             return
         made = Invocation(
             event.id,
@@ -194,36 +197,44 @@ class Fold:
         )
         self._open(made)
         self._remember(made)
-        if event.delay_s or event.executor in self._given_up:
+        if is_free:
             self._enqueue(made)
         else:
             self._run(made, event.executor, seqnum)
+        assert state_of(made) is target
 
     def _claim(self, seqnum: SeqNum, executor: str, ids: tuple[str, ...]) -> None:
         if executor in self._given_up:
             return
         for claimed in (self.open[i] for i in ids if i in self.open):
-            if claimed.executor is None and claimed.due <= self.clock:
+            target = next_state(claimed, Change.CLAIMED)
+            if target is not None and claimed.due <= self.clock:
                 self._dequeue(claimed)
                 self._run(claimed, executor, seqnum)
+                assert state_of(claimed) is target
         self._heard(executor, seqnum)
 
     def _end(self, seqnum: SeqNum, event: Ended) -> None:
         self._heard(event.executor, seqnum)
-        over = self.open.pop(event.id, None)
-        if over is None:
+        over = self.get(event.id)
+        change = Change.FAILED if event.result is None else Change.RETURNED
+        target = next_state(over, change)
+        if over is None or target is None:
             return  # not the first outcome
+        del self.open[over.id]
         self.open_by_application[application_of(over.function)] -= 1
         self._stop(over)
         over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
         over.size += len(event.result or b"")
+        assert state_of(over) is target
         self._keep(over)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
         self._heard(event.executor, seqnum)
         freed = self.open.get(event.id)
         if freed is not None and freed.executor == event.executor:
-            self._release(freed, node_of(event.executor), is_lost=event.is_lost)
+            node = node_of(event.executor)
+            self._release(freed, node, Change.FREED, is_lost=event.is_lost)
 
     def _cover(self, seqnum: SeqNum, event: Checkpointed) -> None:
         if event.part == event.parts - 1 and event.follows >= self.checkpoint_place:
@@ -238,7 +249,7 @@ class Fold:
         while len(self._given_up) > _GIVEN_UP_REMEMBERED:
             self._given_up.popitem(last=False)
         for id_ in sorted(running.ids):
-            self._release(self.open[id_], node, is_lost=True)
+            self._release(self.open[id_], node, Change.EXECUTOR_GIVEN_UP, is_lost=True)
 
     # --- what can happen to an invocation
 
@@ -262,8 +273,13 @@ class Fold:
             del self.executors[invocation.executor]
         invocation.executor = None
 
-    def _release(self, invocation: Invocation, node: str, *, is_lost: bool) -> None:
-        """Nobody runs it any more; it is due again, after a pause that doubles with its tries."""
+    def _release(self, invocation: Invocation, node: str, change: Change, *, is_lost: bool) -> None:
+        """No executor runs it any more; it is due again, after a pause that doubles with its tries.
+
+        The executors of `node` come first to claim it.
+        """
+        target = next_state(invocation, change)
+        assert target is State.SCHEDULED, "what an executor has is running"
         self._stop(invocation)
         invocation.node = node
         pause_s = 0.0
@@ -318,6 +334,7 @@ class Fold:
                 self._forget(kept.oldest)
 
     def _forget(self, over: Invocation) -> None:
+        assert over.ended is not None, "what is open is kept"
         self._kept[bool(over.key)].remove(over)
         place = (bool(over.key), application_of(over.function))
         own = self._kept_of[place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final, NamedTuple
 
 from indilog.base.errors import CallOutcomeUnknownError, TrimmedError
@@ -11,18 +10,10 @@ from indilog.link.link_messages import Failed, Returned
 from indilog_compute.invocations.checkpoint import Invocation
 from indilog_compute.invocations.records import Ended, decoded
 from indilog_compute.invocations.runs import outcome_in
+from indilog_compute.invocations.states import State, state_of
 
 INVOCATION_WAIT_S_MAX: Final = 300.0
 """How long a caller may wait for an outcome."""
-
-
-class State(enum.StrEnum):
-    """How far an invocation is."""
-
-    SCHEDULED = "scheduled"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
 
 
 class Told(NamedTuple):
@@ -36,8 +27,9 @@ class Told(NamedTuple):
 
 async def told_of(log: Log, found: Invocation) -> Told | None:
     """Return what the log says of an invocation; None: others have forgotten it, and trimmed it."""
+    state = state_of(found)
+    assert state is not None, "the fold has it"
     if found.ended is None:
-        state = State.SCHEDULED if found.executor is None else State.RUNNING
         return Told(found.id, found.function, state, None)
     try:
         record = await log.read(found.ended)
@@ -45,7 +37,6 @@ async def told_of(log: Log, found: Invocation) -> Told | None:
         return None
     event = decoded(record.data) if record is not None else None
     assert isinstance(event, Ended), "the fold says so"
-    state = State.FAILED if found.failed else State.DONE
     return Told(found.id, found.function, state, outcome_in(event))
 
 

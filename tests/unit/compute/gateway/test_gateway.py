@@ -15,7 +15,8 @@ from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
-from indilog_compute.invocations.invocation_status import State, Told
+from indilog_compute.invocations.invocation_status import Told
+from indilog_compute.invocations.states import State
 from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio

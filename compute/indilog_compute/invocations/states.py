@@ -1,0 +1,80 @@
+"""The states of a recorded invocation, and what the records of the log change about them, as data.
+
+The fold follows this table: a record that no entry has for an invocation's state changes nothing.
+The state diagram in docs/ARCHITECTURE.md is generated from it (`tests.support.state_diagrams`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from indilog_compute.invocations.checkpoint import Invocation
+
+
+class State(enum.StrEnum):
+    """How far an invocation is, as callers are told.
+
+    Attributes:
+        SCHEDULED: it waits until it is due, and then for an executor that claims it.
+        RUNNING: one executor runs it.
+        DONE: it ended with a result.
+        FAILED: it ended with a failure, which a cancellation is too.
+    """
+
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Change(enum.StrEnum):
+    """What the fold reads in the log about an invocation.
+
+    Attributes:
+        ACCEPTED: it was recorded, due at once, by a live executor, which runs it.
+        DELAYED: it was recorded with a delay, or by an executor that was given up before.
+        CLAIMED: an executor claimed it, after it was due.
+        FREED: its executor does not run it any more, and it has no outcome.
+        EXECUTOR_GIVEN_UP: its executor is dead.
+        RETURNED: an outcome with a result.
+        FAILED: an outcome with a failure.
+    """
+
+    ACCEPTED = "accepted"
+    DELAYED = "accepted with a delay"
+    CLAIMED = "claimed"
+    FREED = "freed"
+    EXECUTOR_GIVEN_UP = "executor given up"
+    RETURNED = "ended with a result"
+    FAILED = "ended with a failure"
+
+
+TRANSITIONS: Final[Mapping[tuple[State | None, Change], State]] = {
+    (None, Change.ACCEPTED): State.RUNNING,
+    (None, Change.DELAYED): State.SCHEDULED,
+    (State.SCHEDULED, Change.CLAIMED): State.RUNNING,
+    # An executor that was given up may record an outcome afterwards: the first outcome counts.
+    (State.SCHEDULED, Change.RETURNED): State.DONE,
+    (State.SCHEDULED, Change.FAILED): State.FAILED,
+    (State.RUNNING, Change.FREED): State.SCHEDULED,
+    (State.RUNNING, Change.EXECUTOR_GIVEN_UP): State.SCHEDULED,
+    (State.RUNNING, Change.RETURNED): State.DONE,
+    (State.RUNNING, Change.FAILED): State.FAILED,
+}
+"""The next state. None: no record has accepted the invocation, or it was forgotten."""
+
+
+def state_of(invocation: Invocation | None) -> State | None:
+    """Return the state of an invocation; None of one that the fold does not have."""
+    if invocation is None:
+        return None
+    if invocation.ended is not None:
+        return State.FAILED if invocation.failed else State.DONE
+    return State.SCHEDULED if invocation.executor is None else State.RUNNING
+
+
+def next_state(invocation: Invocation | None, change: Change) -> State | None:
+    """Return the state that a change brings an invocation to; None: it changes nothing."""
+    return TRANSITIONS.get((state_of(invocation), change))

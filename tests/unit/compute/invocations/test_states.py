@@ -1,0 +1,81 @@
+"""The transition table of invocations: what any record can do to an invocation in any state."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.records import Accepted, Claimed, Ended, Event, Freed, GivenUp
+from indilog_compute.invocations.states import TRANSITIONS, Change, State, state_of
+
+RUNS, OTHER = "a#1", "b#1"
+RECORDS: dict[Change, Event] = {
+    Change.CLAIMED: Claimed(OTHER, ("i",)),
+    Change.FREED: Freed(RUNS, "i", is_lost=True),
+    Change.EXECUTOR_GIVEN_UP: GivenUp(RUNS, 10**6, OTHER),
+    Change.RETURNED: Ended(RUNS, "i", 0, b"1"),
+    Change.FAILED: Ended(RUNS, "i", 0, None),
+}
+
+
+class Story:
+    """One invocation, `i`, brought to a state by the shortest way."""
+
+    def __init__(self, state: State | None) -> None:
+        self.fold = Fold(FoldLimits(5000.0, 9, 9, 1000, 1.0, 4.0))
+        self.seqnums = itertools.count()
+        way: dict[State | None, tuple[Change, ...]] = {
+            State.SCHEDULED: (Change.DELAYED,),
+            State.RUNNING: (Change.ACCEPTED,),
+            State.DONE: (Change.ACCEPTED, Change.RETURNED),
+            State.FAILED: (Change.ACCEPTED, Change.FAILED),
+            None: (),
+        }
+        for change in way[state]:
+            self.read(change)
+        assert self.state is state
+
+    @property
+    def state(self) -> State | None:
+        return state_of(self.fold.get("i"))
+
+    def read(self, change: Change) -> None:
+        """Apply the record that says this."""
+        time = 1000.0
+        event: Event | None
+        if change in (Change.ACCEPTED, Change.DELAYED):
+            delay_s = 0.0 if change is Change.ACCEPTED else 5.0
+            event = Accepted(
+                id="i", executor=RUNS, function="app.f", arguments=b"", position=0, stream="s",
+                delay_s=delay_s,
+            )  # fmt: skip
+        else:
+            event = RECORDS[change]
+            time = 2000.0 if change is Change.CLAIMED else time
+        self.fold.apply(next(self.seqnums), time, event)
+        self.fold.check_invariants()
+
+
+@pytest.mark.parametrize("change", Change)
+@pytest.mark.parametrize("state", [None, *State])
+def test_the_fold_follows_the_table(state: State | None, change: Change) -> None:
+    """Also where the table has no entry: the record changes nothing."""
+    story = Story(state)
+    story.read(change)
+    assert story.state is TRANSITIONS.get((state, change), state)
+
+
+def test_an_outcome_counts_whether_its_executor_was_given_up_or_not() -> None:
+    """The first outcome in the log counts, and the invocation never runs again."""
+    story = Story(State.RUNNING)
+    states = []
+    for change in (Change.EXECUTOR_GIVEN_UP, Change.RETURNED, Change.CLAIMED):
+        story.read(change)
+        states.append(story.state)
+    assert states == [State.SCHEDULED, State.DONE, State.DONE]
+
+
+def test_what_ended_stays_so() -> None:
+    assert {state for state, _ in TRANSITIONS} == {None, State.SCHEDULED, State.RUNNING}
