@@ -79,17 +79,17 @@ class LogService:
             )
         if call in self._tasks:
             raise NotReadyError(f"Question {call} is being answered already.")
-        answering = self._answered(link, call, question)
+        answering = self._answer(link, call, question)
         if isinstance(question, _READS) or (
             isinstance(question, LogReadNext) and question.wait_s is None
         ):
             # Mostly the local index and the record cache answer it without suspending.
-            begun = _begun(answering)
+            begun = _run_to_first_wait(answering)
             if begun is None:
                 return
             answering = begun
         task = asyncio.get_running_loop().create_task(answering)
-        task.add_done_callback(partial(self._ended, link, call))
+        task.add_done_callback(partial(self._on_task_end, link, call))
         self._tasks[call] = task
 
     def cancel(self, call: int) -> None:
@@ -102,11 +102,11 @@ class LogService:
         for task in list(self._tasks.values()):
             task.cancel()
 
-    async def _answered(self, link: Link, call: int, question: LogQuestion) -> None:
+    async def _answer(self, link: Link, call: int, question: LogQuestion) -> None:
         session = Session(question.position)
         try:
             log = self._logs.log(check_log_name(question.log), session)
-            answer_at = await _done(log, question)
+            answer_at = await _execute(log, question)
             answer = answer_at(session.position)
         except (IndilogError, ValueError, TypeError) as error:
             answer = failed(error, session.position)
@@ -115,13 +115,15 @@ class LogService:
             answer = failed(IndilogError("The platform failed on this call; its log says why."))
         link.answer(call, answer)
 
-    def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
         if task.cancelled():
             link.answer(call, CANCELLED)
 
 
-def _begun(answering: Coroutine[object, None, None]) -> Coroutine[object, None, None] | None:
+def _run_to_first_wait(
+    answering: Coroutine[object, None, None],
+) -> Coroutine[object, None, None] | None:
     """Run `answering` up to where it suspends first; return the rest, for a task. None: it is done.
 
     It must not ask for its task before that.
@@ -163,7 +165,7 @@ _AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
 """Makes the answer, given the position of the session once the operation is done."""
 
 
-async def _done(  # noqa: PLR0911 - one answer per question
+async def _execute(  # noqa: PLR0911 - one answer per question
     log: Log, question: LogQuestion
 ) -> _AnswerAt:
     """Do what is asked. It is not given the session, so that no answer carries a position that was

@@ -214,7 +214,7 @@ async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
             assert await client.log("gate").read_next("here", wait=30) is not None
         waits = host.call("demo.wait_for_release", b"{}")
         deploys = asyncio.ensure_future(host.deploy({"slow.py": "import time\ntime.sleep(600)"}))
-        await until(lambda: any((tmp_path / "workers").glob("trial-*/last_words")))
+        await until(lambda: any((tmp_path / "workers").glob("trial-*/crash_location")))
         await host.stop()
         told = [await call.outcome for call in (runs, waits)]
         assert [t.kind for t in told if isinstance(t, Failed)] == [

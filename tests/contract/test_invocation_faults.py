@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.mark.parametrize("fault", [NotReadyError("no room"), RuntimeError("a bug")])
 @pytest.mark.parametrize(
     ("part", "what"),
-    [("_round", "invocations not advanced"), ("_read_on", "invocations not followed")],
+    [("_run_round", "invocations not advanced"), ("_read_on", "invocations not followed")],
 )
 async def test_a_fault_that_lasts_is_not_logged_at_every_try(
     monkeypatch: pytest.MonkeyPatch, part: str, what: str, fault: Exception
@@ -77,6 +77,6 @@ async def test_a_log_that_fails_again_after_a_read_is_logged_at_once(
             for _ in range(5):
                 await logs.failed.acquire()
             logs.is_away = False
-            assert await service.told("nothing") is None, "it reads up to now"
+            assert await service.status_of("nothing") is None, "it reads up to now"
         await service.stop()
     assert [line["event"] for line in told].count("invocations not followed") == 2

@@ -108,21 +108,21 @@ async def test_what_was_accepted_runs_and_its_outcome_can_be_asked_for() -> None
     node = Node(Returned(5, b"[1]"))
     async with running(MemoryLogs(), node) as service:
         id_ = await service.accept("app.f", b"{}")
-        told = await service.told(id_, wait_s=30)
+        told = await service.status_of(id_, wait_s=30)
         assert told is not None
         assert (told.function, told.state) == ("app.f", State.DONE)
         assert told.outcome == Returned(5, b"[1]")
-        assert await service.told("nothing") is None
+        assert await service.status_of("nothing") is None
 
 
 async def test_an_outcome_survives_a_restart_and_is_known_on_every_node() -> None:
     logs = MemoryLogs()
     async with running(logs, Node(failed(ValueError("No.")))) as service:
         id_ = await service.accept("app.f", b"{}")
-        assert await service.told(id_, wait_s=30) is not None
+        assert await service.status_of(id_, wait_s=30) is not None
     async with running(logs, Node()) as again, running(logs, Node(), "b") as other:
         for there in (again, other):
-            told = await there.told(id_)
+            told = await there.status_of(id_)
             assert told is not None
             assert (told.state, told.outcome) == (State.FAILED, failed(ValueError("No.")))
 
@@ -131,11 +131,11 @@ async def test_a_timer_survives_a_restart() -> None:
     logs, node = MemoryLogs(), Node(Returned(0, b"1"))
     async with running(logs, Node()) as service:
         id_ = await service.accept("app.f", b"{}", delay_s=0.2)
-        told = await service.told(id_)
+        told = await service.status_of(id_)
         assert told is not None
         assert told.state == State.SCHEDULED
     async with running(logs, node) as again:
-        told = await again.told(id_, wait_s=30)
+        told = await again.status_of(id_, wait_s=30)
         assert told is not None
         assert told.state == State.DONE
     assert node.begun == {id_: 1}
@@ -167,7 +167,7 @@ async def test_two_nodes_do_not_run_what_one_of_them_runs() -> None:
             assert alive is not None
             bound = alive.seqnum + 1
         assert other.begun == {}
-        told = await two.told(id_)
+        told = await two.status_of(id_)
         assert told is not None
         assert told.state == State.RUNNING
 
@@ -226,7 +226,7 @@ async def test_too_many_open_ones_are_refused() -> None:
     async with running(MemoryLogs(), Node(), invocations_open_max=2) as service:
         for _ in range(2):
             await service.accept("app.f", b"{}", delay_s=100)
-        await service.told("x")
+        await service.status_of("x")
         with pytest.raises(OverloadedError, match="2 recorded invocations wait or run"):
             await service.accept("app.f", b"{}")
 
@@ -242,7 +242,7 @@ async def test_one_application_cannot_open_all_invocations_at_once() -> None:
         assert len(refused) == 5
         assert "5 recorded invocations of app slow wait or run" in str(refused[0])
         assert await service.accept("other.f", b"{}", delay_s=900)
-        await service.told("x")  # until all are read
+        await service.status_of("x")  # until all are read
         with pytest.raises(OverloadedError, match="5 recorded invocations of app slow"):
             await service.accept("slow.nap", b"{}")
 
@@ -332,7 +332,7 @@ async def test_what_is_not_needed_is_trimmed_and_a_late_reader_agrees() -> None:
         assert len(await left.read_range(limit=10_000)) < 1500
     async with running(logs, Node(), results_kept_max=100) as late:
         assert await late.accept("app.f", b"{}", key="k") == keyed
-        told = [await late.told(id_) for id_ in (timer, keyed, last)]
+        told = [await late.status_of(id_) for id_ in (timer, keyed, last)]
         assert [t.state if t else None for t in told] == ["scheduled", "done", "done"]
         assert late.status()["open"] == 1
 
@@ -344,7 +344,7 @@ async def test_a_node_that_was_paused_while_others_trimmed_reads_their_checkpoin
         async with running(logs, other, "b", results_kept_max=100) as service:
             last = await run_many(service)
             paused._tasks[0] = asyncio.ensure_future(paused._follow())
-            told = await paused.told(last)
+            told = await paused.status_of(last)
             assert told is not None
             assert told.state == State.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
@@ -365,12 +365,12 @@ async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
             last = await run_many(service, 5)
         assert service._fold.checkpointed > 2000, "the second node's"
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        told = await paused.told(last)
+        told = await paused.status_of(last)
         assert told is not None
         assert told.state == State.DONE
         async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
             for node in (late, paused, service):
-                await node.told("nothing")  # reads up to now
+                await node.status_of("nothing")  # reads up to now
                 assert node._fold.count == node._fold.end, "there is no other log"
 
 
@@ -385,11 +385,11 @@ async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() ->
     async with running(logs, Node(Returned(0, b"2")), "b", results_kept_max=100) as late:
         assert await late.outcome(await late.accept("app.f", b"{}")) == Returned(0, b"2")
         with pytest.raises(DataLossError, match="Invocation nothing is not known"):
-            await late.told("nothing")  # it may be among what was lost
+            await late.status_of("nothing")  # it may be among what was lost
     logs.lost.clear()
     logs.lost.add(checkpoint)
     async with running(logs, Node(), results_kept_max=100) as late:
-        told = await late.told(last)
+        told = await late.status_of(last)
         assert told is not None
         assert told.state == State.DONE
 
@@ -411,7 +411,7 @@ async def test_a_checkpoint_of_which_a_part_is_lost_does_not_hold_up_a_node_that
         assert others
         logs.lost.add(lost)
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        told = await paused.told(last)
+        told = await paused.status_of(last)
         assert told is not None
         assert told.state == State.DONE
 
@@ -424,7 +424,7 @@ async def test_a_checkpoint_is_cut_into_records_that_may_be_that_large() -> None
         assert service._fold.checkpointed
         assert len(await service._checkpoints._parts()) > 1
     async with running(logs, Node(), results_kept_max=200) as late:
-        await late.told("nothing")
+        await late.status_of("nothing")
         assert late._fold.count == late._fold.end
 
 
@@ -441,7 +441,7 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
         assert await service.outcome(id_) == Returned(0, b"1")
         for part in parts:
             await service._log.append(encoded(part), tags=["checkpoints"])
-        await service.told("nothing")
+        await service.status_of("nothing")
         service._tasks[0].cancel()
         await service._restore()  # as a node that has missed something
         assert id_ in service._fold.open
@@ -449,7 +449,7 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
         for _ in range(20):  # all that waits for nothing else is done
             await asyncio.sleep(0)
         service._tasks[0] = asyncio.ensure_future(service._follow())
-        await service.told("nothing")
+        await service.status_of("nothing")
         assert not service._fold.open
     assert node.begun == {id_: 1}
 

@@ -15,13 +15,13 @@ from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import (
     STREAMS,
     Accepted,
-    Alive,
     Checkpointed,
     Claimed,
     Ended,
     Event,
     Freed,
     GivenUp,
+    Heartbeat,
 )
 
 LIMITS = FoldLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
@@ -52,7 +52,7 @@ EVENTS = st.one_of(
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
-    st.builds(Alive, EXECUTORS),
+    st.builds(Heartbeat, EXECUTORS),
     st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0, 20)), max_size=40)
@@ -97,7 +97,7 @@ class Model:
             del self.runs[event.id]
             self.outcomes[event.id] = event.result
 
-    def _alive(self, place: int, event: Alive) -> None:
+    def _heartbeat(self, place: int, event: Heartbeat) -> None:
         pass
 
     def _givenup(self, place: int, event: GivenUp) -> None:

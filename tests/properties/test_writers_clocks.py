@@ -42,10 +42,10 @@ from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
     Accepted,
-    Alive,
     Claimed,
     Ended,
     GivenUp,
+    Heartbeat,
 )
 from indilog_compute.invocations.records import encoded as invocation_encoded
 from indilog_compute.invocations.service import InvocationService
@@ -115,7 +115,7 @@ async def invocations(world: World, history: Sequence[tuple[float, float, Any]])
     for gap_s, off_s, event in history:
         world.go_on(gap_s, off_s)
         seqnum = await log.append(invocation_encoded(event), tags=["any"])
-        assert service._took(await log.read_range(bound=seqnum))
+        assert service._apply_page(await log.read_range(bound=seqnum))
         seen.append({i: (o.executor, o.due) for i, o in service._fold.open.items()})
     return seen, msgspec.to_builtins(service._fold.checkpoint())
 
@@ -230,7 +230,7 @@ INVOCATIONS = st.one_of(
     ),
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.just(b"1")),
-    st.builds(Alive, EXECUTORS),
+    st.builds(Heartbeat, EXECUTORS),
     st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 RUN = st.one_of(
@@ -253,7 +253,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
                 stream=STREAM, delay_s=600.0,
             ),
             Claimed("a#1", ("i",)),
-            Alive("a#1"),
+            Heartbeat("a#1"),
         ],
     ),
     "run": (run, RUN, [flow.RunStarted("w", b"{}", "e", "v"), flow.RunParked(1, "v", "why")]),

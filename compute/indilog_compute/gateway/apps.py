@@ -19,7 +19,7 @@ from indilog.link.link_messages import (
 from indilog_compute.gateway.clients import unless_left
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from indilog_compute.gateway.requests import body_of, decoded_in, known_query
-from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, Told
+from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
 from indilog_compute.workers.host import FunctionHost
 
 _PYTHON: Final = ("text/x-python", "application/octet-stream")
@@ -146,7 +146,7 @@ def _deployed(info: AppInfo) -> Response:
     )
 
 
-def _invocation(found: Told) -> Response:
+def _invocation(found: InvocationStatus) -> Response:
     value: dict[str, Any] = {
         "invocation": found.id,
         "function": found.function,

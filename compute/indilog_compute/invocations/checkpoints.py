@@ -19,7 +19,7 @@ from indilog_compute.invocations.checkpoint import (
     newest_checkpoint,
 )
 from indilog_compute.invocations.fold import Fold
-from indilog_compute.invocations.outcome_waiters import Arrivals
+from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decoded, encoded
 
 _PART_OVERHEAD_BYTES: Final = 128
@@ -37,13 +37,13 @@ class Checkpoints:
     def __init__(
         self,
         log: Log,
-        arrivals: Arrivals,
+        waiters: OutcomeWaiters,
         *,
         current: Callable[[], Fold],
         record_bytes_max: int,
     ) -> None:
         self._log = log
-        self._arrivals = arrivals
+        self._waiters = waiters
         self._current = current
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
@@ -71,7 +71,7 @@ class Checkpoints:
         """Append a checkpoint; return where its parts are when they are read here."""
         parts = checkpoint_parts(checkpoint, secrets.token_hex(8), follows, self._part_bytes)
         places = [await self._log.append(encoded(part), tags=[CHECKPOINTS_TAG]) for part in parts]
-        await self._arrivals.seqnum(places[-1], self._current().end)
+        await self._waiters.wait_for_record(places[-1], self._current().end)
         return places
 
     async def newest(self) -> Found | None:

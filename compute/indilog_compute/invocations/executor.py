@@ -20,12 +20,12 @@ from indilog_compute.invocations.checkpoint import Invocation
 from indilog_compute.invocations.fold import Fold, node_of
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
-    Alive,
     Claimed,
     Ended,
     Event,
     Failure,
     GivenUp,
+    Heartbeat,
     application_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -118,11 +118,11 @@ class Executor:
         """The compute node's name."""
         return node_of(self.name)
 
-    def follows(self, fold: Fold) -> None:
+    def follow(self, fold: Fold) -> None:
         """Go by this fold from now on."""
         self._fold = fold
 
-    def renamed(self, name: str) -> list[Abandon]:
+    def rename(self, name: str) -> list[Abandon]:
         """The log says that this executor is dead: go on as another one."""
         stopped = [Abandon(id_) for id_ in sorted(self.begun)]
         self.name = name
@@ -135,7 +135,7 @@ class Executor:
             *self._begin_and_abandon(),
             *self._give_up(now.steady),
             *self._claim(now.log),
-            *self._beat(now.steady),
+            *self._heartbeat(now.steady),
             *self._run_scheduled(now.wall),
             *self._write_checkpoint(),
         ]
@@ -156,7 +156,7 @@ class Executor:
             rests.append(due - now.wall)
         return max(0.0, min(rests)) if rests else None
 
-    def recorded(self, now: float) -> None:
+    def note_recorded(self, now: float) -> None:
         """What was to be appended was, and is read, at `now` by the steady clock: whoever has been
         silent could have spoken.
         """
@@ -193,7 +193,7 @@ class Executor:
             if node_of(executor) == self.node or (is_due and heard.proven_at is not None):
                 yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
             elif is_due:
-                yield Append(Alive(self.name), (EXECUTORS_TAG,))
+                yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
 
     def _is_full(self, application: str) -> bool:
         """Tell whether it claims no more of an application."""
@@ -221,10 +221,10 @@ class Executor:
         if ids:
             yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
 
-    def _beat(self, now: float) -> Iterable[Action]:
+    def _heartbeat(self, now: float) -> Iterable[Action]:
         own = self._heard.get(self.name)
         if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
-            yield Append(Alive(self.name), (EXECUTORS_TAG,))
+            yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
 
     def _run_scheduled(self, now: float) -> Iterable[Action]:
         if self._running_max:

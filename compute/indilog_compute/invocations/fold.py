@@ -21,13 +21,13 @@ from indilog_compute.invocations.checkpoint import Checkpoint, Found, Invocation
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
-    Alive,
     Checkpointed,
     Claimed,
     Ended,
     Event,
     Freed,
     GivenUp,
+    Heartbeat,
     application_of,
     digest_of,
 )
@@ -159,7 +159,7 @@ class Fold:
                 self._free_again(seqnum, event)
             case Ended():
                 self._end(seqnum, event)
-            case Alive(executor):
+            case Heartbeat(executor):
                 self._grown.add(EXECUTORS_TAG)
                 self._heard(executor, seqnum)
             case GivenUp(executor, seen, by):

@@ -16,7 +16,7 @@ INVOCATION_WAIT_S_MAX: Final = 300.0
 """How long a caller may wait for an outcome."""
 
 
-class Told(NamedTuple):
+class InvocationStatus(NamedTuple):
     """What callers may know of an invocation; `outcome` is there when it is over."""
 
     id: str
@@ -25,19 +25,19 @@ class Told(NamedTuple):
     outcome: Returned | Failed | None
 
 
-async def told_of(log: Log, found: Invocation) -> Told | None:
+async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
     """Return what the log says of an invocation; None: others have forgotten it, and trimmed it."""
     state = state_of(found)
     assert state is not None, "the fold has it"
     if found.ended is None:
-        return Told(found.id, found.function, state, None)
+        return InvocationStatus(found.id, found.function, state, None)
     try:
         record = await log.read(found.ended)
     except TrimmedError:
         return None
     event = decoded(record.data) if record is not None else None
     assert isinstance(event, Ended), "the fold says so"
-    return Told(found.id, found.function, state, outcome_in(event))
+    return InvocationStatus(found.id, found.function, state, outcome_in(event))
 
 
 def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so

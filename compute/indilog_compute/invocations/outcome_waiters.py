@@ -15,7 +15,7 @@ from indilog_compute.invocations.records import Ended
 from indilog_compute.shares import limit_of_one
 
 
-class Arrivals:
+class OutcomeWaiters:
     """Who waits for what.
 
     Args:
@@ -41,7 +41,7 @@ class Arrivals:
         self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
         self._numbers = itertools.count()
 
-    async def seqnum(self, seqnum: SeqNum, end: SeqNum) -> None:
+    async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
         """Wait until the record at `seqnum` is read; `end`: what is read already."""
         if seqnum < end:
             return
@@ -49,7 +49,7 @@ class Arrivals:
         heapq.heappush(self._reading, (seqnum, next(self._numbers), waiting))
         await waiting
 
-    async def seqnum_for_caller(self, seqnum: SeqNum, end: SeqNum) -> None:
+    async def wait_for_record_bounded(self, seqnum: SeqNum, end: SeqNum) -> None:
         """Wait like `seqnum`, for somebody who asks.
 
         Raises:
@@ -57,10 +57,10 @@ class Arrivals:
         """
         if seqnum >= end:
             self._check_room_for_record()
-        await self.seqnum(seqnum, end)
+        await self.wait_for_record(seqnum, end)
 
     @contextmanager
-    def room_for_record(self) -> Iterator[None]:
+    def reserve_record_wait(self) -> Iterator[None]:
         """Keep room for one who appends a record and then waits until it is read (`seqnum`).
 
         Raises:
@@ -79,7 +79,7 @@ class Arrivals:
             raise _too_many(waiting, "records")
 
     @contextmanager
-    def room_for_outcome(self, application: str) -> Iterator[None]:
+    def reserve_outcome_wait(self, application: str) -> Iterator[None]:
         """Keep room for one who waits for outcomes of an application (`outcome`).
 
         Raises:
@@ -105,7 +105,7 @@ class Arrivals:
             if not self._waiting[application]:
                 del self._waiting[application]
 
-    async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
+    async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
         """Wait until the outcome of an open invocation is read, and return it; None: it may have
         been read. There is room for who asks (`room_for_outcome`).
         """
@@ -120,23 +120,23 @@ class Arrivals:
                 if not others:
                     del self._outcomes[id]
 
-    def read(self, end: SeqNum) -> None:
+    def notify_read(self, end: SeqNum) -> None:
         """The records below `end` are read."""
         while self._reading and self._reading[0][0] < end:
             waiting = heapq.heappop(self._reading)[2]
             if not waiting.done():
                 waiting.set_result(None)
 
-    def ended(self, event: Ended) -> None:
+    def notify_outcome(self, event: Ended) -> None:
         """The outcome of an invocation is read."""
-        self._tell(event.id, event)
+        self._notify(event.id, event)
 
-    def all_ended(self) -> None:
+    def notify_all(self) -> None:
         """Any outcome may have been read: let all look who wait for one."""
         for id_ in list(self._outcomes):
-            self._tell(id_, None)
+            self._notify(id_, None)
 
-    def _tell(self, id_: str, event: Ended | None) -> None:
+    def _notify(self, id_: str, event: Ended | None) -> None:
         for waiting in self._outcomes.pop(id_, ()):
             if not waiting.done():
                 waiting.set_result(event)

@@ -91,7 +91,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     failure: Failure | None = None
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     """`executor` goes on with what it runs."""
 
     executor: str
@@ -123,7 +123,7 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     follows: _SeqNum = 0
 
 
-Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp | Checkpointed
+Event: TypeAlias = Accepted | Claimed | Freed | Ended | Heartbeat | GivenUp | Checkpointed
 
 
 class InvocationsVersionError(IndilogError):

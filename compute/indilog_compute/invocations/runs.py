@@ -128,7 +128,7 @@ class Runs(Generic[CallT]):
 
     async def _run(self, invocation: Invocation, executor: str) -> None:
         try:
-            outcome = await self._outcome(await self._accepted(invocation))
+            outcome = await self._run_until_begun(await self._read_accepted(invocation))
         except DataLossError as error:  # its arguments are gone for good
             outcome = failed(error)
         except Exception:  # noqa: BLE001 - outermost: it must not stay open for ever
@@ -144,7 +144,7 @@ class Runs(Generic[CallT]):
             told = failed(_cannot_be_kept(invocation.function, error), outcome.position)
             await self._record(_ended(executor, invocation.id, told), invocation)
 
-    async def _accepted(self, invocation: Invocation) -> Accepted:
+    async def _read_accepted(self, invocation: Invocation) -> Accepted:
         """Return what was recorded of it, as soon as that can be read."""
         pause_s = _PAUSE_S_MIN
         while True:
@@ -162,7 +162,7 @@ class Runs(Generic[CallT]):
             assert isinstance(accepted, Accepted), "the fold says so"
             return accepted
 
-    async def _outcome(self, accepted: Accepted) -> Returned | Failed:
+    async def _run_until_begun(self, accepted: Accepted) -> Returned | Failed:
         """Call the function until it has begun; return what came of it."""
         pause_s = _PAUSE_S_MIN
         while True:

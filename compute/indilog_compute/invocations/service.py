@@ -42,10 +42,10 @@ from indilog_compute.invocations.executor import (
     WriteCheckpoint,
 )
 from indilog_compute.invocations.fold import Fold, FoldLimits
-from indilog_compute.invocations.invocation_status import Told, forgotten, told_of
+from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.keys import check_key, known_with
 from indilog_compute.invocations.notices import Notices
-from indilog_compute.invocations.outcome_waiters import Arrivals
+from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
     Accepted,
@@ -99,14 +99,14 @@ class InvocationService:
         self._schedules = Schedules(rank, config)
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
-        self._arrivals = Arrivals(
+        self._waiters = OutcomeWaiters(
             config.functions.calls_pending_max,
             share_max=config.functions.app_pending_share_max,
             is_shared=is_shared,
         )
         self._checkpoints = Checkpoints(
             self._log,
-            self._arrivals,
+            self._waiters,
             current=lambda: self._fold,
             record_bytes_max=record_bytes_max,
         )
@@ -133,7 +133,7 @@ class InvocationService:
         """
         await self._restore()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._act())]
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._run_rounds())]
 
     async def stop(self) -> None:
         """Stop: what runs is freed, to be run again."""
@@ -185,9 +185,9 @@ class InvocationService:
         if not key:
             await self._append_accepted(event)
             return event.id
-        with self._arrivals.room_for_record():  # refused now, while nothing is done
+        with self._waiters.reserve_record_wait():  # refused now, while nothing is done
             seqnum = await self._append_accepted(event)
-        await self._arrivals.seqnum(seqnum, self._fold.end)
+        await self._waiters.wait_for_record(seqnum, self._fold.end)
         decided = self.known(function, arguments, key)
         if decided is None:
             raise CallOutcomeUnknownError(
@@ -237,7 +237,7 @@ class InvocationService:
         if self._broken is not None:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
 
-    async def cancel(self, id: str) -> Told | None:  # noqa: A002 - it is called so
+    async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - it is called so
         """Cancel an invocation, durably; return it as it is then, None: it is not known.
 
         One that waits never begins. One that runs is told to stop, and may have had effects. Of
@@ -253,11 +253,11 @@ class InvocationService:
             found = self._fold.get(id)
         if found is not None and found.ended is None:
             ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
-            with self._arrivals.room_for_record():
+            with self._waiters.reserve_record_wait():
                 seqnum = await self._log.append(encoded(ended), tags=[found.stream])
-            await self._arrivals.seqnum(seqnum, self._fold.end)
+            await self._waiters.wait_for_record(seqnum, self._fold.end)
             found = self._fold.get(id)
-        return await told_of(self._log, found) if found is not None else None
+        return await read_status(self._log, found) if found is not None else None
 
     def open_of(self, application: str) -> int:
         """Return how many invocations of an application wait or run."""
@@ -265,7 +265,7 @@ class InvocationService:
 
     # --- asking for them
 
-    async def told(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002 - it is called so
+    async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - it is called so
         """Return an invocation, waiting up to `wait_s` for its outcome; None: there was none, or it
         was forgotten.
 
@@ -281,12 +281,12 @@ class InvocationService:
                 raise DataLossError(f"Invocation {id} is not known. {self._losses.sentence}")
             return None
         if found.ended is None and wait_s > 0:
-            room = self._arrivals.room_for_outcome(application_of(found.function))
+            room = self._waiters.reserve_outcome_wait(application_of(found.function))
             with suppress(TimeoutError, OverloadedError), room:
                 async with asyncio.timeout(wait_s):
-                    await self._arrivals.outcome(id)
+                    await self._waiters.wait_for_outcome(id)
             found = self._fold.get(id) or found
-        return await told_of(self._log, found)
+        return await read_status(self._log, found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
         """Return what came of an invocation, waiting for it as long as it takes; there is room for
@@ -303,10 +303,10 @@ class InvocationService:
             if found is None:
                 raise forgotten(id)
             if found.ended is None:
-                if (event := await self._arrivals.outcome(id)) is not None:
+                if (event := await self._waiters.wait_for_outcome(id)) is not None:
                     return outcome_in(event)
                 continue
-            told = await told_of(self._log, found)
+            told = await read_status(self._log, found)
             if told is None or told.outcome is None:  # trimmed: others have forgotten it already
                 raise forgotten(id)
             return told.outcome
@@ -317,15 +317,15 @@ class InvocationService:
         Raises:
             OverloadedError: too many wait already.
         """
-        return self._arrivals.room_for_outcome(application_of(function))
+        return self._waiters.reserve_outcome_wait(application_of(function))
 
     async def _read_up_to_now(self) -> None:
         """Wait until what anybody was told is recorded has been read here."""
-        last = await self._last(fresh=True)
+        last = await self._find_last(fresh=True)
         if last is not None:
-            await self._arrivals.seqnum_for_caller(last, self._fold.end)
+            await self._waiters.wait_for_record_bounded(last, self._fold.end)
 
-    async def _last(self, *, fresh: bool) -> SeqNum | None:
+    async def _find_last(self, *, fresh: bool) -> SeqNum | None:
         """Return the seqnum of the last record that can be read."""
         bound = MAX_SEQNUM
         while True:
@@ -388,8 +388,8 @@ class InvocationService:
         """
         try:
             async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
-                is_whole = self._took(page)
-                self._arrivals.read(self._fold.end)
+                is_whole = self._apply_page(page)
+                self._waiters.notify_read(self._fold.end)
                 self._admission.read(self._fold.end)
                 self._news.set()
                 if not is_whole:
@@ -407,16 +407,16 @@ class InvocationService:
         found = await self._checkpoints.newest()
         await self._clock.begin(self._log)
         self._take_schedules()
-        self._read_to = await self._last(fresh=False)
+        self._read_to = await self._find_last(fresh=False)
         if found is not None:
             end = found.checkpoint.end
             structlog.get_logger().info("invocations read from a checkpoint", end=end)
             self._fold = Fold.restored(_limits(self._config), found)
-            self._executor.follows(self._fold)
-            self._arrivals.all_ended()
+            self._executor.follow(self._fold)
+            self._waiters.notify_all()
         self._passed_over = self._disagreed
 
-    def _took(self, page: Sequence[Record]) -> bool:
+    def _apply_page(self, page: Sequence[Record]) -> bool:
         """Apply records; False: a checkpoint tells that some before it were not read here."""
         for record in page:
             event = decoded(record.data)
@@ -430,7 +430,7 @@ class InvocationService:
             self._fold.apply(record.seqnum, record.ordered_at, event)
             self._broken = None
             if isinstance(event, Ended):
-                self._arrivals.ended(event)
+                self._waiters.notify_outcome(event)
         return True
 
     def _agrees(self, event: Checkpointed) -> bool:
@@ -443,37 +443,37 @@ class InvocationService:
         structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)
         return True
 
-    async def _act(self) -> None:
+    async def _run_rounds(self) -> None:
         """Do what the executor decides, one round after the other."""
         while True:
             self._news.clear()
             try:
-                did = await self._round()
+                did = await self._run_round()
             except Exception as error:  # noqa: BLE001 - outermost: the next round may do better
                 self._unadvanced.tell("invocations not advanced", error, time.monotonic())
                 await asyncio.sleep(_AGAIN_S)
                 continue
             self._unadvanced.over()
             if not did:
-                await self._rest()
+                await self._wait_for_work()
 
-    async def _round(self) -> bool:
+    async def _run_round(self) -> bool:
         """Do what is to be done now; return whether something was recorded for it."""
         if self._read_to is not None:
-            await self._arrivals.seqnum(self._read_to, self._fold.end)
+            await self._waiters.wait_for_record(self._read_to, self._fold.end)
         if self._fold.is_given_up(self._executor.name):
             structlog.get_logger().warning("given up as dead; going on under another name")
             self._given_up += 1
-            for abandon in self._executor.renamed(self._new_name()):
+            for abandon in self._executor.rename(self._new_name()):
                 self._runs.abandon(abandon.id)
         actions = self._executor.actions(self._now())
-        entries = [entry for action in actions if (entry := self._done(action)) is not None]
+        entries = [entry for action in actions if (entry := self._perform(action)) is not None]
         places: list[SeqNum] = []
         for start in range(0, len(entries), _ENTRIES_MAX):
             places += await self._log.append_batch(entries[start : start + _ENTRIES_MAX])
         if places:
-            await self._arrivals.seqnum(places[-1], self._fold.end)
-            self._executor.recorded(time.monotonic())
+            await self._waiters.wait_for_record(places[-1], self._fold.end)
+            self._executor.note_recorded(time.monotonic())
             if self._claimed_too_early(actions):
                 await self._clock.ask(self._log)
         if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
@@ -490,7 +490,7 @@ class InvocationService:
     def _now(self) -> Now:
         return Now(time.monotonic(), self._clock.now(), time.time())
 
-    def _done(self, action: Action) -> Entry | None:
+    def _perform(self, action: Action) -> Entry | None:
         """Do an action, or return what is to be appended for it."""
         match action:
             case Begin(invocation):
@@ -505,7 +505,7 @@ class InvocationService:
                 pass
         return None
 
-    async def _rest(self) -> None:
+    async def _wait_for_work(self) -> None:
         """Wait for a record, or until it is time to do something."""
         with suppress(TimeoutError):
             # `wait_for` may lose a cancellation

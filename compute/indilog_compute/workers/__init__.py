@@ -9,5 +9,5 @@ worker process and its link), `serving` (what a link may ask), `call` (what is d
 `service_figures` (how services are); `indilog_compute.invocations` has what is recorded to run. On
 both sides: `claims` (which calls are begun). In a worker process: `__main__`, `runner` (runs
 calls), `threads` (for sync functions), `services` (coroutines that run while their version is
-deployed), `loader` (imports deployed sources), `last_words` (where it was when it ended).
+deployed), `loader` (imports deployed sources), `crash_location` (where it was when it ended).
 """

@@ -25,13 +25,13 @@ from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION
 from indilog.link.worker_messages import Ready
 from indilog_compute.workers.claims import WorkerClaims
-from indilog_compute.workers.crash_location import LastWords
+from indilog_compute.workers.crash_location import CrashLocation
 from indilog_compute.workers.output import FunctionOutput, attributed
 from indilog_compute.workers.runner import Runner
 
 
 async def _serve(given: argparse.Namespace) -> None:
-    last_words = LastWords(given.directory)
+    crash_location = CrashLocation(given.directory)
     claims = WorkerClaims(given.claims_fd)
     os.close(given.claims_fd)
     loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ async def _serve(given: argparse.Namespace) -> None:
         given.directory,
         threads_max=given.threads,
         claims=claims,
-        around_import=last_words.exits_told,
+        around_import=crash_location.note_exits,
     )
     limit = given.message_bytes_max
     link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())

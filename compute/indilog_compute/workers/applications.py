@@ -301,7 +301,7 @@ class Applications:
         self._on_change()
 
     def _retire(self, before: Deployed) -> None:
-        self._retries.loaded(before)
+        self._retries.withdraw(before)
         if before.running == 0:
             self.unload(before)
 
@@ -424,7 +424,7 @@ class Applications:
                 self._try_later(deployed)
         else:
             healed, deployed.problem, deployed.workers_lost = deployed.problem, None, 0
-            self._retries.loaded(deployed)
+            self._retries.withdraw(deployed)
             if healed is not None:
                 self._on_change()
 
@@ -443,7 +443,7 @@ class Applications:
         """Give it a turn, unless another version has taken its place meanwhile."""
         if not self._is_newest(deployed):
             return
-        self._retries.failed(deployed, asyncio.get_running_loop().time())
+        self._retries.schedule(deployed, asyncio.get_running_loop().time())
         self._failed.set()
 
     async def _retry(self) -> None:
@@ -451,7 +451,7 @@ class Applications:
         loop = asyncio.get_running_loop()
         while True:
             self._failed.clear()
-            if (deployed := self._retries.taken(loop.time())) is not None:
+            if (deployed := self._retries.pop_due(loop.time())) is not None:
                 try:
                     await self._tried_again(deployed)
                 except Exception:  # noqa: BLE001 - outermost: others wait for their turns

@@ -40,11 +40,11 @@ class NodeClaims:
         self._memory = mmap.mmap(fd, _BYTES)
         self._free = list(range(SLOTS - 1, NO_SLOT, -1))
 
-    def taken(self) -> int:
+    def allocate(self) -> int:
         """Return a slot for a call that is about to be sent; `NO_SLOT` if none is left."""
         return self._free.pop() if self._free else NO_SLOT
 
-    def freed(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """The worker has answered the call: the slot may be used again."""
         if slot != NO_SLOT:
             self._memory[slot] = self._memory[SLOTS + slot] = 0
@@ -68,7 +68,7 @@ class WorkerClaims:
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _BYTES)
 
-    def begun(self, slot: int) -> bool:
+    def begin(self, slot: int) -> bool:
         """Say that a call begins now; False: it was revoked and must not."""
         if slot == NO_SLOT:
             return True

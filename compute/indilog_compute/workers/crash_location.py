@@ -18,12 +18,12 @@ from typing import Final, TextIO
 
 from indilog_compute.workers.loader import PACKAGE
 
-_FILE: Final = "last_words"
+_FILE: Final = "crash_location"
 _BYTES_MAX: Final = 64 * 1024
 _FRAME: Final = re.compile(rf'File ".*?/{PACKAGE}\d+/(.+?)", line (\d+)')
 
 
-class LastWords:
+class CrashLocation:
     """The worker's side: fatal signals are told from now on, instead of a core dump."""
 
     def __init__(self, directory: Path) -> None:
@@ -32,7 +32,7 @@ class LastWords:
         faulthandler.enable(self._file)
 
     @contextlib.contextmanager
-    def exits_told(self) -> Iterator[None]:
+    def note_exits(self) -> Iterator[None]:
         """While the block runs, `os._exit` tells where it was called before it ends the process."""
         really_exit = os._exit
 
@@ -47,7 +47,7 @@ class LastWords:
             os._exit = really_exit
 
 
-def place_left(directory: Path) -> str | None:
+def read_crash_location(directory: Path) -> str | None:
     """Return where in deployed code the worker that had `directory` was when it ended, such as
     `social.py, line 12`; None: it did not tell.
     """

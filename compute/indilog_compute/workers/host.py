@@ -28,7 +28,7 @@ from indilog.base.log import LogSource
 from indilog.config import Config
 from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
 from indilog.link.worker_messages import CheckArguments, RunServices
-from indilog_compute.invocations.invocation_status import Told
+from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
 from indilog_compute.invocations.scheduling import Scheduled
 from indilog_compute.invocations.service import InvocationService
@@ -319,13 +319,13 @@ class FunctionHost:
         """How long outcomes are kept, at most."""
         return self._node.invocations.results_kept_s
 
-    async def invocation(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002
+    async def invocation(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002
         """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
         known, or was forgotten.
         """
-        return await self._invocations.told(id, wait_s=wait_s)
+        return await self._invocations.status_of(id, wait_s=wait_s)
 
-    async def cancel_invocation(self, id: str) -> Told | None:  # noqa: A002
+    async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
         """Cancel a recorded invocation; return it as it is then, None: it is not known. Errors as
         `InvocationService.cancel`.
         """
@@ -444,7 +444,7 @@ class FunctionHost:
 
     async def _drained(self, worker: WorkerProcess) -> None:
         worker.link.tell(RunServices(()))  # those of the process that takes its place go on
-        await self._router.drained(worker)
+        await self._router.drain(worker)
 
     def _worker_lost(self, worker: WorkerProcess) -> None:
         self._router.remove(worker)

@@ -15,7 +15,7 @@ _BEATS_MISSED: Final = 2
 """More than one: a loop of ours that was busy itself sees an answer late, but not twice."""
 
 
-class Pulse:
+class LivenessProbe:
     """Asks a worker whether its loop turns, while calls run there.
 
     Args:
@@ -42,10 +42,10 @@ class Pulse:
         self._open = False
         self._missed = 0
 
-    def call_sent(self) -> None:
+    def watch(self) -> None:
         """A call went there: its pulse is wanted from now on."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
+            self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)
 
     def stop(self) -> None:
         """Ask no more."""
@@ -54,7 +54,7 @@ class Pulse:
 
     # --- inside
 
-    def _beat(self) -> None:
+    def _probe(self) -> None:
         self._timer = None
         link = self._worker.link
         if link.is_lost or link.calls_open == 0:
@@ -65,13 +65,13 @@ class Pulse:
                 self._on_silent(self._worker)
         else:
             try:
-                link.post(Ping(), self._answered)
+                link.post(Ping(), self._on_answer)
                 self._open = True
             except IndilogError:  # so much waits for it that it does not read
                 self._missed += 1
-        self.call_sent()
+        self.watch()
 
-    def _answered(self, answer: Answer) -> None:
+    def _on_answer(self, answer: Answer) -> None:
         if isinstance(answer, Failed):  # the worker is gone
             return
         was_silent = self._missed >= _BEATS_MISSED

@@ -25,7 +25,7 @@ from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question,
 from indilog.link.worker_messages import Ready, ServicesTold, ThreadsLeft
 from indilog.runtime.descriptors import given_limit
 from indilog_compute.workers.claims import NodeClaims, claims_memory
-from indilog_compute.workers.crash_location import place_left
+from indilog_compute.workers.crash_location import read_crash_location
 from indilog_compute.workers.environment import environment_of_worker
 from indilog_compute.workers.output import OutputLines
 
@@ -167,7 +167,7 @@ class WorkerProcess:
         self._output.cancel()
         # a stranger may hold the pipes open for ever; asyncio has no public way to let go of them
         self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
-        self.last_place = self.last_place or place_left(self._directory)
+        self.last_place = self.last_place or read_crash_location(self._directory)
         assert self._process.returncode is not None, "it has ended"
         return self._process.returncode
 

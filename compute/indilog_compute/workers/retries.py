@@ -22,7 +22,7 @@ class Retries:
         """When it is the next one's turn; None: all load."""
         return min(self._times.values(), default=None)
 
-    def failed(self, deployed: Deployed, now: float) -> None:
+    def schedule(self, deployed: Deployed, now: float) -> None:
         """It did not load; if a turn of it is to come already, that stays as it is."""
         if deployed not in self._times:
             before = self._pauses.get(deployed)
@@ -30,12 +30,12 @@ class Retries:
             self._pauses[deployed] = pause_s
             self._times[deployed] = now + pause_s
 
-    def loaded(self, deployed: Deployed) -> None:
+    def withdraw(self, deployed: Deployed) -> None:
         """It loads, or is not deployed any more: it has no turn any more."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 
-    def taken(self, now: float) -> Deployed | None:
+    def pop_due(self, now: float) -> Deployed | None:
         """Return the one whose turn it is; it has no further one until it fails again."""
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:

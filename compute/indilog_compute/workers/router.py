@@ -40,7 +40,7 @@ from indilog.link.worker_messages import CheckArguments, Invoke
 from indilog_compute.workers.call import Call, Deployed
 from indilog_compute.workers.claims import NO_SLOT, SETTLE_S
 from indilog_compute.workers.dispatch import Dispatcher, Shares
-from indilog_compute.workers.liveness_probe import Pulse
+from indilog_compute.workers.liveness_probe import LivenessProbe
 from indilog_compute.workers.process import WorkerProcess
 
 _ValueT = TypeVar("_ValueT")
@@ -53,7 +53,7 @@ class _Worker:
 
     __slots__ = ("calls", "checks", "idle", "pulse")
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: LivenessProbe) -> None:
         self.pulse = pulse
         self.calls: set[Call] = set()
         self.checks: set[asyncio.Future[Answer | None]] = set()
@@ -124,45 +124,45 @@ class CallRouter:
         """
         try:
             async with asyncio.timeout(self._node.functions.worker_stop_s):
-                answer = await self._asked(call, question)
+                answer = await self._ask_workers(call, question)
         except TimeoutError:
             raise NotReadyError(f"No function worker answers for {call}; try again.") from None
         if isinstance(answer, Failed):
             raise error_from(answer)
 
-    async def _asked(self, call: str, question: CheckArguments) -> Answer:
+    async def _ask_workers(self, call: str, question: CheckArguments) -> Answer:
         """Ask one worker after the other until one lives to answer."""
         while True:
-            worker = await self._least_loaded(call)
+            worker = await self._wait_for_worker(call)
             with suppress(LinkLostError):
-                answer = await self._answer_of(worker, question)
+                answer = await self._ask_worker(worker, question)
                 if answer is None:
                     continue  # it is suspended until it is heard again
                 if not _is_lost(answer):
                     return answer
             self.remove(worker)
 
-    async def _answer_of(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
+    async def _ask_worker(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
         """Ask a worker that takes calls; None: its loop does not turn."""
         kept = self._workers[worker]
         answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         number = worker.link.post(question, partial(_resolve, answered))
         kept.checks.add(answered)
-        kept.pulse.call_sent()
+        kept.pulse.watch()
         try:
             return await answered
         finally:
             kept.checks.discard(answered)
             worker.link.abandon(number)
 
-    async def _least_loaded(self, call: str) -> WorkerProcess:
+    async def _wait_for_worker(self, call: str) -> WorkerProcess:
         while (worker := self._dispatcher.least_loaded) is None:
             if self._stopping or self._node.functions.workers == 0:
                 raise NotReadyError(f"No function worker is up to take {call}; try again.")
             await self._changed.wait()
         return worker
 
-    def _change(self) -> None:
+    def _announce_change(self) -> None:
         """Let those look again who wait for a worker that takes calls."""
         self._changed.set()
         self._changed = asyncio.Event()
@@ -174,23 +174,23 @@ class CallRouter:
     def stop(self) -> None:
         """No call begins any more; those that wait are told so."""
         self._stopping = True
-        self._change()
+        self._announce_change()
         for call in self._dispatcher.withdraw_all():
-            self._over(call, failed(_stopped(call)))
+            self._complete(call, failed(_stopped(call)))
 
     def add(self, worker: WorkerProcess) -> None:
         """A worker takes calls from now on, unless it died in the meantime."""
         if worker.link.is_lost:
             return
-        pulse = Pulse(
+        pulse = LivenessProbe(
             worker,
             silent_s=self._node.functions.worker_silent_s,
-            on_silent=self._silent,
-            on_heard=self._heard,
+            on_silent=self._on_silent,
+            on_heard=self._on_heard,
         )
         self._workers[worker] = _Worker(pulse)
         self._run_all(self._dispatcher.add(worker))
-        self._change()
+        self._announce_change()
 
     def remove(self, worker: WorkerProcess) -> None:
         """A worker is gone; its link fails the calls that it ran."""
@@ -207,7 +207,7 @@ class CallRouter:
         """Assert that calls are counted where they run, and that no call waits that could run."""
         self._dispatcher.check_invariants()
 
-    async def drained(self, worker: WorkerProcess) -> None:
+    async def drain(self, worker: WorkerProcess) -> None:
         """Give `worker` no further calls, and wait until it has none any more."""
         kept = self._workers.get(worker)
         if kept is None:
@@ -231,7 +231,7 @@ class CallRouter:
         if worker is not None:
             self._run_all([(call, worker)])
         else:
-            self._set_timer(call, self._node.functions.call_wait_s_max, self._waited_too_long)
+            self._set_timer(call, self._node.functions.call_wait_s_max, self._on_wait_timeout)
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for `call` any more: stop it, if it still can be stopped."""
@@ -242,18 +242,18 @@ class CallRouter:
     def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
         """Start calls on their workers; for each that cannot be, what takes its slot."""
         for call, worker in placed:
-            if not self._started(call, worker):
+            if not self._dispatch(call, worker):
                 placed += self._dispatcher.finished(worker, call)
 
-    def _started(self, call: Call, worker: WorkerProcess) -> bool:
+    def _dispatch(self, call: Call, worker: WorkerProcess) -> bool:
         self._take_newest(call)
         if call.deployed.number not in worker.deployments:
             problem = call.deployed.problem or (
                 f"{call.name} is not loaded in this worker yet; try again."
             )
-            self._over(call, failed(NotReadyError(problem)))
+            self._complete(call, failed(NotReadyError(problem)))
             return False
-        slot = worker.claims.taken()
+        slot = worker.claims.allocate()
         question = Invoke(
             call.deployed.number,
             call.function.name,
@@ -264,21 +264,21 @@ class CallRouter:
             slot,
         )
         try:
-            call.number = worker.link.post(question, partial(self._answered, call, worker, slot))
+            call.number = worker.link.post(question, partial(self._on_answer, call, worker, slot))
         except LinkLostError:  # it was not sent
             self.remove(worker)
             self._put_back([call])
             return False
         except IndilogError as error:
-            worker.claims.freed(slot)
-            self._over(call, failed(error))
+            worker.claims.free(slot)
+            self._complete(call, failed(error))
             return False
         call.worker, call.slot = worker, slot
         timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
-        self._set_timer(call, timeout_s, self._time_over)
+        self._set_timer(call, timeout_s, self._on_call_timeout)
         kept = self._workers[worker]
         kept.calls.add(call)
-        kept.pulse.call_sent()
+        kept.pulse.watch()
         return True
 
     def _take_newest(self, call: Call) -> None:
@@ -307,19 +307,19 @@ class CallRouter:
             started = self._dispatcher.put_back(wanted, worker)
         except NotReadyError as error:
             for call in wanted:
-                self._over(call, failed(error))
+                self._complete(call, failed(error))
             started = []
         else:
             placed = {call for call, _ in started}
             for call in wanted:
                 if call not in placed:
                     self._set_timer(
-                        call, self._node.functions.call_wait_s_max, self._waited_too_long
+                        call, self._node.functions.call_wait_s_max, self._on_wait_timeout
                     )
         for call in unwanted:
             if worker is not None:
                 started += self._dispatcher.finished(worker, call)
-            self._over(call, failed(_stopped(call)))
+            self._complete(call, failed(_stopped(call)))
         self._run_all(started)
 
     def _set_timer(self, call: Call, s: float, then: Callable[[Call], None]) -> None:
@@ -329,22 +329,22 @@ class CallRouter:
 
     # --- inside: its end
 
-    def _answered(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
+    def _on_answer(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
         lost = _is_lost(answer)
         if lost:
             worker.claims.revoke(slot)
         else:
-            worker.claims.freed(slot)
+            worker.claims.free(slot)
         if call.worker is not worker or call.slot != slot:
             return  # it was moved, and this worker says now that it has not run it
         self._leave(call, worker)
         if lost and not worker.claims.is_begun(slot):
             self._run_all(self._dispatcher.finished(worker, call))
-            asyncio.get_running_loop().call_later(SETTLE_S, self._lost, call, worker, slot)
+            asyncio.get_running_loop().call_later(SETTLE_S, self._settle_lost, call, worker, slot)
         elif isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
             self._put_back([call], worker)
         else:
-            self._over(call, self._outcome(call, answer))
+            self._complete(call, self._outcome(call, answer))
             self._run_all(self._dispatcher.finished(worker, call))
 
     def _leave(self, call: Call, worker: WorkerProcess) -> None:
@@ -355,10 +355,10 @@ class CallRouter:
             if not kept.calls:
                 _resolve(kept.idle, None)
 
-    def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
+    def _settle_lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
         """The call's worker is gone, and had not begun it, unless in the last moment."""
         if worker.claims.is_begun(slot):
-            self._over(call, self._crashed(call))
+            self._complete(call, self._crashed(call))
         else:
             self._put_back([call])
 
@@ -379,13 +379,13 @@ class CallRouter:
             )
         )
 
-    def _over(self, call: Call, outcome: Returned | Failed) -> None:
+    def _complete(self, call: Call, outcome: Returned | Failed) -> None:
         """The call takes no room any more; tell its caller, who may have been told before."""
         if not call.outcome.done():
             call.outcome.set_result(outcome)
-        self._ended(call)
+        self._release(call)
 
-    def _ended(self, call: Call) -> None:
+    def _release(self, call: Call) -> None:
         if call.timer is not None:
             call.timer.cancel()
         self._forget(call.deployed)
@@ -397,11 +397,11 @@ class CallRouter:
 
     # --- inside: calls and workers that do not end
 
-    def _waited_too_long(self, call: Call) -> None:
+    def _on_wait_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was given up while it waited."))
 
-    def _time_over(self, call: Call) -> None:
+    def _on_call_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
         worker, slot = call.worker, call.slot
         timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
@@ -424,7 +424,7 @@ class CallRouter:
 
     def _stop(self, call: Call, error: Exception) -> None:
         if call.worker is None and self._dispatcher.withdraw(call):
-            self._over(
+            self._complete(
                 call, failed(OverloadedError(f"{call.name} found no free worker; try again later."))
             )
             return
@@ -443,7 +443,7 @@ class CallRouter:
             )
             worker.abort()
 
-    def _silent(self, worker: WorkerProcess) -> None:
+    def _on_silent(self, worker: WorkerProcess) -> None:
         """The worker's loop does not turn: start nothing there, move what it has not begun."""
         kept = self._workers.get(worker)
         if kept is None:
@@ -472,11 +472,11 @@ class CallRouter:
             self._leave(call, worker)
         self._put_back(unbegun, worker)
 
-    def _heard(self, worker: WorkerProcess) -> None:
+    def _on_heard(self, worker: WorkerProcess) -> None:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
             self._run_all(self._dispatcher.resume(worker))
-            self._change()
+            self._announce_change()
 
 
 def _is_lost(answer: Answer) -> bool:

@@ -181,7 +181,7 @@ class Runner:
         arguments = function.signature.arguments(invoke.arguments)
         if not function.is_async:
             self._threads.check_room()
-        if not self._claims.begun(invoke.slot):
+        if not self._claims.begin(invoke.slot):
             raise RevokedError(f"{function.qualified_name} was revoked before it began.")
         session = Session(invoke.position)
         context = self._context(invoke, function, session)

@@ -124,7 +124,7 @@ class LinkServer:
         if self._positions.is_known(position):
             self._answer(link, call, message)
             return
-        self._ask(link, call, self._checked(link, call, message, position))
+        self._ask(link, call, self._check_position(link, call, message, position))
 
     def close(self) -> None:
         """The link is gone."""
@@ -150,15 +150,15 @@ class LinkServer:
             asking.close()
             raise
         self._asking[call] = task = asyncio.get_running_loop().create_task(asking)
-        task.add_done_callback(partial(self._asked, link, call))
+        task.add_done_callback(partial(self._on_task_end, link, call))
 
-    def _asked(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         if self._asking.get(call) is task:
             del self._asking[call]
         if task.cancelled():
             link.answer(call, CANCELLED)
 
-    async def _checked(
+    async def _check_position(
         self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
     ) -> None:
         """Answer a question, unless its session position is from nowhere."""
@@ -180,20 +180,20 @@ class LinkServer:
             case CallFunction() if not message.key:
                 self._call(link, call, message)
             case CallFunction():
-                self._begin(link, call, self._called_once(call, message))
+                self._begin(link, call, self._call_once(call, message))
                 self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
             case SendFunction():
-                self._begin(link, call, self._sent(message))
+                self._begin(link, call, self._send(message))
             case Cancel():
                 self._cancel(call)
             case DeployApp():
                 self._deploy(link, call, message)
             case AskInvocation() | CancelInvocation():
                 self._check_is_client("ask for invocations")
-                self._ask(link, call, _answered(link, call, self._invocation(message)))
+                self._ask(link, call, _answer_with(link, call, self._invocation(message)))
             case UndeployApp():
                 self._check_is_client("undeploy")
-                self._begin(link, call, self._undeployed(message))
+                self._begin(link, call, self._undeploy(message))
             case (
                 Welcome()
                 | Ready()
@@ -222,9 +222,11 @@ class LinkServer:
             depth=0 if self._is_client else message.depth,
         )
         self._calls[number] = call
-        call.outcome.add_done_callback(partial(self._called, link, number))
+        call.outcome.add_done_callback(partial(self._on_outcome, link, number))
 
-    def _called(self, link: Link, number: int, outcome: asyncio.Future[Returned | Failed]) -> None:
+    def _on_outcome(
+        self, link: Link, number: int, outcome: asyncio.Future[Returned | Failed]
+    ) -> None:
         self._calls.pop(number, None)
         link.answer(number, outcome.result())
 
@@ -243,7 +245,7 @@ class LinkServer:
         self._check_is_client("deploy")
         if self._is_deploying:
             raise NotReadyError("This client is deploying already; wait for that.")
-        self._begin(link, number, self._deployed(message))
+        self._begin(link, number, self._deploy_sources(message))
         self._is_deploying = True
 
     def _check_is_client(self, what: str) -> None:
@@ -257,11 +259,11 @@ class LinkServer:
         except OverloadedError:
             answering.close()
             raise
-        task = asyncio.get_running_loop().create_task(_answered(link, number, answering))
+        task = asyncio.get_running_loop().create_task(_answer_with(link, number, answering))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _called_once(self, number: int, message: CallFunction) -> Answer:
+    async def _call_once(self, number: int, message: CallFunction) -> Answer:
         """Record a call with a key, whatever becomes of its caller, and wait for its outcome as
         long as its caller does.
         """
@@ -284,7 +286,7 @@ class LinkServer:
         finally:
             del self._keyed[number]
 
-    async def _sent(self, message: SendFunction) -> Answer:
+    async def _send(self, message: SendFunction) -> Answer:
         invocation = await self._host.send(
             message.function,
             message.arguments,
@@ -305,14 +307,14 @@ class LinkServer:
             return InvocationTold(id_)
         return InvocationTold(id_, found.function, found.state.value, found.outcome)
 
-    async def _deployed(self, message: DeployApp) -> Answer:
+    async def _deploy_sources(self, message: DeployApp) -> Answer:
         try:
             info = await self._host.deploy(message.sources, name=message.name, owner=message.owner)
         finally:
             self._is_deploying = False
         return Deployed(info)
 
-    async def _undeployed(self, message: UndeployApp) -> Answer:
+    async def _undeploy(self, message: UndeployApp) -> Answer:
         return Undeployed(await self._host.undeploy(message.name, owner=message.owner))
 
 
@@ -320,7 +322,7 @@ def _left(message: CallFunction) -> CallOutcomeUnknownError:
     return CallOutcomeUnknownError(f"{message.function} was cancelled by its caller; it goes on.")
 
 
-async def _answered(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
+async def _answer_with(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
     try:
         answer = await answering
     except IndilogError as error:

@@ -15,7 +15,7 @@ from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
-from indilog_compute.invocations.invocation_status import Told
+from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.states import State
 from indilog_compute.workers.host import FunctionHost
 
@@ -372,8 +372,8 @@ async def test_an_outcome_comes_with_the_position_that_it_was_given_at(
 ) -> None:
     """So that a read with this position sees what the invocation wrote."""
 
-    async def invocation(id: str, *, wait_s: float) -> Told:  # noqa: A002
-        return Told(id, "app.f", State.DONE, Returned(7, b"1"))
+    async def invocation(id: str, *, wait_s: float) -> InvocationStatus:  # noqa: A002
+        return InvocationStatus(id, "app.f", State.DONE, Returned(7, b"1"))
 
     monkeypatch.setattr(served.host, "invocation", invocation)
     answer = await served.client.get("/invocations/i")

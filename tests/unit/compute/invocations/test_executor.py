@@ -25,12 +25,12 @@ from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
-    Alive,
     Claimed,
     Ended,
     Event,
     Freed,
     GivenUp,
+    Heartbeat,
     stream_of,
 )
 from indilog_compute.invocations.scheduling import Schedules
@@ -75,7 +75,7 @@ class Nodes:
         executor.begun.difference_update(a.id for a in actions if isinstance(a, Abandon))
         if said := events(actions):
             self.record(now, *said)
-            executor.recorded(now)
+            executor.note_recorded(now)
         return actions
 
 
@@ -130,7 +130,7 @@ def test_who_runs_something_says_so_three_times_a_lease() -> None:
     assert deadline(nodes.a) == LEASE_S / 3
     assert events(nodes.turn(nodes.a, 1.9)) == []
     [beat] = [a for a in nodes.turn(nodes.a, 2.0) if isinstance(a, Append)]
-    assert beat == Append(Alive(A), (EXECUTORS_TAG,))
+    assert beat == Append(Heartbeat(A), (EXECUTORS_TAG,))
     nodes.turn(nodes.a, 2.1)
     assert deadline(nodes.a) == pytest.approx(4.1)
 
@@ -152,7 +152,7 @@ def test_who_is_silent_for_a_lease_is_given_up_and_the_work_goes_on_elsewhere() 
     assert events(nodes.turn(nodes.b, 1.0)) == []
     assert deadline(nodes.b) == 5.0, "from when it was first seen"
     assert events(nodes.turn(nodes.b, 4.9)) == []
-    assert events(nodes.turn(nodes.b, 5.0)) == [Alive(B)], "the log takes records"
+    assert events(nodes.turn(nodes.b, 5.0)) == [Heartbeat(B)], "the log takes records"
     assert deadline(nodes.b) == 1.0 + LEASE_S
     assert events(nodes.turn(nodes.b, 6.9)) == []
     [given_up] = events(nodes.turn(nodes.b, 7.0))
@@ -171,9 +171,9 @@ def test_nobody_is_given_up_for_an_outage_of_the_log() -> None:
     for now in range(1, 100):
         for executor in (nodes.a, nodes.b):
             executor.actions(at(float(now)))  # nothing of it is recorded
-    assert events(nodes.turn(nodes.b, 100.0)) == [Alive(B)]
+    assert events(nodes.turn(nodes.b, 100.0)) == [Heartbeat(B)]
     assert events(nodes.turn(nodes.b, 101.0)) == []
-    assert events(nodes.turn(nodes.a, 101.5)) == [Alive(A)]
+    assert events(nodes.turn(nodes.a, 101.5)) == [Heartbeat(A)]
     assert events(nodes.turn(nodes.b, 102.0)) == []
     assert deadline(nodes.b) == 106.0
     nodes.turn(nodes.b, 106.0)
@@ -196,7 +196,7 @@ def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() ->
     for now in (0.0, 4.0, LEASE_S):
         nodes.turn(nodes.b, now)
     assert nodes.fold.is_given_up(A)
-    assert nodes.a.renamed("node-a#2") == [Abandon("i")]
+    assert nodes.a.rename("node-a#2") == [Abandon("i")]
     assert begun(nodes.turn(nodes.a, 6.5)) == []
     nodes.accept(6.5, "j", executor="node-a#2")
     assert begun(nodes.turn(nodes.a, 6.5)) == ["j"]
@@ -205,7 +205,7 @@ def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() ->
 def test_a_node_that_restarted_gives_up_its_own_past_at_once() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
-    nodes.a.renamed("node-a#2")
+    nodes.a.rename("node-a#2")
     assert events(nodes.turn(nodes.a, 0.1)) == [GivenUp(A, 0, "node-a#2")]
 
 
@@ -288,7 +288,7 @@ def test_a_checkpoint_is_written_when_enough_is_new_by_the_first_node_that_is_th
         nodes.accept(0.0, f"i{n}")
         nodes.record(0.0, Ended(A, f"i{n}", 0, b"1"))
     assert (writes(nodes.a), writes(nodes.b)) == (True, False)
-    nodes.record(1.0, *[Alive(B)] * 1000)
+    nodes.record(1.0, *[Heartbeat(B)] * 1000)
     assert (writes(nodes.a), writes(nodes.b)) == (True, True)
     nodes.record(1.0, *checkpoint_parts(nodes.fold.checkpoint(), "c"))
     assert (writes(nodes.a), writes(nodes.b)) == (False, False)

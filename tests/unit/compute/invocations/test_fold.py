@@ -13,7 +13,6 @@ from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     STREAMS,
     Accepted,
-    Alive,
     Checkpointed,
     Claimed,
     Ended,
@@ -21,6 +20,7 @@ from indilog_compute.invocations.records import (
     Failure,
     Freed,
     GivenUp,
+    Heartbeat,
     InvocationsVersionError,
     decoded,
     digest_of,
@@ -126,7 +126,7 @@ def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> N
     assert story["i"].executor is None
     assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
     story(Claimed(B, ("i",)), after_s=1.0)
-    last = story(Alive(B))
+    last = story(Heartbeat(B))
     story(GivenUp(B, last, A))
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
 
@@ -134,7 +134,7 @@ def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> N
 def test_nobody_is_given_up_who_has_spoken_since() -> None:
     story = Story()
     seen = story.accept("i")
-    story(Alive(A))
+    story(Heartbeat(A))
     story(GivenUp(A, seen, B))
     assert story["i"].executor == A
 
@@ -215,7 +215,7 @@ def test_a_stream_is_needed_from_its_oldest_invocation_that_is_kept() -> None:
     for n in range(3):
         story.accept(f"i{n}")
         story.end(f"i{n}")
-    story(Alive(A))
+    story(Heartbeat(A))
     end = story.fold.end
     needed = dict(story.fold.trimmable(end))
     assert needed == {STREAMS[-1]: long, STREAMS[0]: story["i2"].seqnum, EXECUTORS_TAG: end}
@@ -241,7 +241,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     story.end("over")
     story.accept("runs")
     story.accept("later", due=2000.0)
-    story(GivenUp(A, story(Alive(A)), B))
+    story(GivenUp(A, story(Heartbeat(A)), B))
     story(Claimed(B, ("runs",)), after_s=5.0)
     data = checkpoint_parts(story.fold.checkpoint(), "c")
     found = newest_checkpoint(enumerate(data, story.fold.end))
@@ -383,7 +383,7 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
         Freed(A, "i", is_lost=True),
         Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
         Ended(A, "i", 7, b"[1]"),
-        Alive(A),
+        Heartbeat(A),
         GivenUp(A, 9, B),
         Checkpointed("c", 0, 2, 7, 99, b"..."),
     ],
@@ -393,12 +393,12 @@ def test_a_record_is_read_back(event: Event) -> None:
 
 
 def test_a_later_format_is_not_passed_over() -> None:
-    data = bytearray(encoded(Alive(A)))
+    data = bytearray(encoded(Heartbeat(A)))
     data[2] += 1
     with pytest.raises(InvocationsVersionError, match="invocations has format 3"):
         decoded(bytes(data))
     assert decoded(b"something else") is None
-    assert decoded(encoded(Alive(A))[:-1]) is None
+    assert decoded(encoded(Heartbeat(A))[:-1]) is None
 
 
 def test_arguments_are_the_same_however_they_are_spelled() -> None:

@@ -47,7 +47,7 @@ async def test_a_version_that_was_replaced_while_it_was_tried_is_not_tried_again
 ) -> None:
     before = deployed(1, problem="It does not load.")
     applications._replace(before)
-    assert applications._retries.taken(float("inf")) is before
+    assert applications._retries.pop_due(float("inf")) is before
 
     async def replaced(_: Load) -> Loaded:
         applications._replace(deployed(2))

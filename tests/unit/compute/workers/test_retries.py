@@ -16,11 +16,11 @@ def test_pauses_double_up_to_the_longest() -> None:
     retries, app, now = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1), 100.0
     pauses = []
     for _ in range(5):
-        retries.failed(app, now)
+        retries.schedule(app, now)
         at = retries.next_at
         assert at is not None
-        assert retries.taken(at - 0.1) is None
-        assert retries.taken(at) is app
+        assert retries.pop_due(at - 0.1) is None
+        assert retries.pop_due(at) is app
         pauses.append(at - now)
         now = at
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
@@ -29,27 +29,27 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_a_failure_before_its_turn_changes_nothing() -> None:
     """Two workers that fail at once are one failure."""
     retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
-    retries.failed(app, 0.0)
-    retries.failed(app, 0.9)
+    retries.schedule(app, 0.0)
+    retries.schedule(app, 0.9)
     assert retries.next_at == 1.0
-    assert retries.taken(1.0) is app
+    assert retries.pop_due(1.0) is app
     assert retries.next_at is None
 
 
 def test_the_first_whose_turn_it_is_goes_first() -> None:
     retries, apps = Retries(pause_s_min=1.0, pause_s_max=5.0), [deployed(n) for n in range(2)]
-    retries.failed(apps[1], 0.0)
-    retries.failed(apps[0], 0.5)
-    assert [retries.taken(9.0) for _ in range(3)] == [apps[1], apps[0], None]
+    retries.schedule(apps[1], 0.0)
+    retries.schedule(apps[0], 0.5)
+    assert [retries.pop_due(9.0) for _ in range(3)] == [apps[1], apps[0], None]
 
 
 def test_one_that_loads_has_no_turn_and_begins_anew() -> None:
     retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
     for now in (0.0, 10.0):
-        retries.failed(app, now)
-        retries.taken(now + 5.0)
-    retries.failed(app, 20.0)
-    retries.loaded(app)
-    assert (retries.next_at, retries.taken(99.0)) == (None, None)
-    retries.failed(app, 100.0)
+        retries.schedule(app, now)
+        retries.pop_due(now + 5.0)
+    retries.schedule(app, 20.0)
+    retries.withdraw(app)
+    assert (retries.next_at, retries.pop_due(99.0)) == (None, None)
+    retries.schedule(app, 100.0)
     assert retries.next_at == 101.0

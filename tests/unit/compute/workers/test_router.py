@@ -95,7 +95,7 @@ class Worker:
             link.answer(call, Done(0))
             return
         if isinstance(message, Invoke) and not self.is_blocked:
-            if not self.claims.begun(message.slot):
+            if not self.claims.begin(message.slot):
                 link.answer(call, failed(RevokedError("Revoked.")))
                 return
             self.begun += 1
@@ -253,7 +253,7 @@ async def test_a_call_that_a_dead_worker_had_not_begun_runs_elsewhere() -> None:
     begun, unbegun = submitted(router, app), submitted(router, app)
     asked = await dying.until_asked(2)
     assert isinstance(asked[0][1], Invoke)
-    assert dying.claims.begun(asked[0][1].slot)
+    assert dying.claims.begin(asked[0][1].slot)
     other = Worker(router)
     dying.die()
     lost = await begun.outcome
@@ -307,7 +307,7 @@ async def test_a_blocked_worker_gets_no_calls_and_loses_those_it_has_not_begun()
     calls = [submitted(router, app) for _ in range(4)]
     asked = await blocked.until_asked(4)
     assert isinstance(asked[0][1], Invoke)
-    assert blocked.claims.begun(asked[0][1].slot)
+    assert blocked.claims.begin(asked[0][1].slot)
     other = Worker(router)
     moved = await other.until_asked(3)
     for number, _ in moved:
@@ -364,7 +364,7 @@ async def test_a_drained_worker_keeps_its_calls_and_gets_no_more() -> None:
     leaving = Worker(router)
     call = submitted(router, app)
     [(number, _)] = await leaving.until_asked(1)
-    draining = asyncio.ensure_future(router.drained(leaving.process))
+    draining = asyncio.ensure_future(router.drain(leaving.process))
     await asyncio.sleep(0)
     submitted(router, app)
     assert router.waiting == 1

@@ -156,7 +156,7 @@ class Node:
             await self._told.wait()
 
     async def invoke(self, function: str, arguments: bytes = b"{}", position: int = 0) -> Answer:
-        slot = self.claims.taken()
+        slot = self.claims.allocate()
         return await self.link.ask(
             Invoke(self.deployment, function, arguments, "i-1", position, 2, slot)
         )
@@ -321,7 +321,7 @@ async def test_a_thread_whose_call_is_over_ends_when_it_waits_for_the_platform(n
 
 
 async def test_a_revoked_call_is_not_run(node: Node) -> None:
-    slot = node.claims.taken()
+    slot = node.claims.allocate()
     node.claims.revoke(slot)
     invoke = Invoke(node.deployment, "append", b'{"text":"x"}', "i-1", 0, 0, slot)
     assert failure(await node.link.ask(invoke))[0] == "RevokedError"
