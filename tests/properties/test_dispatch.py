@@ -36,7 +36,7 @@ class DispatchMachine(RuleBasedStateMachine):
             worker_calls_max=SLOTS,
             calls_max=CALLS,
             shares=SHARES,
-            is_shared=lambda: self.is_shared,
+            is_shared=self.is_shared,
         )
         self.runs: dict[int, list[Call]] = {}
         self.waits: list[Call] = []
@@ -191,7 +191,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule()
     def change_the_number_of_applications(self) -> None:
         self.is_shared = self.may_be_shared and not self.is_shared
-        self.check_started(self.real.fill())
+        self.check_started(self.real.set_shared(is_shared=self.is_shared))
 
     @invariant()
     def counts_agree(self) -> None:

@@ -14,7 +14,7 @@ both stay free, however many applications take all that they get.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from indilog.base.errors import NotReadyError, OverloadedError
@@ -84,7 +84,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         calls_max: calls that wait or run before a further one is refused; as many again may be
             running that were made by other calls.
         shares: of one application.
-        is_shared: tells whether several applications are deployed.
+        is_shared: whether several applications are deployed; `set_shared` changes it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         worker_calls_max: int,
         calls_max: int,
         shares: Shares,
-        is_shared: Callable[[], bool],
+        is_shared: bool,
     ) -> None:
         self._worker_calls_max = worker_calls_max
         self._calls_max = calls_max
@@ -175,7 +175,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
             else:
                 self._enqueue(call)
                 self._turns[call.application].waiting.move_to_end(call, last=False)
-        return started + self.fill()
+        return started + self._fill()
 
     def withdraw_all(self) -> list[CallT]:
         """Forget and return all waiting calls."""
@@ -202,13 +202,13 @@ class Dispatcher(Generic[WorkerT, CallT]):
         The calls of a worker that was removed are not counted any more.
         """
         self._count_out(worker, call)
-        return self.fill() if self._waiting else []
+        return self._fill() if self._waiting else []
 
     def add(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """A worker takes calls from now on; return those that start now."""
         assert worker not in self._workers, "a worker is added once"
         self._workers[worker] = _Worker()
-        return self.fill()
+        return self._fill()
 
     def suspend(self, worker: WorkerT) -> None:
         """`worker` starts no further calls until `resume`, except nested ones for which there is no
@@ -220,7 +220,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def resume(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """`worker` takes calls again; return those that start now."""
         self._suspended.discard(worker)
-        return self.fill()
+        return self._fill()
 
     def remove(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """A worker is gone, and its running calls with it; return the calls that start now.
@@ -232,22 +232,15 @@ class Dispatcher(Generic[WorkerT, CallT]):
             for (application, is_nested), count in gone.kinds.items():
                 if count:
                     self._end(application, is_nested, count)
-        return self.fill()
+        return self._fill()
 
-    def fill(self) -> list[tuple[CallT, WorkerT]]:
-        """Return the waiting calls that start now, each with its worker; applications take turns.
+    def set_shared(self, *, is_shared: bool) -> list[tuple[CallT, WorkerT]]:
+        """Several applications are deployed from now on, or not; return the calls that start now.
 
-        To be called when `is_shared` may have changed; every other method does so itself.
+        An application that is deployed alone has no share: it may use all that is free.
         """
-        started: list[tuple[CallT, WorkerT]] = []
-        while (following := self._next()) is not None:
-            call, worker = following
-            self._start(call, worker)
-            self._drop(call)
-            if call.application in self._turns:
-                self._turns.move_to_end(call.application)
-            started.append(following)
-        return started
+        self._is_shared = is_shared
+        return self._fill()
 
     def check_invariants(self) -> None:
         """Check that the counts agree and that no call waits that could run."""
@@ -278,15 +271,16 @@ class Dispatcher(Generic[WorkerT, CallT]):
                 f"{pending:,} calls run or wait on this node, which is its limit "
                 "(calls_pending_max); try again later."
             )
-        if own >= self._limit(self._shares.pending, self._calls_max, pending - own):
+        if not self._is_shared:
+            return
+        if own >= limit_of_one(
+            self._shares.pending, self._calls_max, pending - own, is_shared=True
+        ):
             raise OverloadedError(
                 f"{own:,} calls of app {call.application} run or wait on this node, which is all "
                 "that one application may have while others are deployed "
                 "(app_pending_share_max of calls_pending_max); try again later."
             )
-
-    def _limit(self, share: float, total: int, others: int) -> int:
-        return limit_of_one(share, total, others, is_shared=self._is_shared())
 
     def _worker_of_nested(self) -> WorkerT:
         """Return the worker with the fewest running calls, one that is not suspended if there is.
@@ -315,6 +309,18 @@ class Dispatcher(Generic[WorkerT, CallT]):
         counted.slots -= not call.is_nested
         self._end(*kind, 1)
 
+    def _fill(self) -> list[tuple[CallT, WorkerT]]:
+        """Start what can start, one call of each application in turn; return that."""
+        started: list[tuple[CallT, WorkerT]] = []
+        while (following := self._next()) is not None:
+            call, worker = following
+            self._start(call, worker)
+            self._drop(call)
+            if call.application in self._turns:
+                self._turns.move_to_end(call.application)
+            started.append(following)
+        return started
+
     def _next(self) -> tuple[CallT, WorkerT] | None:
         """Return the waiting call that may start, of the application whose turn it is."""
         if not self._turns or (worker := self._free_worker()) is None:
@@ -325,22 +331,27 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return None
 
     def _may_start(self, name: str) -> bool:
-        """Tell whether an application has a slot left of its share."""
+        """Tell whether an application has a slot left of its share; alone, it has no share."""
+        if not self._is_shared:
+            return True
         application = self._applications.get(name)
         own = application.slots if application is not None else 0
         slots = len(self._workers) * self._worker_calls_max
-        return own < self._limit(self._shares.slots, slots, self._slots_used - own)
+        return own < limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
 
     def _free_worker(self) -> WorkerT | None:
-        """Return the least loaded worker with a free slot."""
-        return min(filter(self._has_slot, self._workers), key=self._load, default=None)
+        """Return the least loaded worker with a free slot. Every call comes here: a plain loop."""
+        free: WorkerT | None = None
+        least = 0
+        for worker, counted in self._workers.items():
+            if counted.slots >= self._worker_calls_max or worker in self._suspended:
+                continue
+            if free is None or counted.load < least:
+                free, least = worker, counted.load
+        return free
 
     def _load(self, worker: WorkerT) -> tuple[bool, int]:
         return worker in self._suspended, self._workers[worker].load
-
-    def _has_slot(self, worker: WorkerT) -> bool:
-        has_slot = self._workers[worker].slots < self._worker_calls_max
-        return has_slot and worker not in self._suspended
 
     def _start(self, call: CallT, worker: WorkerT) -> None:
         """Count a call that runs now."""

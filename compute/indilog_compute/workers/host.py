@@ -93,7 +93,6 @@ class FunctionHost:
         self._router = CallRouter(
             node,
             on_idle=self._applications.unload,
-            is_shared=self._is_shared,
         )
         self._pool = WorkerPool(
             node,
@@ -434,7 +433,7 @@ class FunctionHost:
         return self._applications.count > 1
 
     def _apps_changed(self) -> None:
-        self._router.fill()  # with one application deployed, it has no share
+        self._router.set_shared(is_shared=self._is_shared())
         self._invocations.schedule(
             Scheduled(f"{app.record.name}.{spec.function}", spec, app.since[spec])
             for app in self._applications.all()

@@ -66,7 +66,6 @@ class CallRouter:
     Args:
         node: the limits.
         on_idle: called when the last call of a retired deployment is over.
-        is_shared: tells whether several applications are deployed.
 
     Attributes:
         calls: outcomes so far, by kind.
@@ -78,7 +77,6 @@ class CallRouter:
         node: NodeConfig,
         *,
         on_idle: Callable[[Deployed], None],
-        is_shared: Callable[[], bool] = lambda: False,
     ) -> None:
         self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
             worker_calls_max=node.functions.worker_calls_max,
@@ -87,7 +85,7 @@ class CallRouter:
                 slots=node.functions.app_slots_share_max,
                 pending=node.functions.app_pending_share_max,
             ),
-            is_shared=is_shared,
+            is_shared=False,
         )
         self._node = node
         self._on_idle = on_idle
@@ -199,9 +197,12 @@ class CallRouter:
             _resolve(kept.idle, None)
         self._run_all(self._dispatcher.remove(worker))
 
-    def fill(self) -> None:
-        """Start the waiting calls that may start, after the number of applications has changed."""
-        self._run_all(self._dispatcher.fill())
+    def set_shared(self, *, is_shared: bool) -> None:
+        """Several applications are deployed from now on, or not: each has a share, or one has all.
+
+        Waiting calls that may start now are started.
+        """
+        self._run_all(self._dispatcher.set_shared(is_shared=is_shared))
 
     def check_invariants(self) -> None:
         """Assert that calls are counted where they run, and that no call waits that could run."""

@@ -33,7 +33,7 @@ def dispatcher(
         worker_calls_max=slots,
         calls_max=pending,
         shares=Shares(slots=0.75, pending=0.5),
-        is_shared=lambda: is_shared,
+        is_shared=is_shared,
     )
     for index in range(workers):
         made.add(f"w{index}")
@@ -209,17 +209,9 @@ def test_a_worker_that_is_gone_leaves_room_in_the_share_of_its_application() -> 
 
 
 def test_the_last_other_application_that_is_undeployed_leaves_its_share() -> None:
-    is_shared = True
-    made: Dispatcher[str, Call] = Dispatcher(
-        worker_calls_max=2,
-        calls_max=6,
-        shares=Shares(slots=0.75, pending=0.5),
-        is_shared=lambda: is_shared,
-    )
-    made.add("w0")
+    made = dispatcher(workers=1, slots=2, is_shared=True)
     assert [made.admit(call) for call in calls("12")] == ["w0", None]
-    is_shared = False
-    assert made.fill() == [(Call("2"), "w0")]
+    assert made.set_shared(is_shared=False) == [(Call("2"), "w0")]
     made.check_invariants()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -104,13 +103,14 @@ class Worker:
 
 
 def router_of(
-    is_shared: Callable[[], bool] = lambda: False,
+    *,
+    is_shared: bool = False,
     **changed: Any,  # noqa: ANN401 - any of its limits
 ) -> CallRouter:
     limits: dict[str, Any] = {"worker_calls_max": 1, "calls_pending_max": 3}
-    return CallRouter(
-        node_config(**(limits | changed)), on_idle=lambda _: None, is_shared=is_shared
-    )
+    router = CallRouter(node_config(**(limits | changed)), on_idle=lambda _: None)
+    router.set_shared(is_shared=is_shared)
+    return router
 
 
 def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
@@ -377,7 +377,7 @@ async def test_a_drained_worker_keeps_its_calls_and_gets_no_more() -> None:
 
 
 async def test_a_waiting_call_starts_when_a_dead_worker_leaves_room_in_the_share() -> None:
-    router, app = router_of(is_shared=lambda: True, calls_pending_max=99), deployed()
+    router, app = router_of(is_shared=True, calls_pending_max=99), deployed()
     dying, idle = Worker(router), Worker(router)
     _, waiting = submitted(router, app), submitted(router, app)
     await dying.until_asked(1)
@@ -390,14 +390,12 @@ async def test_a_waiting_call_starts_when_a_dead_worker_leaves_room_in_the_share
 
 
 async def test_a_waiting_call_starts_when_the_other_application_is_undeployed() -> None:
-    is_shared = True
-    router, app = router_of(lambda: is_shared, worker_calls_max=2, calls_pending_max=99), deployed()
+    router, app = router_of(is_shared=True, worker_calls_max=2, calls_pending_max=99), deployed()
     worker = Worker(router)
     for _ in range(2):
         submitted(router, app)
     assert (router.running, router.waiting) == (1, 1)
-    is_shared = False
-    router.fill()
+    router.set_shared(is_shared=False)
     router.check_invariants()
     assert len(await worker.until_asked(2)) == 2
 
@@ -405,9 +403,7 @@ async def test_a_waiting_call_starts_when_the_other_application_is_undeployed() 
 async def test_calls_moved_from_a_silent_worker_start_before_those_that_waited() -> None:
     """Of an application at its share, with a slot that stays for others."""
     router, app = (
-        router_of(
-            is_shared=lambda: True, worker_silent_s=0.01, worker_calls_max=2, calls_pending_max=99
-        ),
+        router_of(is_shared=True, worker_silent_s=0.01, worker_calls_max=2, calls_pending_max=99),
         deployed(),
     )
     silent, other = Worker(router, is_blocked=True), Worker(router)
