@@ -179,7 +179,7 @@ class RemoteClient:
         """Connect, if not connected.
 
         Raises:
-            NotReadyError: nobody answers, or another version of the platform does.
+            NotReadyError: no platform answers, or another version of the platform does.
             ClientClosedError: it was closed.
         """
         async with self._connecting:
@@ -268,7 +268,7 @@ class RemoteClient:
     async def cancel(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
         """Cancel a recorded invocation, durably; return it as it is then, None: it is not known.
 
-        One that waits never begins. One that runs is told to stop, and may have had effects. Of
+        One that waits never begins. One that runs is asked to stop, and may have had effects. Of
         one that is over nothing changes.
 
         Raises:

@@ -105,8 +105,7 @@ class App:
             name: other than the function's own.
             timeout_s: seconds that a call may take.
             public: it is called over HTTP without the platform's token, as a webhook is: any client
-            that
-                reaches the gateway may call it.
+                that reaches the gateway may call it.
 
         Raises:
             ValueError: the name is taken in this application, or no name, or the time is not

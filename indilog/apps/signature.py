@@ -88,7 +88,7 @@ class Signature:
         return self._result.text(value)
 
     def result(self, text: bytes) -> object:
-        """Return the value that a result's JSON text stands for."""
+        """Return the value that a result's JSON text encodes."""
         return self._result.value(text)
 
 
@@ -138,7 +138,7 @@ class ResultType:
         return text[len(_RESULT_START) : -len(_RESULT_END)]
 
     def value(self, text: bytes) -> object:
-        """Return the value that JSON text stands for."""
+        """Return the value that JSON text encodes."""
         wrapped = self._model.model_validate_json(_RESULT_START + text + _RESULT_END)
         value: object = getattr(wrapped, "r")  # noqa: B009 - made at run time
         return value
@@ -165,13 +165,13 @@ def _json(value: object) -> bytes:
 
 
 def _check_numbers(text: bytes) -> None:
-    """Refuse numbers that JSON does not have, which would otherwise become null without a word.
+    """Refuse numbers that JSON does not have, which would otherwise silently become null.
 
     Raises:
         ValueError: there is one.
     """
     if b"NaN" not in text and b"Infinity" not in text:
-        return  # the texts may stand in strings, which a parser tells apart
+        return  # the texts may be inside strings, which a parser distinguishes
     try:
         msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -48,7 +48,7 @@ def cancel(
     *,
     url: Url = DEFAULT,
 ) -> None:
-    """Cancel an asynchronous call: one that waits never begins, one that runs is told to stop."""
+    """Cancel an asynchronous call: one that waits never begins, one that runs is asked to stop."""
     printed.value(Gateway(url).delete(_path(invocation), headers={}))
 
 

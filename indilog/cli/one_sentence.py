@@ -1,4 +1,4 @@
-"""Arguments that do not fit are told as any other mistake of a person: one sentence on standard
+"""Reports arguments that do not fit as any other mistake of the user: one sentence on standard
 error, exit code 2 (API.md, "Command line"). The framework's own answer is a box of several lines.
 """
 

@@ -82,7 +82,7 @@ def check_url(url: str) -> str:
 def unauthorized_at(url: str) -> str:
     """Return the sentence for a caller whose token the platform at `url` does not take."""
     return (
-        f"The platform at {url} wants its token: as the user who runs it, `indilog token` on its "
+        f"The platform at {url} needs its token: as the user that runs it, `indilog token` on its "
         "machine prints it; elsewhere set INDILOG_URL and INDILOG_TOKEN."
     )
 

@@ -1,4 +1,4 @@
-"""How messages of a link stand in a byte stream: each behind its length (docs/decisions/0003).
+"""How messages of a link are framed in a byte stream: each after its length (docs/decisions/0003).
 
 A codec without I/O: bytes in whatever pieces they arrive, frames out. What is no frame raises
 `MalformedFrameError`, upon which the link is closed.

@@ -1,4 +1,4 @@
-"""A recorded invocation, as a client is told of it."""
+"""A recorded invocation, as a client sees it."""
 
 from __future__ import annotations
 

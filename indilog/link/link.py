@@ -2,7 +2,7 @@
 both ways (docs/decisions/0003).
 
 Theory of operation. What is sent within one turn of the event loop leaves in one write. Questions
-are numbered by their asker, answers come back under the number in any order. Whoever asks gives a
+are numbered by their asker, answers come back under the number in any order. The asker gives a
 callback, which is called exactly once: with the answer, or with a `Failed` of kind `LinkLostError`
 when the stream ends first. Bytes that are not messages close the link.
 
@@ -234,7 +234,7 @@ class Link:
         self._lost = True
         waiting, self._open = self._open, {}
         self._out.clear()
-        if self._on_lost is not None:  # first: whoever asks again on a failure asks elsewhere
+        if self._on_lost is not None:  # first: an asker that retries on a failure asks elsewhere
             self._on_lost(self)
         for on_answer in waiting.values():
             on_answer(_LOST)

@@ -248,7 +248,7 @@ def _error_of_stop(method: str) -> IndilogError:
 def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
     async def left(_request: Request, _error: Exception) -> Response:
         figures.clients_left += 1
-        return Response(status_code=_CLIENT_LEFT)  # the connection is closed: nobody gets it
+        return Response(status_code=_CLIENT_LEFT)  # the connection is closed
 
     async def told(_request: Request, error: Exception) -> Response:
         return _answer(problem_of(error))
@@ -270,7 +270,7 @@ def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
 
     async def misfit(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # Where a field stands (query, path, header, body) is the first part of its place.
+        # Where a field is (query, path, header, body) is the first part of its place.
         faults = faults_in([{**fault, "loc": fault["loc"][1:]} for fault in error.errors()])
         sentence = f"Nothing was done: {sentence_of(faults)}."
         return _answer(problem_of(InvalidArgumentsError(sentence, faults)))

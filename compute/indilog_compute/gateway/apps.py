@@ -50,7 +50,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         """List the deployed applications and their functions."""
         return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
 
-    # With slashes: what is no name is told so, not that there is no such path.
+    # With slashes: an invalid name is refused as such, not as an unknown path.
     @router.get("/apps/{app:path}", tags=["apps"])
     async def app_named(app: str) -> Response:
         """Return one application."""
@@ -109,7 +109,7 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     async def cancel(invocation: str) -> Response:
         """Cancel an asynchronous invocation, durably.
 
-        One that waits never begins; one that runs is told to stop. Answers as GET does. Of one
+        One that waits never begins; one that runs is asked to stop. Answers as GET does. Of one
         that is over nothing changes: 409.
         """
         before = await host.invocation(invocation)

@@ -41,7 +41,8 @@ class ClientLink(Link):
     """The link of a client: what waits on it is counted in the gateway's budget.
 
     A question counts until it is answered, which every question is, also a cancelled one. A number
-    that is used again before closes the link: what the first one holds could not be told apart.
+    that is used again before closes the link: what each of the two holds could not be
+    distinguished.
 
     Args:
         serve: answers questions.

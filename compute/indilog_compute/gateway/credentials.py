@@ -19,7 +19,7 @@ _BEARER: Final = b"bearer "
 
 
 class Credentials:
-    """The token, and who is signed in at this compute node.
+    """The token, and the browsers signed in at this compute node.
 
     Args:
         token: of the platform.

@@ -17,7 +17,7 @@ from indilog_compute.gateway.clients import SHARE
 from indilog_compute.gateway.figures import GatewayFigures
 
 REFUSALS_MAX: Final = 64
-"""Connections beyond the limit that are open at once to be told so."""
+"""Connections beyond the limit that are open at once until they are refused."""
 LARGE_BYTES: Final = 64 * 1024
 """An answer above this is counted until its client has read most of it."""
 
@@ -31,7 +31,7 @@ class Edge:
     Attributes:
         connections_max: connections that are served at once; a server lowers it to what the
             process has file descriptors for.
-        refusals_max: connections beyond them that are open at once to be told so.
+        refusals_max: connections beyond them that are open at once until they are refused.
         connections: connections that are open, over all servers.
     """
 
@@ -55,7 +55,7 @@ class Edge:
             )
 
     def has_room(self, opening: int) -> bool:
-        """Tell whether a connection may be opened, if only to be told that there are too many.
+        """Tell whether a connection may be opened, if only to be refused.
 
         Args:
             opening: connections that are accepted and not yet counted.

@@ -1,4 +1,4 @@
-"""Who may ask what: the layer in front of all routes, for HTTP and WebSockets alike
+"""Which requests are allowed: the layer in front of all routes, for HTTP and WebSockets alike
 (docs/decisions/0026).
 
 Each request passes four rules, in this order, before any route sees it:
@@ -113,7 +113,7 @@ class Guard:
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:
                 if name in headers:
-                    sentence = f"The header {name.decode()} stands twice; send it once."
+                    sentence = f"The header {name.decode()} is sent twice; send it once."
                     return Refusal(HTTPStatus.BAD_REQUEST, sentence)
                 headers[name] = value
         host = headers.get(b"host", b"").lower()

@@ -66,7 +66,7 @@ class InvokeEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the function that the path names, and answer with its result.
 
-        Being cancelled means that the platform stops: the caller is told that, and whether the
+        Being cancelled means that the platform stops: the answer says so, and whether the
         function had begun.
         """
         try:
@@ -147,7 +147,7 @@ class InvokeEndpoint:
         await self._send_outcome(scope, send, invocation, outcome)
 
     def _cut_off(self, call: Call) -> Problem:
-        """Stop `call`, and return what its caller is told."""
+        """Cancel `call`, and return the problem for its caller."""
         began = call.worker is not None
         self._host.cancel(call)
         if not began:

@@ -1,7 +1,7 @@
 """How a browser signs in: `indilog open` gets a code with the token and prints the link
 `/login#CODE`; that page sends the code back, once, and gets the cookie of a session.
 
-The code stands behind `#`, which browsers send to no server and in no `Referer`. No GET has an
+The code comes after `#`, which browsers send to no server and in no `Referer`. No GET has an
 effect: the page posts the code.
 """
 
@@ -64,7 +64,7 @@ def login_router(credentials: Credentials) -> APIRouter:
     @router.post(SESSION_PATH)
     async def begin(request: Request) -> Response:
         body = await body_of(request, _BODY_BYTES_MAX)
-        given = json_in(CodeIn, body, not_done="Nobody was signed in")
+        given = json_in(CodeIn, body, not_done="The browser was not signed in")
         secret = credentials.begin_session(given.code)
         if secret is None:
             raise UnauthorizedError(
@@ -105,7 +105,7 @@ LOGIN_PAGE: Final = """<!doctype html>
 </style>
 <h1>IndiLog</h1>
 <p id="told">To look at this platform in a browser, run <code>indilog open</code> in a terminal, as
-the user who runs the platform. It prints a link that signs this browser in, once.</p>
+the user that runs the platform. It prints a link that signs this browser in, once.</p>
 <script>
 "use strict";
 const told = document.getElementById("told");

@@ -21,7 +21,7 @@ from indilog_compute.workers.host import FunctionHost
 
 
 class HostCollector(Collector):
-    """Reads the function host's numbers when somebody scrapes."""
+    """Reads the function host's numbers when Prometheus scrapes."""
 
     def __init__(self, host: FunctionHost) -> None:
         self._host = host
@@ -50,7 +50,7 @@ class HostCollector(Collector):
         invocations = status["invocations"]
         yield CounterMetricFamily(
             "indilog_invocations_begun_again",
-            "Recorded invocations that were begun here after somebody had lost them",
+            "Recorded invocations that were begun here after an executor lost them",
             value=invocations["begun_again"],
         )
         for name, documentation, value in (
@@ -84,7 +84,7 @@ def operation_router(
 
         Then it is 200 still: what only reads is served. Where all shards share the disk no other
         compute node could append either; with disks of their own it may. `warning` is there when
-        records are lost for good: all else is served.
+        records are permanently lost: all else is served.
         """
         now = status()
         failure = None if now.get("ready", True) else "The platform is starting or recovering."

@@ -78,7 +78,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return what an HTTP caller is told of `error`."""
+    """Return the problem that describes `error` to an HTTP caller."""
     status = _status(error)
     return Problem(
         title=type(error).__name__,
@@ -93,7 +93,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_of_stop(error: IndilogError) -> Problem:
-    """Return what a caller is told whose request the platform's stop cut off.
+    """Return the problem for a request that was cut off because the platform stops.
 
     The status says that the service is away and comes back, `retryable` whether the same request
     may simply be repeated then.

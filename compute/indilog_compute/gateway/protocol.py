@@ -83,7 +83,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; beyond the limit it is told so and closed."""
+        """Count the connection; beyond the limit it is refused and closed."""
         super().connection_made(transport)
         self._edge.connections += 1
         if self._edge.connections > self._edge.connections_max:
@@ -242,7 +242,7 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _close(self) -> None:
-        """Close after what was written; a request that is being answered hears of it at once."""
+        """Close after what was written; a request that is being answered is notified at once."""
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True

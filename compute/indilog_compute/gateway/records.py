@@ -59,7 +59,7 @@ Since = Annotated[
     datetime | None,
     Query(description="Ordered then or later; ISO 8601, or seconds since 1970."),
 ]
-Fresh = Annotated[bool, Query(description="See all that was appended before, by anybody.")]
+Fresh = Annotated[bool, Query(description="See all records appended before, by any caller.")]
 Bound = Annotated[int | None, Query(ge=0, le=MAX_SEQNUM, description="Inclusive.")]
 
 
@@ -200,7 +200,7 @@ class LogRoutes:
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
     async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
-        """Forget the records below `until`, of the whole log or of one tag, for good."""
+        """Forget the records below `until`, of the whole log or of one tag, permanently."""
         opened, session = self._opened(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
         what = json_in(TrimIn, body, not_done="Nothing was trimmed")
@@ -270,7 +270,7 @@ class _Start(NamedTuple):
     asked: bool
 
     def at_floor(self, trimmed: TrimmedError) -> _Start:
-        """Return the start at the floor that a read told.
+        """Return the start at the floor that a read reported.
 
         Raises:
             TrimmedError: the caller named the seqnum, or the floor is not above it.

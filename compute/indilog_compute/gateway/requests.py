@@ -1,7 +1,7 @@
 """What of a request does not fit, as sentences: fields that are not known, values that are no such
 thing.
 
-The framework's own words are for programmers of pydantic; a caller is told the field as they wrote
+The framework's own words are for programmers of pydantic; a caller gets the field as they wrote
 it, and what it may be.
 """
 

@@ -118,7 +118,7 @@ class _Serving:
             return
         self._server.should_exit = True
         await self._serving
-        # What still ran was cancelled; its callers are told so before the program goes on.
+        # What still ran was cancelled; its callers get that answer before the program goes on.
         if cancelled := set(self._server.server_state.tasks):
             await asyncio.wait(cancelled, timeout=_TELL_S)
 

@@ -1,4 +1,4 @@
-"""The Unix socket beside the port: the same gateway for programs of the same user, who need no
+"""The Unix socket beside the port: the same gateway for programs of the same user, which need no
 token there.
 
 Its folder has mode 0700, so no other user can connect; a browser cannot at all.

@@ -24,8 +24,8 @@ class Invocation(msgspec.Struct, array_like=True, eq=False):
         due: no executor claims it before, seconds since 1970 by the log's time.
         node: whose executors come first to claim it.
         size: bytes of arguments and result.
-        executor: who runs it, if anybody does.
-        tries: how often somebody has begun to run it.
+        executor: the executor that runs it; None: it waits, or it has ended.
+        tries: how often an executor has begun to run it.
         ended: seqnum of its outcome; `ended_at` is when. Valid when it is over.
     """
 

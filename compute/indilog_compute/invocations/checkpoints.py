@@ -48,10 +48,10 @@ class Checkpoints:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record what the fold is now, and trim what nobody needs who begins there.
+        """Record the state of the fold, and trim what a reader that begins there does not need.
 
         Nothing is trimmed for a checkpoint that does not count: one that was not finished, or whose
-        author was told meanwhile that it had missed records. It goes with the next one.
+        author found meanwhile that it had missed records. It goes with the next one.
         """
         fold = self._current()
         checkpoint = fold.checkpoint()

@@ -1,12 +1,12 @@
-"""What one compute node does next about invocations: which calls it begins, what it claims, whom it
-gives up, when it writes a checkpoint. `Now` in, actions out.
+"""What one compute node does next about invocations: which calls it begins, what it claims, which
+executors it gives up, when it writes a checkpoint. `Now` in, actions out.
 
-Whoever accepted an invocation, or freed it, comes first to run it; another node claims it a lease
-later. An executor that runs something says so three times a lease; one that was silent for a lease
-is given up, and what it ran is due again. It may be that nobody could say anything, because the log
-took no records: so whoever is about to give up another one first says something itself, and when
-that is recorded leaves the other one a beat. A node that has restarted gives up its own earlier
-executors at once: it knows that they are dead.
+The node that accepted an invocation, or freed it, may claim it first; other nodes one lease later.
+An executor that runs something appends three heartbeats per lease. One without a record for a lease
+is given up, and what it ran is due again. An executor may be silent because the log takes no
+records. So a node that is about to give up another executor appends a heartbeat of its own first,
+and when that is recorded it waits for a third of a lease. A node that has restarted gives up its
+own earlier executors at once, because they are dead.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Abandon(NamedTuple):
 
 
 class WriteCheckpoint(NamedTuple):
-    """Record what the log amounts to, and trim what nobody needs then."""
+    """Record the state of the fold, and trim the records that it makes needless."""
 
 
 Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
@@ -98,7 +98,7 @@ class Executor:
             together with what it runs.
 
     Attributes:
-        begun: ids of what it runs; whoever begins and abandons that keeps it so.
+        begun: ids of what it runs; kept by the shell that carries out `Begin` and `Abandon`.
     """
 
     def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
@@ -157,8 +157,8 @@ class Executor:
         return max(0.0, min(rests)) if rests else None
 
     def note_recorded(self, now: float) -> None:
-        """What was to be appended was, and is read, at `now` by the steady clock: whoever has been
-        silent could have spoken.
+        """Note that own appends were recorded and read at `now` by the steady clock: the log takes
+        records, so a silent executor could have appended a heartbeat.
         """
         for name, heard in self._heard.items():
             if heard.proven_at is None and now >= self._next_look(heard):

@@ -1,7 +1,7 @@
-"""What is to run, who runs it and what came of it: a pure fold over the records of
-`$invocations`, alike on every compute node.
+"""Which invocations are open, which executor runs each, and their outcomes: a pure fold over the
+records of `$invocations`, the same on every compute node.
 
-The log's order decides everything: the first record with a key, the first claim of what nobody
+The log's order decides everything: the first record with a key, the first claim of what no executor
 runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a writer's or reader's.
 """
 
@@ -107,7 +107,7 @@ class Fold:
         clock: when the last record was ordered, seconds since 1970.
         open: those that are not over, by id.
         open_by_application: how many of them each application has.
-        executors: who runs something, by name.
+        executors: those that run something, by name.
         last_due: of each schedule, the due time that was accepted last.
     """
 
@@ -263,7 +263,7 @@ class Fold:
         self.executors.setdefault(executor, Running(seqnum)).add(invocation)
 
     def _stop(self, invocation: Invocation) -> None:
-        """Nobody runs it, and nobody is to."""
+        """No executor runs it, and none is to."""
         if invocation.executor is None:
             self._dequeue(invocation)
             return
@@ -423,7 +423,7 @@ class Fold:
 
     def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
         """Return the streams that have had records since they were last returned, and the first
-        seqnum of each that somebody needs who begins with a checkpoint of the records below `end`.
+        seqnum of each that a reader needs after a checkpoint of the records below `end`.
         """
         streams, self._grown = sorted(self._grown), set()
         return [(stream, min(self._needed_from(stream), end)) for stream in streams]

@@ -1,4 +1,4 @@
-"""What callers are told of a recorded invocation: how far it is, and what came of it."""
+"""The status of a recorded invocation for its callers: its state and its outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INVOCATION_WAIT_S_MAX: Final = 300.0
 
 
 class InvocationStatus(NamedTuple):
-    """What callers may know of an invocation; `outcome` is there when it is over."""
+    """What callers may know of an invocation; `outcome` is None until it has ended."""
 
     id: str
     function: str
@@ -41,7 +41,7 @@ async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
 
 
 def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
-    """Return what is told of an outcome that is not kept."""
+    """Return the error for an outcome that is not kept."""
     return CallOutcomeUnknownError(
         f"What came of invocation {id} is not kept any more; see results_kept_max."
     )

@@ -44,7 +44,7 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
 
 
 def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
-    """Return an outcome as who called with a key is told it.
+    """Return an outcome for a caller that used an idempotency key.
 
     A function that gave up on something that may pass, such as a conflict, says perhaps that the
     caller should run it again. The same key gives the same outcome; it cannot be given up, for what

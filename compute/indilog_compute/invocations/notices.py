@@ -1,4 +1,4 @@
-"""When a fault that lasts is told again: after pauses that double (ARCHITECTURE 11)."""
+"""When a lasting fault is logged again: after pauses that double (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 from indilog.base.errors import IndilogError
 
 PAUSE_S_MAX: Final = 60.0
-"""A fault that lasts is told at least this often."""
+"""A lasting fault is logged at least this often, in seconds."""
 
 
 class Notices:
@@ -22,7 +22,7 @@ class Notices:
         self._due = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether the fault is to be told at `now`, which then counts as done."""
+        """Tell whether to log the fault at `now`; True counts as logged."""
         if now < self._due:
             return False
         self._due = now + self._pause_s
@@ -31,7 +31,7 @@ class Notices:
 
     def tell(self, what: str, error: Exception, now: float) -> None:
         """Log that `what` goes on, if that is due: what the platform may answer with its sentence,
-        what nobody foresaw with its traceback.
+        an unforeseen one with its traceback.
         """
         if not self.is_due(now):
             return
@@ -41,5 +41,5 @@ class Notices:
             structlog.get_logger().error(what, exc_info=error)
 
     def over(self) -> None:
-        """The fault is over: the next one is told at once."""
+        """The fault has ended: the next one is logged at once."""
         self._due, self._pause_s = 0.0, self._first_s

@@ -1,4 +1,4 @@
-"""Waiting for what the log will say: until a record is read here, until an outcome is."""
+"""Callers that wait until a record is read here, or until an invocation has its outcome."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from indilog_compute.shares import limit_of_one
 
 
 class OutcomeWaiters:
-    """Who waits for what.
+    """Wakes waiting callers, and limits how many there are.
 
     Args:
-        callers_max: who may wait for outcomes at once, and who for records.
-        share_max: the share of those who may wait for outcomes, without those of other
-            applications, that may wait for outcomes of one application.
+        callers_max: callers that may wait for outcomes at once, and as many for records.
+        share_max: the share of one application in the waits for outcomes that other applications
+            leave.
         is_shared: tells whether several applications are deployed; otherwise there is no share.
     """
 
@@ -50,10 +50,10 @@ class OutcomeWaiters:
         await waiting
 
     async def wait_for_record_bounded(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait like `seqnum`, for somebody who asks.
+        """Wait like `wait_for_record`, for a caller, within the limit.
 
         Raises:
-            OverloadedError: too many wait already, or have waited since a record was read last.
+            OverloadedError: `callers_max` wait already, or have waited since the last read record.
         """
         if seqnum >= end:
             self._check_room_for_record()
@@ -61,10 +61,10 @@ class OutcomeWaiters:
 
     @contextmanager
     def reserve_record_wait(self) -> Iterator[None]:
-        """Keep room for one who appends a record and then waits until it is read (`seqnum`).
+        """Reserve room for a caller that appends a record and waits for it (`wait_for_record`).
 
         Raises:
-            OverloadedError: as `seqnum_for_caller`; before anything is appended.
+            OverloadedError: as `wait_for_record_bounded`; before anything is appended.
         """
         self._check_room_for_record()
         self._appending += 1
@@ -80,7 +80,7 @@ class OutcomeWaiters:
 
     @contextmanager
     def reserve_outcome_wait(self, application: str) -> Iterator[None]:
-        """Keep room for one who waits for outcomes of an application (`outcome`).
+        """Reserve room for a caller that waits for outcomes of an application.
 
         Raises:
             OverloadedError: too many wait already.
@@ -107,7 +107,7 @@ class OutcomeWaiters:
 
     async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
         """Wait until the outcome of an open invocation is read, and return it; None: it may have
-        been read. There is room for who asks (`room_for_outcome`).
+        been read. The caller has reserved room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
@@ -115,7 +115,7 @@ class OutcomeWaiters:
             return await waiting
         finally:
             others = self._outcomes.get(id, [])
-            if waiting in others:  # not told: cancelled; others may have come since it was told
+            if waiting in others:  # it was cancelled; others may wait since
                 others.remove(waiting)
                 if not others:
                     del self._outcomes[id]
@@ -132,7 +132,7 @@ class OutcomeWaiters:
         self._notify(event.id, event)
 
     def notify_all(self) -> None:
-        """Any outcome may have been read: let all look who wait for one."""
+        """Any outcome may have been read: wake all callers that wait for one."""
         for id_ in list(self._outcomes):
             self._notify(id_, None)
 

@@ -32,7 +32,7 @@ _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """What a caller is told of a call that failed (`indilog.link.link_messages.Failed`)."""
+    """The failure of a call for its caller (`indilog.link.link_messages.Failed`)."""
 
     kind: str
     message: str
@@ -64,7 +64,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` runs those of the invocations that nobody runs."""
+    """`executor` runs those of the invocations that no executor runs."""
 
     executor: str
     ids: tuple[str, ...]
@@ -92,7 +92,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """`executor` goes on with what it runs."""
+    """A heartbeat: `executor` continues what it runs."""
 
     executor: str
 

@@ -75,7 +75,7 @@ class Runs(Generic[CallT]):
         executor: gives the name under which this node runs them.
 
     Attributes:
-        begun_again: how many were begun that somebody had begun before.
+        begun_again: how many were begun here that an executor had begun before.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Runs(Generic[CallT]):
     async def _run(self, invocation: Invocation, executor: str) -> None:
         try:
             outcome = await self._run_until_begun(await self._read_accepted(invocation))
-        except DataLossError as error:  # its arguments are gone for good
+        except DataLossError as error:  # its arguments are lost
             outcome = failed(error)
         except Exception:  # noqa: BLE001 - outermost: it must not stay open for ever
             structlog.get_logger().exception("invocation failed", invocation=invocation.id)

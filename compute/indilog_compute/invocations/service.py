@@ -1,5 +1,5 @@
 """The service of one compute node that runs invocations from the log: it follows `$invocations`,
-does what the node's `Executor` decides, and answers those who start invocations or ask for them.
+does what the node's `Executor` decides, and answers callers that start or query invocations.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class InvocationService:
     async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - it is called so
         """Cancel an invocation, durably; return it as it is then, None: it is not known.
 
-        One that waits never begins. One that runs is told to stop, and may have had effects. Of
+        One that waits never begins. One that runs is cancelled, and may have had effects. Of
         one that is over nothing changes.
 
         Raises:
@@ -289,8 +289,8 @@ class InvocationService:
         return await read_status(self._log, found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
-        """Return what came of an invocation, waiting for it as long as it takes; there is room for
-        who asks (`room_for_outcome`).
+        """Return the outcome of an invocation, waiting for it without a time limit. The caller has
+        reserved room (`room_for_outcome`).
 
         Raises:
             CallOutcomeUnknownError: it is forgotten already.
@@ -312,7 +312,7 @@ class InvocationService:
             return told.outcome
 
     def room_for_outcome(self, function: str) -> AbstractContextManager[None]:
-        """Keep room for one who is going to wait for an outcome of `function`.
+        """Reserve room for a caller that waits for an outcome of `function`.
 
         Raises:
             OverloadedError: too many wait already.
@@ -320,7 +320,7 @@ class InvocationService:
         return self._waiters.reserve_outcome_wait(application_of(function))
 
     async def _read_up_to_now(self) -> None:
-        """Wait until what anybody was told is recorded has been read here."""
+        """Wait until all records acknowledged before this call have been read here."""
         last = await self._find_last(fresh=True)
         if last is not None:
             await self._waiters.wait_for_record_bounded(last, self._fold.end)
@@ -543,7 +543,7 @@ def _cancelled(invocation: Invocation) -> Failure:
     It may begin while that is recorded.
     """
     told = (
-        f"{invocation.function} was cancelled; if it had begun, it was told to stop, and may have "
+        f"{invocation.function} was cancelled; if it had begun, it was asked to stop, and may have "
         "had effects."
     )
     return Failure(InvocationCancelledError.__name__, told, {})

@@ -14,7 +14,7 @@ from indilog_compute.invocations.checkpoint import Invocation
 
 
 class State(enum.StrEnum):
-    """How far an invocation is, as callers are told.
+    """How far an invocation is, as callers see it.
 
     Attributes:
         SCHEDULED: it waits until it is due, and then for an executor that claims it.

@@ -90,7 +90,7 @@ def main() -> None:
     _run(given)
     for output in outputs:
         output.end_line()
-    os._exit(0)  # a sync function may still hold a thread; nobody waits for it any more
+    os._exit(0)  # a sync function may still hold a thread, which is not waited for
 
 
 if __name__ == "__main__":

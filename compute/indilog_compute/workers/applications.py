@@ -5,7 +5,7 @@ The log of deployments decides: its newest record of a name is what runs, on eve
 deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
 appears in the log is tried and loaded as soon as it is seen, and one that is undeployed there takes
 no new calls from then on. What does not load any more is tried again at growing distances, in a
-process that runs nobody's calls, and then loaded.
+process that runs no calls, and then loaded.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Applications:
                 self._notices.over()
 
     async def _collect(self) -> None:
-        """Trim what no start needs; if that fails, again with the next news."""
+        """Trim what no start needs; if that fails, retry with the next change."""
         try:
             await self._log.collect()
         except IndilogError as error:
@@ -463,7 +463,7 @@ class Applications:
                     await self._failed.wait()
 
     async def _tried_again(self, deployed: Deployed) -> None:
-        """Import an application where it can harm nobody, then in the workers that lack it."""
+        """Import an application in a process without calls, then in the workers that lack it."""
         record = deployed.record
         try:
             await self._trials.imported(Load(deployed.number, record.name, record.sources))

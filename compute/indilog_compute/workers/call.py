@@ -71,9 +71,9 @@ class Call:
     """One invocation that waits or runs here.
 
     Attributes:
-        depth: how many calls stand above it; 0: nobody in a worker waits for it.
+        depth: how many calls are above it; 0: no function waits for it.
         outcome: resolved once, with what the caller gets.
-        worker: who runs it; None: it waits, or it is over.
+        worker: the worker that runs it; None: it waits, or it has ended.
         number: of the question to that worker.
         slot: of the call in that worker's claims.
     """

@@ -1,10 +1,10 @@
-"""Which calls a worker has begun: memory that a compute node and one worker share.
+"""Which calls a worker has begun, in memory shared by a compute node and one worker.
 
-A worker whose event loop is blocked answers nothing, so a message cannot tell which of its calls it
-has begun. Two bytes per call can: the worker writes `begun`, then reads `revoked`; the node writes
-`revoked`, and `SETTLE_S` later reads `begun`. Whoever comes second sees the other's byte: the
-worker does not run the call, or the node knows that it may. (A store is visible to all processors
-within far less than `SETTLE_S`.)
+A worker whose event loop is blocked answers no message, so the node cannot ask which calls it has
+begun. Two bytes per call say so. The worker writes `begun`, then reads `revoked`. The node writes
+`revoked`, and reads `begun` after `SETTLE_S`. The one that writes second reads the other's byte:
+the worker does not run the call, or the node knows that the call may have begun. A store is visible
+to all processors within far less than `SETTLE_S`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 SLOTS: Final = 4096
-"""Calls of one worker that can be withdrawn; further ones just cannot."""
+"""Calls of one worker that can be revoked at once; further calls cannot be."""
 NO_SLOT: Final = 0
 SETTLE_S: Final = 0.02
 _BYTES: Final = 2 * SLOTS
@@ -32,7 +32,7 @@ def claims_memory() -> int:
 
 
 class NodeClaims:
-    """The compute node's side: gives out slots, revokes calls."""
+    """The compute node's side: allocates slots, revokes calls."""
 
     __slots__ = ("_free", "_memory")
 
@@ -51,11 +51,11 @@ class NodeClaims:
             self._free.append(slot)
 
     def is_begun(self, slot: int) -> bool:
-        """Tell whether the call may have begun; False, `SETTLE_S` after `revoke`, is for good."""
+        """Tell whether the call may have begun. False is final `SETTLE_S` after `revoke`."""
         return slot == NO_SLOT or self._memory[slot] != 0
 
     def revoke(self, slot: int) -> None:
-        """Have the worker not begin the call, unless it has."""
+        """Prevent the worker from beginning the call, if it has not begun it."""
         if slot != NO_SLOT:
             self._memory[SLOTS + slot] = 1
 
@@ -69,7 +69,7 @@ class WorkerClaims:
         self._memory = mmap.mmap(fd, _BYTES)
 
     def begin(self, slot: int) -> bool:
-        """Say that a call begins now; False: it was revoked and must not."""
+        """Note that a call begins now; False: it was revoked and must not begin."""
         if slot == NO_SLOT:
             return True
         self._memory[slot] = 1

@@ -1,8 +1,8 @@
-"""What a worker process that ends under people's code leaves behind: where it was.
+"""The line of deployed code at which a worker process crashed.
 
-In the worker, fatal signals and (while code is imported) `os._exit` write the stack to a file; the
-compute node reads from it which line of the deployed code it was. An exit by other means leaves
-nothing, and no line is named then.
+In the worker, fatal signals and (while code is imported) `os._exit` write the stack to a file. The
+compute node reads the line of deployed code from it. An exit by other means writes nothing, and no
+line is named then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAME: Final = re.compile(rf'File ".*?/{PACKAGE}\d+/(.+?)", line (\d+)')
 
 
 class CrashLocation:
-    """The worker's side: fatal signals are told from now on, instead of a core dump."""
+    """The worker's side: fatal signals write the stack from now on, and no core dump."""
 
     def __init__(self, directory: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -33,14 +33,14 @@ class CrashLocation:
 
     @contextlib.contextmanager
     def note_exits(self) -> Iterator[None]:
-        """While the block runs, `os._exit` tells where it was called before it ends the process."""
+        """While the block runs, `os._exit` writes the stack before it ends the process."""
         really_exit = os._exit
 
-        def told(status: int) -> None:
+        def noted_exit(status: int) -> None:
             faulthandler.dump_traceback(self._file, all_threads=False)
             really_exit(status)
 
-        os._exit = told  # type: ignore[assignment]
+        os._exit = noted_exit  # type: ignore[assignment]
         try:
             yield
         finally:
@@ -49,7 +49,7 @@ class CrashLocation:
 
 def read_crash_location(directory: Path) -> str | None:
     """Return where in deployed code the worker that had `directory` was when it ended, such as
-    `social.py, line 12`; None: it did not tell.
+    `social.py, line 12`; None: it wrote nothing.
     """
     try:
         with (directory / _FILE).open(errors="replace") as file:

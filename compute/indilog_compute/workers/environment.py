@@ -1,5 +1,5 @@
 """Which environment variables deployed code sees: those that a process needs, and those that a
-setting names. Others may hold secrets of the user who started the platform.
+setting names. Others may hold secrets of the user that started the platform.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ the compute node's side).
 
 It keeps worker processes up (`WorkerPool`), has every deployed application loaded in each of them
 (`Applications`), and gives calls to them (`CallRouter`). Calls that run when a new version comes
-finish on the version that they started with. A worker that dies is replaced, and the calls that it
-had begun fail: they may have had effects, so nobody runs them again unasked.
+finish on the version that they started with. A worker that crashes is replaced, and the calls that
+it had begun fail. They may have had effects, so they are never retried automatically.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from indilog_compute.workers.service_figures import services_told
 from indilog_compute.workers.serving import LinkServer
 
 CALL_DEPTH_MAX: Final = 64
-"""Calls that may stand above a call."""
+"""Depth of nested calls: a call may have this many callers above it."""
 
 
 def limits_of(config: Config) -> Limits:
@@ -129,7 +129,7 @@ class FunctionHost:
 
     async def stop(self) -> None:
         """End the workers; calls that still run fail, those that wait were not begun, and recorded
-        invocations run again when somebody is up.
+        invocations run again when a compute node is up.
         """
         self._applications.end_services()
         await self._invocations.stop()
@@ -231,7 +231,7 @@ class FunctionHost:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for `call` any more: stop it, if it can be stopped."""
+        """Cancel a call whose outcome is not needed; no effect on one that has ended."""
         self._router.cancel(call)
 
     async def call_once(
@@ -246,7 +246,7 @@ class FunctionHost:
         """Run `app.function` unless it has been called with this idempotency key; return the
         invocation's id, and what came of it then or comes of it now.
 
-        What came of it then is told also if the function is gone by now, or takes other arguments.
+        A known key gives its outcome also if the function is gone by now, or takes other arguments.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or they do not fit.
@@ -262,7 +262,7 @@ class FunctionHost:
             return invocation, await self.outcome(invocation)
 
     def room_for_outcome(self, name: str) -> AbstractContextManager[None]:
-        """Keep room for one who is going to start `app.function` and wait for its outcome.
+        """Reserve room for a caller that starts `app.function` and waits for its outcome.
 
         Raises:
             OverloadedError: too many wait already.
@@ -381,7 +381,7 @@ class FunctionHost:
         delay_s: float = 0.0,
     ) -> str:
         """Record a call unless its key is known: what it began then does not depend on what is
-        deployed now. Before it is refused for good, the log is asked what others have recorded.
+        deployed now. Before a call is refused, the log is asked what other nodes have recorded.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known

@@ -1,4 +1,4 @@
-"""Noticing that a worker's event loop does not turn: a function blocks it."""
+"""Detects a worker whose event loop is blocked by a function."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import WorkerProcess
 
 _BEATS_MISSED: Final = 2
-"""More than one: a loop of ours that was busy itself sees an answer late, but not twice."""
+"""More than one, because a busy loop of this node may read one answer late, but not two."""
 
 
 class LivenessProbe:
-    """Asks a worker whether its loop turns, while calls run there.
+    """Pings a worker while calls run there.
 
     Args:
-        silent_s: it is silent when it has not answered for about this long.
-        on_silent: called once when it falls silent.
-        on_heard: called once when it answers again.
+        silent_s: a worker that has not answered for about this many seconds is blocked.
+        on_silent: called once when the worker is blocked.
+        on_heard: called once when the worker answers again.
     """
 
     __slots__ = ("_beat_s", "_missed", "_on_heard", "_on_silent", "_open", "_timer", "_worker")
@@ -43,7 +43,7 @@ class LivenessProbe:
         self._missed = 0
 
     def watch(self) -> None:
-        """A call went there: its pulse is wanted from now on."""
+        """A call was sent there: probe the worker from now on, until it has none."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)
 

@@ -1,4 +1,4 @@
-"""Having code imported in a worker process, and first in one that runs nobody's calls.
+"""Having code imported in a worker process, and first in one that runs no calls.
 
 Importing code runs it, and it may do anything: end the process, crash the interpreter, never
 return. So new code goes through a trial first: a process of its own, ended afterwards.
@@ -93,7 +93,7 @@ class Trials:
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
     async def imported(self, load: Load) -> Loaded:
-        """Return what the sources define, having imported them where they can harm nobody.
+        """Return what the sources define, having imported them in a process without calls.
 
         Raises:
             DeployError: they do not import, in one sentence with the place.

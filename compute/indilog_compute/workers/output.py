@@ -210,7 +210,7 @@ class OutputLines:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether lines were dropped since they were last told."""
+        """Whether lines were dropped since the last line that counted them."""
         return self._bytes_dropped > 0
 
     def received(self, chunk: bytes, now: float) -> None:

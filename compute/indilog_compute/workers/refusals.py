@@ -1,4 +1,4 @@
-"""What callers are told of applications that are not there, do not load, or are not theirs."""
+"""Errors about applications that are not deployed, do not load, or have another owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indilog_compute.workers.call import Deployed
 def unknown_function(
     name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return what the caller of a function that is none of `apps` is told."""
+    """Return the error for a call of a function that none of `apps` has."""
     app, dot, function = name.partition(".")
     if not dot or not function:
         return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
@@ -44,7 +44,7 @@ def unknown_app(
 
 
 def undeployed_already(gone: Placed) -> UnknownFunctionError:
-    """Return what is told who undeploys it again."""
+    """Return the error for undeploying an application a second time."""
     name, at = gone.deployment.name, _time_of(gone)
     return UnknownFunctionError(f"App {name} is undeployed already, since {at}; its logs stay.")
 
@@ -58,7 +58,7 @@ def _did_you_mean(near: list[str]) -> str:
 
 
 def problem_of(record: Deployment, error: IndilogError) -> str:
-    """Return what callers of an application that does not load are told."""
+    """Return the error for calls of an application that does not load."""
     return (
         f"App {record.name} does not load: {error} It is tried again from time to time; if its "
         "code is the cause, deploy it again."
@@ -66,14 +66,14 @@ def problem_of(record: Deployment, error: IndilogError) -> str:
 
 
 def name_taken(name: str, owner: str) -> AppNameTakenError:
-    """Return what is told who deploys under a name that another owner has."""
+    """Return the error for deploying under a name that another owner has."""
     return AppNameTakenError(
         f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
     )
 
 
 def not_theirs(record: Deployment) -> AppNameTakenError:
-    """Return what is told who undeploys an application of another owner."""
+    """Return the error for undeploying an application of another owner."""
     return AppNameTakenError(
         f"App {record.name} was deployed by {record.owner}; undeploy it as that owner."
     )

@@ -1,4 +1,4 @@
-"""When an application that did not load is imported again: a pure machine without I/O."""
+"""When an application that did not load is imported again: a pure state machine without I/O."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from indilog_compute.workers.call import Deployed
 
 
 class Retries:
-    """The applications that did not load, each with the time at which it is its turn.
+    """The applications that did not load, each with the time of its next try.
 
-    The pause before it is doubled with each failure, from `pause_s_min` up to `pause_s_max`.
+    The pause before a try is doubled with each failure, from `pause_s_min` up to `pause_s_max`.
     """
 
     def __init__(self, *, pause_s_min: float, pause_s_max: float) -> None:
@@ -19,11 +19,11 @@ class Retries:
 
     @property
     def next_at(self) -> float | None:
-        """When it is the next one's turn; None: all load."""
+        """The time of the next try; None: all applications load."""
         return min(self._times.values(), default=None)
 
     def schedule(self, deployed: Deployed, now: float) -> None:
-        """It did not load; if a turn of it is to come already, that stays as it is."""
+        """Schedule a try, unless one is already scheduled."""
         if deployed not in self._times:
             before = self._pauses.get(deployed)
             pause_s = self._pause_s_min if before is None else min(2 * before, self._pause_s_max)
@@ -31,12 +31,12 @@ class Retries:
             self._times[deployed] = now + pause_s
 
     def withdraw(self, deployed: Deployed) -> None:
-        """It loads, or is not deployed any more: it has no turn any more."""
+        """Schedule no further try: it loads, or is not deployed any more."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 
     def pop_due(self, now: float) -> Deployed | None:
-        """Return the one whose turn it is; it has no further one until it fails again."""
+        """Remove and return the application whose try is due; None: none is due at `now`."""
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:
             return None

@@ -1,12 +1,12 @@
-"""Running calls on workers: who gets which, until when, and what its caller is told.
+"""Dispatches calls to workers, with their timers and outcomes.
 
-The placement is `Dispatcher`'s; here are the links, the timers and the outcomes. A call's caller
-hears exactly one outcome. Its slot is free again when the worker says that it ended, or is gone:
-a call whose time is over is cancelled in the worker, and until that is done it takes room.
+`Dispatcher` decides the placement; this module has the links. A call has exactly one outcome. Its
+slot is free again when the worker answers or is lost: a call that timed out is cancelled in its
+worker, and holds its slot until the worker has ended it.
 
-A call that its worker has not begun can still go elsewhere (`claims`): when the worker died, or
-when its event loop does not turn (`pulse`). One that was begun may have had effects; nobody runs it
-again.
+A call that its worker has not begun is moved to another worker (`claims`) if its worker crashes, or
+if the worker's event loop is blocked (`liveness_probe`). A call that was begun may have had
+effects, so it is never run again automatically.
 """
 
 from __future__ import annotations
@@ -47,8 +47,13 @@ _ValueT = TypeVar("_ValueT")
 
 
 class _Worker:
-    """What the router keeps of a worker that takes calls: its pulse, the calls it has, and those
-    who wait for it to check arguments.
+    """A worker that takes calls.
+
+    Attributes:
+        pulse: tells when its event loop is blocked.
+        calls: those that it was sent and has not answered.
+        checks: callers that wait for it to check arguments.
+        idle: resolved when it has no calls any more, while it is drained; else None.
     """
 
     __slots__ = ("calls", "checks", "idle", "pulse")
@@ -61,7 +66,7 @@ class _Worker:
 
 
 class CallRouter:
-    """Gives calls to workers.
+    """Dispatches calls to workers.
 
     Args:
         node: the limits.
@@ -129,13 +134,13 @@ class CallRouter:
             raise error_from(answer)
 
     async def _ask_workers(self, call: str, question: CheckArguments) -> Answer:
-        """Ask one worker after the other until one lives to answer."""
+        """Ask one worker after the other until one answers."""
         while True:
             worker = await self._wait_for_worker(call)
             with suppress(LinkLostError):
                 answer = await self._ask_worker(worker, question)
                 if answer is None:
-                    continue  # it is suspended until it is heard again
+                    continue  # it is suspended until it answers a probe
                 if not _is_lost(answer):
                     return answer
             self.remove(worker)
@@ -161,7 +166,7 @@ class CallRouter:
         return worker
 
     def _announce_change(self) -> None:
-        """Let those look again who wait for a worker that takes calls."""
+        """Wake the callers that wait for a worker that takes calls."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -170,7 +175,7 @@ class CallRouter:
         return self._dispatcher.is_suspended(worker)
 
     def stop(self) -> None:
-        """No call begins any more; those that wait are told so."""
+        """Begin no further call; those that wait fail with `NotReadyError`."""
         self._stopping = True
         self._announce_change()
         for call in self._dispatcher.withdraw_all():
@@ -235,7 +240,7 @@ class CallRouter:
             self._set_timer(call, self._node.functions.call_wait_s_max, self._on_wait_timeout)
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for `call` any more: stop it, if it still can be stopped."""
+        """Cancel a call whose outcome is not needed; no effect on one that has ended."""
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
 
     # --- inside: a call's way to a worker
@@ -283,7 +288,7 @@ class CallRouter:
         return True
 
     def _take_newest(self, call: Call) -> None:
-        """A call that begins only now runs on the newest version of its application."""
+        """Let a call that begins only now run on the newest version of its application."""
         newest = call.deployed
         while newest.successor is not None:
             newest = newest.successor
@@ -381,7 +386,7 @@ class CallRouter:
         )
 
     def _complete(self, call: Call, outcome: Returned | Failed) -> None:
-        """The call takes no room any more; tell its caller, who may have been told before."""
+        """Free what the call holds, and give its caller the outcome unless it has one already."""
         if not call.outcome.done():
             call.outcome.set_result(outcome)
         self._release(call)
@@ -407,7 +412,7 @@ class CallRouter:
         worker, slot = call.worker, call.slot
         timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
         told = (
-            "it was told to stop"
+            "it was cancelled"
             if call.function.is_async
             else "it runs in a thread, which goes on until it returns or calls ctx.wait"
         )
@@ -445,7 +450,7 @@ class CallRouter:
             worker.abort()
 
     def _on_silent(self, worker: WorkerProcess) -> None:
-        """The worker's loop does not turn: start nothing there, move what it has not begun."""
+        """Suspend a worker whose event loop is blocked; move the calls that it has not begun."""
         kept = self._workers.get(worker)
         if kept is None:
             return

@@ -264,7 +264,7 @@ def _is_being_cancelled(error: BaseException) -> bool:
 
 
 def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionFailedError:
-    """Return what the caller is told of an error that came out of a function's body.
+    """Return the error for the caller of a function whose body raised one.
 
     It names the function that failed; so what a called function reported of itself goes on as it
     is. The traceback goes to the log.

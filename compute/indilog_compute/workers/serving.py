@@ -74,7 +74,7 @@ class _Keyed:
     """A call with an idempotency key, whose caller may leave.
 
     Attributes:
-        is_left: nobody wants its outcome any more.
+        is_left: its caller does not need the outcome any more.
         waiting: what waits for its outcome, once it is recorded.
     """
 
@@ -83,7 +83,7 @@ class _Keyed:
         self.waiting: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
-        """Nobody wants the outcome any more."""
+        """The caller does not need the outcome any more."""
         self.is_left = True
         if self.waiting is not None:
             self.waiting.cancel()

@@ -17,6 +17,7 @@ from indilog.config import Config, node_config
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog_compute.gateway import create_gateway
 from indilog_compute.gateway.app import Gateway
+from indilog_compute.positions import Positions
 from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
@@ -41,6 +42,7 @@ class FakeHost:
     def __init__(self, call: FakeCall) -> None:
         self._call = call
         self.cancelled: list[FakeCall] = []
+        self.positions = Positions(MemoryLogs())
 
     def call(self, *_: object, **__: object) -> FakeCall:
         return self._call
