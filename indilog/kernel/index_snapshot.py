@@ -1,15 +1,14 @@
-"""Index snapshots: what an index shard knows below a metalog position, as a Parquet file (format in
-docs/FORMATS.md).
+"""Index snapshots: the index of one index shard below a metalog position, as a Parquet file (format
+in docs/FORMATS.md).
 
-A row says that the record at `seqnum`, of shard `shard`, has `tag`; every record also has a row for
-the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size: the unit in which
-a file is read again. The file's name carries the CRC of the whole file, so that damage is noticed
-wherever it is; the pages carry their own, for later reads. A Bloom filter tells of most other tags
-that the file has no row of them.
+A row says that the record at `seqnum`, of shard `shard`, has `tag`. Every record also has a row for
+the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size, the unit of later
+reads. The file's name has the CRC of the whole file, so that damage anywhere is detected; pages
+have their own CRCs, for later reads. A Bloom filter excludes most tags that the file has no row of.
 
-Index nodes write and read snapshots through their shell, by the requests and answers defined here;
-whatever else rebuilds an index writes the same files with the functions here. pyarrow is imported
-where it is used: it takes longer to import than a command takes to run.
+Index nodes have their shell write and read snapshots, by the requests and answers defined here.
+Other programs that rebuild an index write the same files with the functions here. pyarrow is
+imported where it is used: its import takes longer than a command.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SNAPSHOT_VERSION: Final = 2
 GROUP_ROWS: Final = 16_384
 """Rows of a row group; the last one of a file may have fewer."""
 ROW_BYTES: Final = 18
-"""What a row takes in memory."""
+"""Bytes that a row takes in memory."""
 _VERSION_KEY: Final = b"indilog.index_snapshot.version"
 _INFO_KEY: Final = b"indilog.index_snapshot.info"
 _TAGS_KEY: Final = b"indilog.index_snapshot.tags"
@@ -49,11 +48,17 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot covers: the index data of `index_shard` at all its positions below
-    `position`, according to the schedule `eras`; all its seqnums are below `tail`.
+    """What a snapshot covers: index data of one index shard.
 
-    `lost`: seqnums whose tags are lost: it has rows of them for the empty tag only. `lineage`: the
-    incarnations of the primary that proposed the entries at those positions.
+    Attributes:
+        logspace: the logspace of the index shard.
+        index_shard: the index shard; the snapshot has the index data of all its positions below
+            `position`, according to `eras`.
+        position: the metalog position where the snapshot ends.
+        tail: all its seqnums are below this one.
+        eras: the schedule of positions.
+        lost: seqnums whose tags are lost; the snapshot has rows of them for the empty tag only.
+        lineage: the epochs of the entries at the covered positions.
     """
 
     logspace: int = 0
@@ -77,7 +82,7 @@ class Rows(NamedTuple):
         return Rows(self.tags[start:end], self.seqnums[start:end], self.shards[start:end])
 
     def chosen(self, mask: NDArray[np.bool_]) -> Rows:
-        """Return the rows for which `mask` says so."""
+        """Return the rows where `mask` is true."""
         return Rows(self.tags[mask], self.seqnums[mask], self.shards[mask])
 
 
@@ -85,8 +90,12 @@ _NONE: Final[NDArray[np.uint64]] = np.empty(0, np.uint64)
 
 
 class SnapshotFloors(NamedTuple):
-    """What is trimmed: tags of logs, ascending, and their floors; the same of other tags; and
-    seqnums of records, ascending, that are trimmed whole or in all their tags.
+    """Which rows a snapshot leaves out.
+
+    Attributes:
+        log_tags, log_untils: tags of logs, ascending, and their floors.
+        tags, untils: other tags, ascending, and their floors.
+        discarded: seqnums of discarded records, ascending.
     """
 
     log_tags: NDArray[np.uint64]
@@ -97,7 +106,7 @@ class SnapshotFloors(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Of each row group of a file, its smallest and largest tag and seqnum."""
+    """The smallest and largest tag and seqnum of each row group of a file."""
 
     first_tags: NDArray[np.uint64]
     last_tags: NDArray[np.uint64]
@@ -106,9 +115,13 @@ class RowGroups(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot on the disk, and where in it what is found.
+    """A snapshot on disk, and the directory of its rows.
 
-    `rows`: how many there are. `tags`: of a tag that it has not, there is no row.
+    Attributes:
+        info: what it covers.
+        groups: the bounds of its row groups.
+        rows: how many rows it has.
+        tags: the filter of its tags; it has no row of a tag that the filter excludes.
     """
 
     info: SnapshotInfo
@@ -135,9 +148,9 @@ class SnapshotOpened(NamedTuple):
 class WriteSnapshot(NamedTuple):
     """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
 
-    Begins when everything persisted before is synced, so that no snapshot is ahead of the log.
-    `recent` is called in a thread; its rows are all beyond the base's tail. Rows of the base that
-    are trimmed by `floors` are left out. The filter of its tags has at most `filter_bytes_max`.
+    Writing begins when everything persisted before is synced, so that no snapshot is ahead of the
+    log. `recent` is called in a thread; all its rows are at or above the base's tail. Rows of the
+    base that `floors` names are left out. The tag filter has at most `filter_bytes_max` bytes.
     """
 
     info: SnapshotInfo
@@ -148,9 +161,9 @@ class WriteSnapshot(NamedTuple):
 
 
 class SnapshotWritten(NamedTuple):
-    """The snapshot is on the disk, durably; None: it could not be written.
+    """The snapshot is durable; None: it could not be written.
 
-    `base_lost`: because the one before is damaged or gone, so that it never can.
+    `base_lost`: the snapshot before is damaged or missing, so a retry would fail, too.
     """
 
     position: MetalogPosition
@@ -166,7 +179,7 @@ class ReadRows(NamedTuple):
 
 
 class RowsRead(NamedTuple):
-    """Its rows; None: they are damaged, or gone."""
+    """The rows of a row group; None: they are damaged or missing."""
 
     position: MetalogPosition
     group: int
@@ -178,7 +191,7 @@ SnapshotAnswer: TypeAlias = SnapshotOpened | SnapshotWritten | RowsRead
 
 
 def without_snapshots(request: SnapshotRequest) -> SnapshotAnswer:
-    """Answer for a shell that keeps no snapshots."""
+    """Return the answer of a shell that keeps no snapshots."""
     match request:
         case OpenSnapshot():
             return SnapshotOpened(None)
@@ -214,7 +227,7 @@ def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
     """
     taken = 0
     for piece in base:
-        # A tag at the end of the piece may go on in the next one, before our rows of it.
+        # A tag at the end of the piece may continue in the next one, before the recent rows of it.
         until = int(np.searchsorted(recent.tags, piece.tags[-1], side="left"))
         yield sorted_rows([piece, recent.part(taken, max(taken, until))])
         taken = max(taken, until)
@@ -225,8 +238,7 @@ def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
 def dead_in(
     groups: RowGroups, floors: SnapshotFloors, read: Callable[[int], Rows]
 ) -> NDArray[np.uint64]:
-    """Return the seqnums, ascending, of the records whose logs are trimmed past them, and of those
-    that were discarded.
+    """Return the seqnums, ascending, of records below the floors of their logs, or discarded.
 
     Reads the row groups of those logs' own tags.
     """
@@ -242,7 +254,7 @@ def dead_in(
 def untrimmed(
     pieces: Iterable[Rows], floors: SnapshotFloors, dead: NDArray[np.uint64]
 ) -> Iterator[Rows]:
-    """Yield the rows that are neither of dead records nor below the floor of their tag."""
+    """Yield the rows except those of dead records and those below the floor of their tag."""
     for rows in pieces:
         below = np.isin(rows.seqnums, dead)
         for tags, untils in ((floors.log_tags, floors.log_untils), (floors.tags, floors.untils)):
@@ -260,6 +272,7 @@ def regrouped(pieces: Iterable[Rows], group_rows: int = GROUP_ROWS) -> Iterator[
     """Yield the same rows in groups of `group_rows`; the last one may be smaller."""
     held: list[Rows] = []
     count = 0
+    assert group_rows > 0
     for piece in pieces:
         held.append(piece)
         count += len(piece.tags)
@@ -303,7 +316,7 @@ def filtered(pieces: Iterable[Rows], tags: TagFilterBuilder) -> Iterator[Rows]:
 def write_rows(
     file: Path, info: SnapshotInfo, pieces: Iterable[Rows], tags: TagFilterBuilder
 ) -> None:
-    """Write a snapshot to `file`, and sync it; the name is the caller's business. `tags` is new."""
+    """Write a snapshot to `file` and sync it; the caller names the file. `tags` must be empty."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -345,7 +358,7 @@ def file_crc(file: Path) -> int:
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that is not what its name says.
+    """Check the CRC of a file against its name.
 
     Raises:
         MalformedFrameError: it is damaged.
@@ -357,10 +370,10 @@ def check_file(file: Path) -> None:
 
 
 def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
-    """Open a snapshot whose bytes are as they were written.
+    """Open a snapshot whose CRC was checked.
 
     Raises:
-        MalformedFrameError: it holds none, or one of another version.
+        MalformedFrameError: the file holds no snapshot, or one of another version.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -384,10 +397,10 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
 
 
 def _groups_of(parquet: ParquetFile) -> RowGroups:
-    """Return what the statistics of a file say.
+    """Return the bounds of the row groups, from the statistics of a file.
 
     Raises:
-        MalformedFrameError: it has none.
+        MalformedFrameError: the file has no statistics.
     """
     metadata = parquet.metadata
     bounds: list[list[int]] = [[], [], [], []]

@@ -110,6 +110,7 @@ class LogFloors:
             self._put(log, max(known, until), exact=True)
 
     def _put(self, log: TagHash, until: SeqNum, *, exact: bool) -> None:
+        assert log not in self._floors, "the caller has removed it, so that it is the newest"
         self._floors[log] = until, exact
         if len(self._floors) > self._floors_max:
             forgotten, _ = self._floors.pop(next(iter(self._floors)))

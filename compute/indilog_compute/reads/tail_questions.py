@@ -45,6 +45,7 @@ class TailQuestions:
         answer to any of its sendings serves the operations it was first sent for. It may be older
         than operations that began since.
         """
+        assert self._asked or self._waiting, "an operation waits for the answer"
         if not self._asked:
             self._resend.progressed()
             self._asked, self._waiting, self._request = self._waiting, [], request

@@ -111,6 +111,7 @@ class TimeLookups:
         return effects
 
     def _ask(self, request: int, lookup: _Lookup, now: Instant) -> Effect:
+        assert len(lookup.behind) < len(self._views[-1].storage_nodes), "one may still answer"
         lookup.resend.sent(now)
         if lookup.expires is None:
             lookup.expires = Instant(now + self._timeout_s)

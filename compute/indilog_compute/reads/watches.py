@@ -47,6 +47,7 @@ class Watches:
         if waiter in watches:
             del watches[waiter]
             self._count -= 1
+            assert self._count >= 0
             if not watches:
                 del self._by_tag[tag]
 
