@@ -111,7 +111,7 @@ def test_a_second_start_on_the_same_directory_is_one_sentence(log: PlatformLog) 
     assert caught.value.status == 2
 
 
-def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StartError, match="file cannot be used: File exists; choose another"):
         PlatformLog(tmp_path / "file", NodeConfig())

@@ -1,4 +1,4 @@
-"""Where the journals of a test are, and those that it opened."""
+"""Fixtures: the directory of a test's journals, and the journals that it opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A role that counts the frames of its journal, with checkpoints, and lives of a process of it."""
+"""A role that counts the frames of its journal, with checkpoints, and the process that runs it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Counter:
         self.lost_frames.append(frame)
 
     def recovered(self) -> None:
-        """Nothing is to be judged."""
+        """Do nothing: this role has nothing to check after recovery."""
 
     @property
     def derived(self) -> bool:
@@ -76,7 +76,7 @@ class Counter:
 
 
 class Life:
-    """One life of a process with that role."""
+    """One run of a process with that role, from its start to its end or crash."""
 
     def __init__(self, directory: Path, *, frames: int = 1_000_000) -> None:
         self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
@@ -94,19 +94,19 @@ class Life:
             self.role.count += 1
 
     def turn(self, *, quiet: bool = True) -> None:
-        """Let a turn end, and what threads do come to its end."""
+        """End a loop iteration, and wait for the work of threads."""
         self.checkpointing.turn(quiet=quiet)
         self.journal.sync()
         self.journal.spare.pool.submit(int).result()
 
     def checkpoint(self) -> None:
-        """Have a checkpoint of now written."""
+        """Have a checkpoint of the current state written."""
         before = self.checkpointing.written
         self.checkpointing.stop(quiet=True)
         assert self.checkpointing.written == before + 1
 
     def end(self, *, clean: bool = False) -> None:
-        """End; clean: with a checkpoint."""
+        """End the process; clean: with a checkpoint."""
         if clean:
             self.checkpointing.stop(quiet=True)
         self.journal.close()

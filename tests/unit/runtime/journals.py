@@ -1,4 +1,4 @@
-"""Journals that are opened again and again, and whose files are damaged in between."""
+"""Journals that are opened repeatedly, and whose files are damaged in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Frame = tuple[int, FrameKind, bytes, Location]
 
 
 class Taker:
-    """A role that takes in any frame, up to one that it refuses."""
+    """A role that accepts any frame, up to one that it refuses."""
 
     def __init__(self, refused: FrameKind | None = None) -> None:
         self.refused = refused
@@ -60,7 +60,7 @@ def kill(journal: Journal) -> None:
 
 
 def damage_in(directory: Path, opened: list[Journal]) -> list[tuple[int, int, int]]:
-    """Return the damaged places that recovery tells, and leave the journal to a later one."""
+    """Return the damaged locations that recovery reports, and leave the journal to a later call."""
     if opened:
         opened[-1].close()
     journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
@@ -86,7 +86,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def spoil(path: Path, offset: int, size: int = 64) -> None:
-    """Overwrite bytes of a file with what is no frame."""
+    """Overwrite bytes of a file so that they are no valid frame."""
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(b"\xa5" * size)

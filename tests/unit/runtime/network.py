@@ -1,4 +1,4 @@
-"""Transports of one test on one event loop, and what waits for frames there."""
+"""Transports of one test on one event loop, and receivers that wait for frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG: Final = Config()
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 _SCHEMES: Final = {"StreamTransport": ("stream", "unix"), "ZmqTransport": ("tcp", "ipc")}
-"""Of a TCP port, and of a Unix socket."""
+"""Address forms: a TCP port, and a Unix socket."""
 
 TransportT = TypeVar("TransportT", StreamTransport, ZmqTransport)
 
@@ -29,7 +29,9 @@ TransportT = TypeVar("TransportT", StreamTransport, ZmqTransport)
 def on_uvloop(
     test: Callable[..., Coroutine[object, object, None]],
 ) -> Callable[..., None]:
-    """Run a test on the platform's event loop, and close its transports while that still runs."""
+    """Run a test on the platform's event loop, and close its transports while the loop still
+    runs.
+    """
 
     @functools.wraps(test)
     def run(**fixtures: object) -> None:
@@ -58,11 +60,11 @@ class Inbox:
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.lists = 0
-        """In how many lists they came."""
+        """Number of lists in which the frames came."""
         self._came = asyncio.Event()
 
     def take(self, frames: list[bytes]) -> None:
-        assert frames, "nothing is not handed over"
+        assert frames, "an empty list is never delivered"
         self.frames += frames
         self.lists += 1
         self._came.set()
@@ -106,7 +108,7 @@ class Network(Generic[TransportT]):
 
 
 def limited(**limits: int) -> Config:
-    """Give a configuration with small limits that its cross-checks would not allow."""
+    """Return a configuration with small limits that its cross-checks would not allow."""
     config = copy.deepcopy(CONFIG)
     for name, limit in limits.items():
         group = GROUP_OF.get(name)

@@ -1,4 +1,4 @@
-"""A journal whose old segments are rewritten, with a role that says what it needs of them."""
+"""A journal whose old segments are rewritten, with a role that names the batches it still needs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def batch(first: LocalId, records: int = 2, size: int = 100, shard: int = 0) -> 
 
 
 class Keeper:
-    """A role that needs all that the test has not let it forget.
+    """A role that needs every batch, except those that a test removed.
 
     Attributes:
-        gone: batches of which nothing is needed. smaller: what is needed instead of others.
+        gone: batches that the role no longer needs. smaller: smaller replacements of batches.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Keeper:
 
 
 class Rewriter:
-    """One life of a process.
+    """One run of a process, from its start to its end.
 
     Attributes:
-        found: what recovery gave, damage as None.
+        found: what recovery reported, damage as None.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rewriter:
         return self.journal.write(STREAM, kind, payload)
 
     def written(self, count: int, first: LocalId = 0) -> list[Location]:
-        """Write so many batches that follow one another, durably."""
+        """Write the given number of consecutive batches durably."""
         places = [self.write(batch(first + 2 * number)) for number in range(count)]
         self.journal.sync()
         return places
@@ -92,14 +92,14 @@ class Rewriter:
         self.journal.give_back()
 
     def turn(self, seconds: float = 1.0) -> None:
-        """Let time pass, and what is done beside the loop come to its end."""
+        """Advance the time, and wait for the work of threads."""
         self.now = Instant(self.now + seconds)
         self.journal.give_back()
         self.rewriting.turn(self.now)
         self.journal.spare.pool.submit(int).result()
 
     def rest(self, turns: int = 200) -> int:
-        """Let it rewrite all that is worth it; return how often it did."""
+        """Rewrite every segment that is worth it; return the number of rewrites."""
         before = self.metrics.rewrites
         for _ in range(turns):
             self.turn()
@@ -110,7 +110,7 @@ class Rewriter:
         self.journal.close()
 
     def again(self) -> Rewriter:
-        """Return the next life."""
+        """Return the next run of the process."""
         self.close()
         return Rewriter(self.directory)
 
@@ -126,11 +126,11 @@ class Rewriter:
 
 
 def localids(found: list[Held | None]) -> list[tuple[FrameKind, LocalId, LocalId]]:
-    """Return which records frames of shard 0 have."""
-    told = []
+    """Return the localids of the frames of shard 0."""
+    spans = []
     for frame in found:
         assert frame is not None
         kind, payload = frame
         records = gone_decoded(payload) if kind is FrameKind.GONE_RECORDS else batch_header(payload)
-        told.append((kind, records.first, records.end))
-    return told
+        spans.append((kind, records.first, records.end))
+    return spans

@@ -1,6 +1,4 @@
-"""A `NodeShell` over roles that do what a test says, with a journal and a transport that note what
-was asked of them.
-"""
+"""A `NodeShell` over scripted roles, with a journal and a transport that record their calls."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 PERSIST = Persist(FrameKind.METALOG, b"entry", 1)
 
 Script: TypeAlias = Mapping[type[Event], Callable[[Any], list[Effect]]]
-"""What a role does at an event, by its type; nothing at others."""
+"""A role's reaction to an event, by the event's type; it ignores events of other types."""
 
 
 class StoryJournal:
-    """A journal that notes its calls; a sync can be made to wait or to fail."""
+    """A journal that records its calls; a sync can be made to wait or to fail."""
 
     starved = failed = False
     damaged = mended = 0
@@ -41,7 +39,7 @@ class StoryJournal:
         self._story = story
         self.dirty = False
         self.syncs = True
-        """Whether what is written must be synced: not with durability `memory`."""
+        """Whether a written frame must be synced: not with durability `memory`."""
         self.old = OldSegments()
         self.files = OpenSegments(Path())
         self.gate = threading.Event()
@@ -94,7 +92,7 @@ class StoryJournal:
 
 
 class StoryTransport:
-    """A transport that notes what was sent."""
+    """A transport that records the frames it was given."""
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
@@ -116,7 +114,7 @@ class StoryTransport:
 
 
 class Scripted:
-    """A role that does what its script says."""
+    """A role that follows its script."""
 
     def __init__(self, script: Script | None = None) -> None:
         self._script = script or {}
@@ -143,7 +141,7 @@ class Scripted:
 
 
 class House:
-    """A shell over scripted roles, and what is needed to look at it.
+    """A shell over scripted roles, with its recorded story.
 
     Attributes:
         story: what happened outside the roles, in order.
@@ -166,9 +164,9 @@ class House:
         self.shell.start()
 
     def waiter(self, name: str) -> asyncio.Future[object]:
-        """Return a future of a caller; its outcome becomes part of the story."""
+        """Return a caller's future; its completion is recorded in the story."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: self.story.append(f"told {name}"))
+        future.add_done_callback(lambda _: self.story.append(f"answered {name}"))
         return future
 
     def nudge(self) -> None:
@@ -177,9 +175,7 @@ class House:
 
 
 def with_held_sync(script: Script) -> House:
-    """Return a house whose syncs are made beside the loop, as slow ones are, and wait for
-    `journal.gate`.
-    """
+    """Return a house whose syncs run in a thread, as slow ones do, and wait for `journal.gate`."""
     house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
     house.shell.sync_average_s = 1.0
     house.journal.gate.clear()

@@ -1,4 +1,4 @@
-"""Claims about the clock that a process runs by."""
+"""The clock that a process runs by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from indilog.runtime.node import Clock
 
 
 class Machine:
-    """A wall clock that can be set, and a clock that cannot."""
+    """A wall clock that people set, and a monotonic clock that never jumps."""
 
     def __init__(self) -> None:
         self.wall_s = 1_000_000.0
@@ -16,7 +16,7 @@ class Machine:
         return Clock(lambda: self.wall_s, lambda: self.passed_s)
 
 
-def test_it_begins_at_the_wall_clock_and_no_later_jump_changes_it() -> None:
+def test_a_clock_starts_at_the_wall_clock_and_ignores_its_later_jumps() -> None:
     machine = Machine()
     clock = machine.clock()
     assert clock.now() == 1_000_000.0
@@ -26,7 +26,7 @@ def test_it_begins_at_the_wall_clock_and_no_later_jump_changes_it() -> None:
     assert clock.now() == 1_000_005.0
 
 
-def test_a_new_one_believes_the_wall_clock_again() -> None:
+def test_a_new_clock_starts_at_the_current_wall_clock() -> None:
     machine = Machine()
     machine.clock()
     machine.wall_s += 3600.0

@@ -1,4 +1,4 @@
-"""A platform with one replica whose disk was damaged: it costs what was in the damaged batch."""
+"""A platform with one replica and a damaged disk loses only the records of the damaged batch."""
 
 from __future__ import annotations
 
@@ -40,18 +40,22 @@ def spoil_batch(directory: Path, index: int, *, whole: bool) -> None:
 
 
 def lose_tags(directory: Path, index: int) -> None:
-    """Damage a whole batch, and remove the checkpoints, which may have its tags too."""
+    """Damage a whole batch, and remove the checkpoints, which may hold its tags too."""
     spoil_batch(directory, index, whole=True)
     journal = directory / "journal"
     places = checkpoint_places(journal)
-    assert places, "a clean stop takes one"
+    assert places, "a clean stop writes a checkpoint"
     for place in places:
         checkpoint_path(journal, place).unlink()
 
 
 @pytest.mark.asyncio
-async def test_damaged_data_of_a_single_replica_costs_its_records_only(tmp_path: Path) -> None:
-    """A5, without another replica to repair from; tags are readable, so no read skips it."""
+async def test_damage_on_a_single_replica_loses_only_the_records_of_the_damaged_batch(
+    tmp_path: Path,
+) -> None:
+    """A5, without another replica to repair from. Tags are readable, so no read skips the lost
+    record.
+    """
     async with indilog.client.open(tmp_path, CONFIG) as client:
         log = client.log("orders")
         for number in range(6):
@@ -71,10 +75,12 @@ async def test_damaged_data_of_a_single_replica_costs_its_records_only(tmp_path:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("index", ["none", "default", "extended"])
-async def test_no_read_passes_over_a_batch_whose_tags_are_lost(
+async def test_no_read_skips_a_batch_whose_tags_are_lost(
     tmp_path: Path, index: Literal["none", "default", "extended"]
 ) -> None:
-    """D9: unknown is never absent, with one copy and after any number of restarts."""
+    """D9: an unknown record never counts as absent, with one copy and after any number of
+    restarts.
+    """
     config = Config(node=node_config(segment_bytes=8 * MIB, local_index=index))
     async with indilog.client.open(tmp_path, config) as client:
         log = client.log("orders")
@@ -121,7 +127,9 @@ async def test_tags_in_a_checkpoint_outlive_their_batch(tmp_path: Path) -> None:
 
 
 async def seen(log: Log, tag: str | None) -> list[object]:
-    """Return all that reads of a sub-stream give, in order: seqnums, and where reads fail."""
+    """Return the outcomes of reading a sub-stream, in order: seqnums, and positions of failed
+    reads.
+    """
     found: list[object] = []
     bound = 0
     while True:
@@ -138,14 +146,14 @@ async def seen(log: Log, tag: str | None) -> list[object]:
 
 
 async def first(log: Log, tag: str | None, bound: int) -> object:
-    return await told_by(log.read_next(tag, bound))
+    return await outcome_of(log.read_next(tag, bound))
 
 
 async def last(log: Log, tag: str | None, bound: int) -> object:
-    return await told_by(log.read_prev(tag, bound))
+    return await outcome_of(log.read_prev(tag, bound))
 
 
-async def told_by(read: Awaitable[Record | None]) -> object:
+async def outcome_of(read: Awaitable[Record | None]) -> object:
     try:
         record = await read
     except DataLossError as error:
@@ -155,7 +163,7 @@ async def told_by(read: Awaitable[Record | None]) -> object:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("whole", [True, False])
-async def test_a_lost_deployment_is_reported_and_mended_by_deploying_it_again(
+async def test_a_lost_deployment_is_reported_and_repaired_by_a_new_deployment(
     tmp_path: Path, *, whole: bool
 ) -> None:
     config = Config(node=node_config(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
@@ -183,7 +191,7 @@ async def test_a_lost_deployment_is_reported_and_mended_by_deploying_it_again(
 
 
 @pytest.mark.asyncio
-async def test_a_range_below_the_floor_is_forgotten(tmp_path: Path) -> None:
+async def test_a_lost_range_below_the_trim_floor_is_forgotten(tmp_path: Path) -> None:
     async with indilog.client.open(tmp_path, CONFIG) as client:
         for number in range(6):
             await client.log("orders").append(b"%d" % number * 50, tags=["t"])
@@ -203,7 +211,7 @@ async def test_a_range_below_the_floor_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_subscription_gives_what_lies_before_the_lost_records_then_raises(
+async def test_a_subscription_yields_the_records_before_lost_ones_and_then_raises(
     tmp_path: Path,
 ) -> None:
     async with indilog.client.open(tmp_path, CONFIG) as client:
@@ -219,8 +227,8 @@ async def test_a_subscription_gives_what_lies_before_the_lost_records_then_raise
 
 
 @pytest.mark.asyncio
-async def test_permanently_lost_records_show_in_the_status(tmp_path: Path) -> None:
-    """A5: most reads cannot know it after a restart, so the platform says it itself."""
+async def test_permanently_lost_records_are_shown_in_the_status(tmp_path: Path) -> None:
+    """A5: most reads cannot know of the loss after a restart, so the status reports it."""
     config = Config(node=node_config(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
 
     async def status() -> dict[str, Any]:
@@ -240,8 +248,8 @@ async def test_permanently_lost_records_show_in_the_status(tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path) -> None:
-    """Metalog entries in it are found in the ordering journal of the same process."""
+async def test_a_bad_sector_loses_its_records_but_no_ordering(tmp_path: Path) -> None:
+    """Metalog entries in the sector are found in the ordering journal of the same process."""
     count = 300
     async with indilog.client.open(tmp_path, CONFIG) as client:
         log = client.log("orders")
@@ -250,20 +258,24 @@ async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path)
     spoil(segment_path(tmp_path / "journal", 1), 3 * 4096, 4096)
     async with indilog.client.open(tmp_path, CONFIG) as client:
         log = client.log("orders")
-        told = await seen(log, None)
-        found = [seqnum for seqnum in told if isinstance(seqnum, int)]
+        outcomes = await seen(log, None)
+        found = [seqnum for seqnum in outcomes if isinstance(seqnum, int)]
         for seqnum in found:
             record = await log.read(seqnum)
             assert record is not None
             assert record.data == b"%d" % seqnum
         assert await log.append(b"more") == count
     assert count - 30 < len(found) < count
-    assert len(told) - len(found) < 5, "it is told of all that is lost at once, or nearly"
+    assert len(outcomes) - len(found) < 5, "few errors report all lost records"
 
 
 @pytest.mark.asyncio
-async def test_a_page_reader_gets_the_lost_range_and_continues_after_it(tmp_path: Path) -> None:
-    """A5: a batch that rots while the platform runs costs one error, not one a record."""
+async def test_a_page_reader_gets_one_error_for_a_lost_batch_and_continues_after_it(
+    tmp_path: Path,
+) -> None:
+    """A5: a batch that is corrupted while the platform runs causes one error, not one per
+    record.
+    """
     config = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
     async with indilog.client.open(tmp_path, config) as client:
         log = client.log("orders")
@@ -276,28 +288,28 @@ async def test_a_page_reader_gets_the_lost_range_and_continues_after_it(tmp_path
         while bound < 50:
             try:
                 page = await log.read_range(bound=bound)
-            except DataLossError as error:
-                errors.append(error)
-                bound = error.next_seqnum or 50
+            except DataLossError as loss:
+                errors.append(loss)
+                bound = loss.next_seqnum or 50
             else:
                 found += [record.seqnum for record in page]
                 bound = page[-1].seqnum + 1
-    [told] = errors
-    assert told.seqnum is not None
-    assert told.next_seqnum is not None
-    assert f"on from seqnum {told.next_seqnum}" in str(told)
-    lost = range(told.seqnum, told.next_seqnum)
+    [raised] = errors
+    assert raised.seqnum is not None
+    assert raised.next_seqnum is not None
+    assert f"on from seqnum {raised.next_seqnum}" in str(raised)
+    lost = range(raised.seqnum, raised.next_seqnum)
     assert len(lost) > 1
     assert sorted([*found, *lost]) == list(range(50))
-    again = error_from(failed(told))
-    assert (vars(again), str(again)) == (vars(told), str(told)), "over a link too"
+    again = error_from(failed(raised))
+    assert (vars(again), str(again)) == (vars(raised), str(raised)), "over a link too"
 
 
 @pytest.mark.asyncio
-async def test_a_workflow_goes_on_though_the_only_sign_of_life_of_its_dead_process_rotted(
+async def test_a_workflow_resumes_although_the_only_heartbeat_of_its_dead_process_is_corrupt(
     tmp_path: Path,
 ) -> None:
-    """With the start of another run, which is no longer readable."""
+    """The same corruption makes the start record of another run unreadable."""
 
     async def waits(wf: Workflow) -> str:
         return str(await wf.signal("go"))

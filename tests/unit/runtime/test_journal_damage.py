@@ -1,4 +1,4 @@
-"""Claims of the journal about damaged files: what is repaired, reported and kept (A5)."""
+"""The journal on damaged files: what it repairs, reports and keeps (A5)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.unit.runtime.journals import (
 )
 
 
-def test_one_flipped_bit_is_put_right_on_disk_and_counted(
+def test_one_flipped_bit_is_repaired_on_disk_and_counted(
     directory: Path, opened: list[Journal]
 ) -> None:
-    """A5: in a header or a small payload, wherever it is."""
+    """A5: a bit anywhere in a header or in a small payload."""
     journal, _ = started(directory, opened)
     payloads = [b"entry %d" % number for number in range(40)]
     locations = [journal.write(STREAM, FrameKind.METALOG, payload) for payload in payloads]
@@ -43,7 +43,7 @@ def test_one_flipped_bit_is_put_right_on_disk_and_counted(
     assert path.read_bytes() == intact
 
 
-def test_a_flipped_bit_in_the_header_of_a_batch_hides_nothing(
+def test_a_flipped_bit_in_a_batch_header_hides_no_later_frame(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -54,7 +54,7 @@ def test_a_flipped_bit_in_the_header_of_a_batch_hides_nothing(
     assert started(directory, opened)[1] == [(STREAM, FrameKind.RECORDS, batch(), location)]
 
 
-def test_damage_below_what_was_synced_is_not_taken_for_a_torn_tail(
+def test_damage_before_the_synced_position_is_not_treated_as_a_torn_tail(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -67,16 +67,16 @@ def test_damage_below_what_was_synced_is_not_taken_for_a_torn_tail(
     before = path.read_bytes()
     journal, recovered = started(directory, opened)
     assert recovered == [(STREAM, FrameKind.METALOG, b"later", later)]
-    assert path.read_bytes() == before, "what is damaged is left for people to look at"
+    assert path.read_bytes() == before, "damaged bytes are kept for inspection"
     journal.write(STREAM, FrameKind.METALOG, b"after")
     assert [payload for _, _, payload, _ in started(directory, opened)[1]] == [b"later", b"after"]
 
 
 @pytest.mark.parametrize("payload_only", [True, False])
-def test_damage_hides_nothing_that_follows_in_its_segment(
+def test_frames_after_a_damaged_one_in_its_segment_are_recovered(
     directory: Path, opened: list[Journal], *, payload_only: bool
 ) -> None:
-    """A5: a damaged header, and with it the length, costs this frame and no other."""
+    """A5: a damaged header, and with it the length, loses this frame and no other."""
     journal, _ = started(directory, opened)
     locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 900) for _ in range(9)]
     journal.close()
@@ -97,7 +97,7 @@ def test_a_damaged_end_of_a_segment_hides_no_later_segment(
     assert len(started(directory, opened)[1]) == 9
 
 
-def test_the_start_of_the_newest_segment_may_be_damaged(
+def test_a_newest_segment_with_a_damaged_start_is_recovered(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -112,10 +112,10 @@ def test_the_start_of_the_newest_segment_may_be_damaged(
 
 @pytest.mark.parametrize("spoilt", ["a bit of the batch", "the header", "all that was written"])
 @pytest.mark.parametrize("clean", [True, False])
-def test_damage_of_the_last_frame_is_reported_once_it_was_noted_as_synced(
+def test_damage_of_the_last_frame_is_reported_after_it_was_noted_as_synced(
     directory: Path, opened: list[Journal], spoilt: str, *, clean: bool
 ) -> None:
-    """D11: after a clean stop, and of an idle process that was killed."""
+    """D11: after a clean stop, and after an idle process was killed."""
     journal, _ = started(directory, opened)
     kept = journal.write(STREAM, FrameKind.METALOG, b"kept")
     last = journal.write(STREAM, FrameKind.RECORDS, batch())
@@ -140,7 +140,7 @@ def test_damage_of_the_last_frame_is_reported_once_it_was_noted_as_synced(
     assert opened[-1].write(STREAM, FrameKind.METALOG, b"").offset > end
 
 
-def test_frames_behind_the_note_are_a_torn_tail_when_they_are_damaged(
+def test_damaged_frames_after_the_synced_note_are_a_torn_tail(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -153,7 +153,7 @@ def test_frames_behind_the_note_are_a_torn_tail_when_they_are_damaged(
     assert damage_in(directory, opened) == []
 
 
-def test_a_missing_segment_is_damage(directory: Path, opened: list[Journal]) -> None:
+def test_a_missing_segment_is_reported_as_damage(directory: Path, opened: list[Journal]) -> None:
     journal, _ = started(directory, opened)
     for _ in range(9):
         journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
@@ -162,7 +162,7 @@ def test_a_missing_segment_is_damage(directory: Path, opened: list[Journal]) -> 
     assert damage_in(directory, opened) == [(2, 0, SEGMENT_BYTES)]
 
 
-def test_sectors_that_cannot_be_read_are_damage(
+def test_unreadable_sectors_are_reported_as_damage(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = started(directory, opened)

@@ -1,6 +1,4 @@
-"""Frames that are never read again: their space is freed, durably marked before (PITFALLS 7,
-decision 0008).
-"""
+"""Discarded frames: their disk space is freed after a durable mark (PITFALLS 7, decision 0008)."""
 
 from __future__ import annotations
 
@@ -47,11 +45,11 @@ def written(journal: Journal, *sizes: int) -> list[Location]:
 
 
 def room(directory: Path) -> int:
-    """Return what the first segment takes on the disk; the next one may be made beside."""
+    """Return the bytes of the first segment on disk; the next segment may be prepared already."""
     return segment_path(directory, 1).stat().st_blocks * 512
 
 
-def test_the_space_of_discarded_frames_is_freed_and_others_stay(tmp_path: Path) -> None:
+def test_the_disk_space_of_discarded_frames_is_freed_and_other_frames_stay(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path)
     places = written(journal, 200_000, 100_000, 200_000)
     before = room(tmp_path)
@@ -68,7 +66,7 @@ def test_the_space_of_discarded_frames_is_freed_and_others_stay(tmp_path: Path) 
     assert found[1][1] == batch(1, 100_000)
 
 
-def test_frames_of_more_segments_than_files_are_open_go_at_once(tmp_path: Path) -> None:
+def test_frames_of_more_segments_than_open_files_are_freed_together(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path, segment_bytes=8192)
     places = written(journal, *[5000] * 70)
     assert len({place.segment for place in places}) == 70 > open_segments._OPEN_FILES_MAX
@@ -81,7 +79,7 @@ def test_frames_of_more_segments_than_files_are_open_go_at_once(tmp_path: Path) 
     assert [kind for kind, _ in found] == [FrameKind.GONE] * 70
 
 
-def test_nothing_goes_before_what_was_written_until_then_is_synced(tmp_path: Path) -> None:
+def test_no_space_is_freed_before_earlier_writes_are_synced(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path)
     (place,) = written(journal, 100_000)
     journal.write(STREAM, FrameKind.METALOG, b"the trim")
@@ -96,10 +94,10 @@ def test_nothing_goes_before_what_was_written_until_then_is_synced(tmp_path: Pat
     journal.close()
 
 
-def test_a_start_makes_marks_durable_before_it_gives_room_back(
+def test_a_start_makes_marks_durable_before_it_frees_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process may have died between the mark and its sync; the machine may die next."""
+    """The process may have crashed between the mark and its sync; the machine may crash next."""
     journal, _ = opened(tmp_path)
     for place in written(journal, 100_000, 100_000):
         journal.discard(place)
@@ -123,7 +121,7 @@ def test_a_start_makes_marks_durable_before_it_gives_room_back(
     again.close()
 
 
-def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_later(
+def test_the_space_of_a_frame_marked_before_a_crash_is_freed_later(
     tmp_path: Path,
 ) -> None:
     journal, _ = opened(tmp_path)
@@ -139,7 +137,7 @@ def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_late
     assert before - room(tmp_path) > 190_000
 
 
-def test_a_file_system_that_cannot_punch_costs_room_only(
+def test_a_file_system_without_hole_punching_frees_no_space_and_loses_no_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(fd: int, place: Location) -> None:
@@ -157,7 +155,7 @@ def test_a_file_system_that_cannot_punch_costs_room_only(
     assert [kind for kind, _ in found] == [FrameKind.GONE, FrameKind.METALOG]
 
 
-def test_a_repaired_batch_stays_because_recovery_needs_it_where_it_is(tmp_path: Path) -> None:
+def test_a_repaired_batch_stays_because_recovery_needs_it_at_its_location(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path)
     place = journal.write(STREAM, FrameKind.REPAIRED, batch(5, 100_000))
     journal.sync()

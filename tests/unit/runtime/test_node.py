@@ -1,4 +1,4 @@
-"""`NodeShell`: nothing leaves the process before the sync; faults end it; deadlines are kept."""
+"""`NodeShell`: no answer leaves the process before the sync; faults end it; deadlines are kept."""
 
 from __future__ import annotations
 
@@ -45,38 +45,42 @@ BACKUP = NodeId("sequencer-1")
 PROMISES_NOTHING = MetalogAppend(Epoch(1), 0, Epoch(0), (), 0)
 
 
-async def test_answers_and_messages_leave_after_the_sync_of_what_was_written_before() -> None:
+async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> None:
     messages = [Send(AWAY, MetalogWanted(0)), Send(AWAY, MetalogWanted(1))]
     house = House(
         {
             A: Scripted(
                 {
                     Started: lambda _: [PERSIST],
-                    Persisted: lambda _: [Appended([told], 5, 1), *messages],
+                    Persisted: lambda _: [Appended([answered], 5, 1), *messages],
                 }
             )
         }
     )
-    told = house.waiter("caller")
-    assert await asyncio.wait_for(told, 5) == (5, 1)
+    answered = house.waiter("caller")
+    assert await asyncio.wait_for(answered, 5) == (5, 1)
     await turns()
     assert house.story[:2] == ["write b'entry'", "sync"]
-    assert sorted(house.story[2:]) == ["send 2 to engine-0", "told caller"]
+    assert sorted(house.story[2:]) == ["send 2 to engine-0", "answered caller"]
     await house.shell.close()
 
 
-async def test_without_syncs_answers_leave_after_the_system_has_what_was_written() -> None:
-    """D6: else what is acknowledged ends with the process."""
+async def test_without_syncs_answers_leave_after_the_flush_to_the_page_cache() -> None:
+    """D6: otherwise an acknowledged frame is lost with the process."""
     house = House(
-        {A: Scripted({Received: lambda _: [PERSIST], Persisted: lambda _: [Answer(told, None)]})}
+        {
+            A: Scripted(
+                {Received: lambda _: [PERSIST], Persisted: lambda _: [Answer(answered, None)]}
+            )
+        }
     )
-    told = house.waiter("caller")
+    answered = house.waiter("caller")
     house.journal.syncs = False
     await turns()
     house.story.clear()
     house.nudge()
-    await asyncio.wait_for(told, 5)
-    assert house.story == ["write b'entry'", "flush", "told caller"]
+    await asyncio.wait_for(answered, 5)
+    assert house.story == ["write b'entry'", "flush", "answered caller"]
     await house.shell.close()
 
 
@@ -93,7 +97,7 @@ async def test_a_message_that_promises_nothing_leaves_before_the_sync() -> None:
     await house.shell.close()
 
 
-async def test_a_message_that_promises_nothing_leaves_beside_a_slow_sync() -> None:
+async def test_a_message_that_promises_nothing_leaves_during_a_slow_sync() -> None:
     house = with_held_sync(
         {
             Started: lambda _: [PERSIST, Send(BACKUP, PROMISES_NOTHING)],
@@ -112,7 +116,9 @@ async def test_a_message_that_promises_nothing_leaves_beside_a_slow_sync() -> No
     await house.shell.close()
 
 
-async def test_messages_between_roles_of_the_process_arrive_in_the_same_turn_by_reference() -> None:
+async def test_messages_between_roles_of_a_process_arrive_in_the_same_iteration_by_reference() -> (
+    None
+):
     message = MetalogWanted(7)
     receiver = Scripted()
     house = House({A: Scripted({Started: lambda _: [Send(B, message)]}), B: receiver})
@@ -124,7 +130,7 @@ async def test_messages_between_roles_of_the_process_arrive_in_the_same_turn_by_
     await house.shell.close()
 
 
-async def test_while_a_slow_sync_runs_the_loop_goes_on_and_holds_what_it_produces() -> None:
+async def test_during_a_slow_sync_the_loop_runs_and_holds_its_output() -> None:
     house = with_held_sync(
         {
             Started: lambda _: [PERSIST],
@@ -141,7 +147,7 @@ async def test_while_a_slow_sync_runs_the_loop_goes_on_and_holds_what_it_produce
     assert not second.done()
     house.journal.gate.set()
     await asyncio.wait_for(asyncio.gather(first, second), 5)
-    assert house.story == ["write b'entry'", "sync", "told first", "told second"]
+    assert house.story == ["write b'entry'", "sync", "answered first", "answered second"]
     await house.shell.close()
 
 
@@ -163,7 +169,7 @@ async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
     )
     house.journal.error = OSError(5, "EIO")
     appended, read = (asyncio.get_running_loop().create_future() for _ in range(2))
-    # The entry may be on the disk, and then recovery finds it: to repeat may be to append twice.
+    # The entry may be on the disk, and recovery would find it: a retry could append it twice.
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
         await asyncio.wait_for(appended, 5)
     with pytest.raises(NotReadyError, match="EIO"):
@@ -180,15 +186,15 @@ async def test_an_unknown_outcome_stays_unknown_when_the_sync_fails() -> None:
             A: Scripted(
                 {
                     Started: lambda _: [PERSIST],
-                    Persisted: lambda _: [Answer(told, unknown)],
+                    Persisted: lambda _: [Answer(answered, unknown)],
                 }
             )
         }
     )
     house.journal.error = OSError(5, "EIO")
-    told = house.waiter("caller")
+    answered = house.waiter("caller")
     with pytest.raises(AppendOutcomeUnknownError, match="another writer"):
-        await asyncio.wait_for(told, 5)
+        await asyncio.wait_for(answered, 5)
     await house.shell.close()
 
 
@@ -222,8 +228,8 @@ async def test_a_role_is_called_at_its_deadline_without_events() -> None:
     await house.shell.close()
 
 
-async def test_parts_that_ask_at_each_turn_for_a_further_one_share_a_timer() -> None:
-    """Otherwise each turn adds a timer, and each timer a turn, without end."""
+async def test_components_that_request_another_iteration_share_a_timer() -> None:
+    """Otherwise each iteration adds a timer, and each timer an iteration, without end."""
     house = House({A: Scripted()})
     loop, shell = asyncio.get_running_loop(), house.shell
     shell._watch_idle = lambda: shell._wake_after(0.001)  # type: ignore[method-assign]
@@ -235,7 +241,7 @@ async def test_parts_that_ask_at_each_turn_for_a_further_one_share_a_timer() -> 
     await house.shell.close()
 
 
-async def test_the_earliest_wish_for_a_turn_counts() -> None:
+async def test_the_earliest_requested_iteration_sets_the_timer() -> None:
     house = House({A: Scripted()})
     await turns()
     turned = asyncio.Event()
@@ -247,15 +253,15 @@ async def test_the_earliest_wish_for_a_turn_counts() -> None:
     await house.shell.close()
 
 
-async def test_what_is_not_urgent_waits_for_a_sync_without_keeping_the_loop_busy() -> None:
+async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
     message = MetalogWanted(3)
     script: Script = {
         Started: lambda _: [PERSIST],
-        Received: lambda _: [Answer(told, None), Send(B, message, urgent=False)],
+        Received: lambda _: [Answer(answered, None), Send(B, message, urgent=False)],
     }
     receiver = Scripted()
     house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
-    told = house.waiter("caller")
+    answered = house.waiter("caller")
     house.shell.sync_average_s = 1.0
     house.journal.gate.clear()
     taken: list[None] = []
@@ -275,13 +281,13 @@ async def test_what_is_not_urgent_waits_for_a_sync_without_keeping_the_loop_busy
     await turns(300)
     assert len(taken) - before < 30
     house.journal.gate.set()
-    await asyncio.wait_for(told, 5)
+    await asyncio.wait_for(answered, 5)
     await turns()
     assert [e.message for e in receiver.heard if isinstance(e, Received)] == [message]
     await house.shell.close()
 
 
-async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
+async def test_frames_for_other_nodes_or_incarnations_are_counted_and_dropped() -> None:
     role = Scripted()
     house = House({A: role})
     await turns()
@@ -304,15 +310,15 @@ async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
     await house.shell.close()
 
 
-async def test_closing_syncs_what_is_written() -> None:
+async def test_closing_syncs_written_frames() -> None:
     house = House({A: Scripted({Started: lambda _: [PERSIST]})})
     await turns()
     await house.shell.close()
     assert house.story == ["write b'entry'", "sync"]
 
 
-async def test_an_idle_process_notes_how_far_its_journal_was_synced() -> None:
-    """D11: once, when nothing was written for a while."""
+async def test_an_idle_process_notes_the_synced_position_of_its_journal() -> None:
+    """D11: once, after a while without writes."""
     house = House({A: Scripted({Received: lambda _: [PERSIST]})}, journal_idle_s=0.001)
     for _ in range(2):
         house.nudge()
@@ -322,19 +328,19 @@ async def test_an_idle_process_notes_how_far_its_journal_was_synced() -> None:
     await house.shell.close()
 
 
-def persist_and_answer(told: list[asyncio.Future[object]]) -> Script:
-    """Persist at the start and at a message, and answer in that order."""
+def persist_and_answer(answered: list[asyncio.Future[object]]) -> Script:
+    """Persist at the start and at a message, and answer each time."""
     return {
         Started: lambda _: [PERSIST],
         Received: lambda _: [Persist(FrameKind.METALOG, b"second", 2)],
-        Persisted: lambda persisted: [Answer(told[persisted.token - 1], None)],
+        Persisted: lambda persisted: [Answer(answered[persisted.token - 1], None)],
     }
 
 
-async def test_who_settles_during_a_sync_waits_for_what_was_written_meanwhile() -> None:
-    told: list[asyncio.Future[object]] = []
-    house = with_held_sync(persist_and_answer(told))
-    told += [house.waiter("first"), house.waiter("second")]
+async def test_settling_during_a_sync_waits_for_frames_written_meanwhile() -> None:
+    answered: list[asyncio.Future[object]] = []
+    house = with_held_sync(persist_and_answer(answered))
+    answered += [house.waiter("first"), house.waiter("second")]
     await turns()
     house.nudge()
     await turns()
@@ -349,16 +355,16 @@ async def test_who_settles_during_a_sync_waits_for_what_was_written_meanwhile() 
     await house.shell.close()
 
 
-async def test_a_failed_sync_in_the_thread_answers_all_callers_and_lets_the_shell_close() -> None:
-    told: list[asyncio.Future[object]] = []
-    house = with_held_sync(persist_and_answer(told))
-    told += [house.waiter("first"), house.waiter("second")]
+async def test_a_failed_sync_in_the_thread_fails_all_callers_and_lets_the_shell_close() -> None:
+    answered: list[asyncio.Future[object]] = []
+    house = with_held_sync(persist_and_answer(answered))
+    answered += [house.waiter("first"), house.waiter("second")]
     house.journal.error = OSError(5, "EIO")
     await turns()
     settled = asyncio.ensure_future(house.shell.settled())
     house.journal.gate.set()
     with pytest.raises(NotReadyError, match="EIO"):
-        await asyncio.wait_for(told[0], 5)
+        await asyncio.wait_for(answered[0], 5)
     await asyncio.wait_for(settled, 5)
     await asyncio.wait_for(house.shell.close(), 5)
     assert len(house.fatal) == 1
@@ -366,15 +372,15 @@ async def test_a_failed_sync_in_the_thread_answers_all_callers_and_lets_the_shel
         house.shell.wake(A)
 
 
-async def test_a_sync_that_fails_after_the_shell_has_failed_answers_its_callers() -> None:
+async def test_a_sync_that_fails_after_the_shell_failed_fails_its_callers() -> None:
     house = with_held_sync(
         {
             Started: lambda _: [PERSIST],
-            Persisted: lambda _: [Appended([told], 5, 1)],
+            Persisted: lambda _: [Appended([answered], 5, 1)],
             Received: broken,
         }
     )
-    told = house.waiter("caller")
+    answered = house.waiter("caller")
     house.journal.error = OSError(5, "EIO")
     await turns()
     house.nudge()
@@ -382,12 +388,12 @@ async def test_a_sync_that_fails_after_the_shell_has_failed_answers_its_callers(
     assert isinstance(house.shell.failed, AssertionError)
     house.journal.gate.set()
     with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
-        await asyncio.wait_for(told, 5)
+        await asyncio.wait_for(answered, 5)
     assert len(house.fatal) == 1
     await house.shell.close()
 
 
-async def test_what_a_role_says_of_the_disk_is_counted_as_damage_and_logged() -> None:
+async def test_disk_damage_reported_by_a_role_is_counted_and_logged() -> None:
     damage = Ignore(Location(1, 32, 5), "a record batch on disk is damaged")
     with structlog.testing.capture_logs() as logs:
         house = House({A: Scripted({Started: lambda _: [damage]})})

@@ -1,4 +1,4 @@
-"""`NodeShell`: callers are answered before what is not urgent is handled, which never starves."""
+"""`NodeShell`: callers are answered before non-urgent events are handled, which never starve."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ pytestmark = pytest.mark.asyncio
 def appending(
     appends: int, on_message: Callable[[Any], list[Effect]] = lambda _: []
 ) -> tuple[House, list[asyncio.Future[object]]]:
-    """Return a house and its callers: A persists, answers and sends to B, which the story notes."""
-    told: list[asyncio.Future[object]] = []
-    unanswered = iter(told)
+    """Return a house and its callers: A persists, answers and notifies B, which the story
+    records.
+    """
+    answered: list[asyncio.Future[object]] = []
+    unanswered = iter(answered)
     index = Send(B, MetalogWanted(0), urgent=False)
 
     def note(_: Received) -> list[Effect]:
@@ -40,25 +42,25 @@ def appending(
             B: Scripted({Received: note}),
         }
     )
-    told += [house.waiter(f"append {n}") for n in range(appends)]
-    return house, told
+    answered += [house.waiter(f"append {n}") for n in range(appends)]
+    return house, answered
 
 
-async def test_a_caller_is_answered_before_what_is_not_urgent_is_handled() -> None:
-    house, (told,) = appending(1)
+async def test_a_caller_is_answered_before_non_urgent_events_are_handled() -> None:
+    house, (answered,) = appending(1)
     await turns()
-    assert told.done()
-    assert house.story.index("told append 0") < house.story.index("index")
+    assert answered.done()
+    assert house.story.index("answered append 0") < house.story.index("index")
     await house.shell.close()
 
 
-async def test_what_an_answer_leads_to_is_written_before_what_is_not_urgent_is_handled() -> None:
-    """A link writes in the turn of the loop after the one in which it was given the answer."""
-    house, (told,) = appending(1)
+async def test_a_write_caused_by_an_answer_precedes_non_urgent_events() -> None:
+    """A link writes in the loop iteration after the one that completed the answer."""
+    house, (answered,) = appending(1)
     loop = asyncio.get_running_loop()
 
     async def sends_on() -> None:
-        await told
+        await answered
         loop.call_soon(house.story.append, "written")
 
     sending = asyncio.create_task(sends_on())
@@ -68,9 +70,9 @@ async def test_what_an_answer_leads_to_is_written_before_what_is_not_urgent_is_h
     await house.shell.close()
 
 
-async def test_what_is_not_urgent_is_handled_while_callers_keep_coming() -> None:
-    house, told = appending(40, lambda _: [PERSIST])
-    for future in told[:-1]:
+async def test_non_urgent_events_are_handled_under_a_steady_stream_of_callers() -> None:
+    house, answered = appending(40, lambda _: [PERSIST])
+    for future in answered[:-1]:
         future.add_done_callback(lambda _: house.nudge())
     now = [1000.0]
 
@@ -80,27 +82,27 @@ async def test_what_is_not_urgent_is_handled_while_callers_keep_coming() -> None
 
     house.shell.clock.now = later  # type: ignore[method-assign]
     await turns(100)
-    assert all(future.done() for future in told)
-    assert house.story.index("index") < house.story.index("told append 5")
-    assert house.story.count("index") == len(told)
+    assert all(future.done() for future in answered)
+    assert house.story.index("index") < house.story.index("answered append 5")
+    assert house.story.count("index") == len(answered)
     await house.shell.close()
 
 
-async def test_who_wants_more_than_to_append_ends_the_wait_of_what_is_not_urgent() -> None:
-    house, told = appending(40, lambda _: [PERSIST])
-    for future in told[:-1]:
+async def test_a_call_other_than_an_append_ends_the_wait_of_non_urgent_events() -> None:
+    house, answered = appending(40, lambda _: [PERSIST])
+    for future in answered[:-1]:
         future.add_done_callback(lambda _: house.nudge())
     house.shell.clock.now = lambda: Instant(1000.0)  # type: ignore[method-assign]
-    told[9].add_done_callback(lambda _: house.shell.hasten(A))
+    answered[9].add_done_callback(lambda _: house.shell.hasten(A))
     await turns(100)
     index = house.story.index("index")
-    assert house.story.index("told append 9") < index < house.story.index("told append 11")
-    assert house.story.count("index") == len(told)
+    assert house.story.index("answered append 9") < index < house.story.index("answered append 11")
+    assert house.story.count("index") == len(answered)
     await house.shell.close()
 
 
-async def test_a_single_slow_sync_sends_no_later_one_into_the_thread() -> None:
-    house, (told,) = appending(1)
+async def test_one_slow_sync_does_not_move_later_syncs_to_the_thread() -> None:
+    house, (answered,) = appending(1)
     limit_s = house.shell._config.node.journal.sync_inline_s_max
     for seconds in (0.0001, 10.0):
         house.shell._synced_in(seconds)
@@ -109,5 +111,5 @@ async def test_a_single_slow_sync_sends_no_later_one_into_the_thread() -> None:
         house.shell._synced_in(10.0)
     assert house.shell.sync_average_s > limit_s
     await turns()
-    assert told.done()
+    assert answered.done()
     await house.shell.close()

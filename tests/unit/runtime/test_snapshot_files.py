@@ -1,4 +1,4 @@
-"""Claims about the files of index snapshots, on a real disk."""
+"""The files of index snapshots, on a real disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-def test_the_newest_snapshot_is_found_again_with_all_its_rows(tmp_path: Path) -> None:
+def test_the_newest_snapshot_is_loaded_with_all_its_rows(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "snapshots")
     assert folder.opened(EVERYTHING) is None
     written(folder, 10)
@@ -67,7 +67,7 @@ def test_the_newest_snapshot_is_found_again_with_all_its_rows(tmp_path: Path) ->
     assert found.seqnums.tolist() == list(range(30))
 
 
-def test_the_two_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_two_newest_snapshots_are_kept(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path)
     (tmp_path / "writing.tmp").write_bytes(b"of a process that died")
     for position, base in ((10, None), (20, 10), (30, 20)):
@@ -77,8 +77,10 @@ def test_the_two_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 4, 0.3, 0.5, 0.9, -1, -5, -40])
-def test_a_bit_that_flipped_anywhere_makes_the_older_one_be_used(tmp_path: Path, at: float) -> None:
-    """A5: damage is noticed, never served; wherever in the file it is."""
+def test_a_flipped_bit_anywhere_in_a_snapshot_falls_back_to_the_older_one(
+    tmp_path: Path, at: float
+) -> None:
+    """A5: damage anywhere in the file is detected and never served."""
     folder = SnapshotFolder(tmp_path)
     written(folder, 10)
     written(folder, 3000, base=10)
@@ -89,7 +91,7 @@ def test_a_bit_that_flipped_anywhere_makes_the_older_one_be_used(tmp_path: Path,
     assert snapshot.info.position == 10
 
 
-def test_damage_while_a_snapshot_is_in_use_is_noticed_and_the_file_put_aside(
+def test_damage_of_a_snapshot_in_use_is_detected_and_the_file_set_aside(
     tmp_path: Path,
 ) -> None:
     folder = SnapshotFolder(tmp_path)
@@ -102,7 +104,7 @@ def test_damage_while_a_snapshot_is_in_use_is_noticed_and_the_file_put_aside(
     assert answer == SnapshotWritten(4000, None, base_lost=True)
 
 
-def test_damage_of_the_base_is_noticed_when_the_next_snapshot_is_written(tmp_path: Path) -> None:
+def test_damage_of_the_base_is_detected_when_the_next_snapshot_is_written(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path)
     written(folder, 3000)
     ((_, file),) = snapshot_files(tmp_path)
@@ -125,15 +127,17 @@ def test_a_snapshot_of_another_version_is_refused_with_both_named(tmp_path: Path
         opened_snapshot(file)
 
 
-def test_a_disk_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_snapshot_write_is_reported_and_changes_nothing(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "file" / "below")
     (tmp_path / "file").write_text("not a directory")
     answer = folder.write(WriteSnapshot(info(1), None, lambda: rows(0, 1)))
     assert answer == SnapshotWritten(1, None)
 
 
-def test_a_snapshot_is_written_only_when_what_it_knows_of_is_synced(tmp_path: Path) -> None:
-    """It must never be ahead of the log: what is not synced may be ordered otherwise later."""
+def test_a_snapshot_is_written_only_after_its_entries_are_synced(tmp_path: Path) -> None:
+    """A snapshot must never be ahead of the log: unsynced entries may be ordered otherwise
+    later.
+    """
 
     async def story() -> None:
         synced = asyncio.Event()
@@ -156,12 +160,12 @@ def test_a_snapshot_is_written_only_when_what_it_knows_of_is_synced(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_rows_that_are_not_there_are_said_to_be_gone(tmp_path: Path) -> None:
+def test_missing_rows_are_reported_as_lost(tmp_path: Path) -> None:
     assert SnapshotFolder(tmp_path).rows(7, 0) is None
     assert RowsRead(7, 0, None).rows is None
 
 
-def test_a_write_that_is_stopped_leaves_no_file(tmp_path: Path) -> None:
+def test_a_cancelled_snapshot_write_leaves_no_file(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path)
     folder.stopped = True
     answer = folder.write(WriteSnapshot(info(5), None, lambda: rows(0, 5)))
@@ -169,7 +173,7 @@ def test_a_write_that_is_stopped_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shell_without_a_folder_for_them_keeps_no_snapshots() -> None:
+def test_a_shell_without_a_snapshot_folder_keeps_no_snapshots() -> None:
     answers: list[SnapshotAnswer] = []
 
     async def settled() -> bool:
@@ -181,8 +185,8 @@ def test_a_shell_without_a_folder_for_them_keeps_no_snapshots() -> None:
     assert answers == [SnapshotWritten(5, None), SnapshotOpened(None)]
 
 
-def test_a_snapshot_beyond_the_newest_goes_however_new_it_looks(tmp_path: Path) -> None:
-    """It has metalog entries that were replaced, so the index was built again below it."""
+def test_a_snapshot_above_the_newest_position_is_removed(tmp_path: Path) -> None:
+    """It contains metalog entries that were replaced, so the index was rebuilt below it."""
     folder = SnapshotFolder(tmp_path)
     for position in (10, 30, 40):
         written(folder, position)

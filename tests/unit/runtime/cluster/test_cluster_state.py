@@ -1,4 +1,4 @@
-"""What processes share through the metadata store: the run, the arrangement, epochs."""
+"""Cluster state in the metadata store: the run, the layout and the process epochs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[EmbeddedMetadataStore]:
         yield opened
 
 
-def test_a_node_starts_with_what_was_published(store: EmbeddedMetadataStore) -> None:
+def test_a_node_starts_with_the_published_cluster_state(store: EmbeddedMetadataStore) -> None:
     config = Config(
         cluster=ClusterConfig(storage_nodes=2, replicas=2, durability="memory"),
         node=node_config(data_dir=Path("/data/with space"), resend_s=0.125, port=0),
@@ -62,7 +62,7 @@ def test_each_start_has_a_greater_epoch(store: EmbeddedMetadataStore) -> None:
     asyncio.run(story())
 
 
-def test_a_run_replaces_the_run_before_and_returns_it(store: EmbeddedMetadataStore) -> None:
+def test_a_new_run_replaces_the_previous_run_and_notifies_it(store: EmbeddedMetadataStore) -> None:
     async def story() -> None:
         await publish_run(store, Config(), ADDRESSES, Path("/run/first"))
         second = {NodeId("storage-0"): "tcp://127.0.0.1:1"}
@@ -77,7 +77,7 @@ def test_a_run_replaces_the_run_before_and_returns_it(store: EmbeddedMetadataSto
 
 
 @pytest.mark.parametrize("published", ["nothing", "view", "run"])
-def test_before_all_is_published_a_start_of_a_node_fails_as_retryable(
+def test_a_node_gets_a_retryable_error_until_the_cluster_state_is_published(
     store: EmbeddedMetadataStore, published: str
 ) -> None:
     async def story() -> None:
@@ -92,7 +92,7 @@ def test_before_all_is_published_a_start_of_a_node_fails_as_retryable(
 
 
 @pytest.mark.parametrize(("key", "words"), [("view", "another release"), ("run", "first process")])
-def test_what_another_release_published_is_one_sentence(
+def test_cluster_state_of_another_release_is_refused_in_one_sentence(
     store: EmbeddedMetadataStore, key: str, words: str
 ) -> None:
     async def story() -> None:
@@ -101,13 +101,13 @@ def test_what_another_release_published_is_one_sentence(
         await store.compare_and_set(key, b'{"newer": true}', expected_version=1)
         with pytest.raises((ConfigError, DataDirectoryError), match=words):
             await node_start(store)
-        if key == "run":  # a start that replaces it does not mind
+        if key == "run":  # a start replaces the run record without reading it
             assert await publish_run(store, Config(), ADDRESSES, Path("/run/y")) is None
 
     asyncio.run(story())
 
 
-def test_an_arrangement_is_kept_over_restarts_and_the_other_refused(
+def test_a_restart_with_the_other_process_arrangement_is_refused(
     store: EmbeddedMetadataStore,
 ) -> None:
     async def story() -> None:
@@ -126,7 +126,7 @@ def test_an_arrangement_is_kept_over_restarts_and_the_other_refused(
         st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1
     ).map(Path),
 )
-def test_every_configuration_survives_being_published(
+def test_every_configuration_survives_publication(
     replicas: int, timeout_s: float, data_dir: Path
 ) -> None:
     config = Config(

@@ -1,4 +1,4 @@
-"""The data directory: a metadata file that is gone, damaged or old is one sentence."""
+"""The data directory: a missing, damaged or outdated metadata file is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_in(directory: Path, sequencers: int = 1) -> Config:
 
 
 def started_in(directory: Path, sequencers: int = 1) -> None:
-    """Start a platform and append; what is refused is raised."""
+    """Start a platform and append one record; a refused start raises its error."""
 
     async def started() -> None:
         async with embedded(config_in(directory, sequencers)) as platform:
@@ -64,7 +64,7 @@ def cut(metadata: Path) -> None:
         (cut, "is damaged"),
     ],
 )
-def test_a_metadata_file_that_is_lost_or_damaged_is_one_sentence_and_nothing_changes(
+def test_a_lost_or_damaged_metadata_file_is_refused_in_one_sentence_without_any_change(
     tmp_path: Path, damage: Callable[[Path], None], words: str
 ) -> None:
     started_in(tmp_path)
@@ -78,7 +78,7 @@ def test_a_metadata_file_that_is_lost_or_damaged_is_one_sentence_and_nothing_cha
         assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_a_metadata_file_older_than_the_journal_is_one_sentence(tmp_path: Path) -> None:
+def test_a_metadata_file_older_than_the_journal_is_refused_in_one_sentence(tmp_path: Path) -> None:
     started_in(tmp_path)
     old = (tmp_path / "metadata").read_bytes()
     started_in(tmp_path)
@@ -87,20 +87,20 @@ def test_a_metadata_file_older_than_the_journal_is_one_sentence(tmp_path: Path) 
         started_in(tmp_path)
 
 
-def test_the_journals_of_processes_count_too(tmp_path: Path) -> None:
+def test_a_metadata_file_older_than_a_process_journal_is_refused(tmp_path: Path) -> None:
     segment_path(tmp_path / "storage-0", 1).parent.mkdir()
     segment_path(tmp_path / "storage-0", 1).touch()
     with pytest.raises(DataDirectoryError, match="such as storage-0"):
         opened_metadata(NodeConfig(data_dir=tmp_path))
 
 
-def test_a_start_that_died_before_it_had_metadata_is_a_new_directory(tmp_path: Path) -> None:
+def test_a_directory_of_a_start_that_crashed_before_writing_metadata_is_new(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     (tmp_path / "metadata.lock").touch()
     opened_metadata(NodeConfig(data_dir=tmp_path)).close()
 
 
-def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(indilog.DataDirectoryError, match="file cannot be used"):
         opened_metadata(NodeConfig(data_dir=tmp_path / "file"))
@@ -116,36 +116,36 @@ def reopened(directory: Path, *frames: bytes) -> Journal:
     return journal
 
 
-def test_a_lost_journal_is_distinguished_from_a_new_one(tmp_path: Path) -> None:
-    """A4: else a sequencer would begin the log anew."""
+def test_a_missing_journal_is_distinguished_from_a_new_one(tmp_path: Path) -> None:
+    """A4: otherwise a sequencer would restart the log from position 0."""
     directory = tmp_path / "a"
 
-    async def told(*frames: bytes) -> bool:
+    async def is_missing(*frames: bytes) -> bool:
         with EmbeddedMetadataStore(tmp_path / "metadata", NodeConfig()) as store:
             return await journal_lost(store, "a", reopened(directory, *frames))
 
-    assert not asyncio.run(told()), "it is made"
-    assert not asyncio.run(told()), "it is empty still"
+    assert not asyncio.run(is_missing()), "the directory was just created"
+    assert not asyncio.run(is_missing()), "the journal is still empty"
     shutil.rmtree(directory)
-    assert asyncio.run(told())
-    assert asyncio.run(told()), "until something is in it"
-    assert not asyncio.run(told(b"put back"))
-    assert not asyncio.run(told())
+    assert asyncio.run(is_missing())
+    assert asyncio.run(is_missing()), "until a journal is restored"
+    assert not asyncio.run(is_missing(b"put back"))
+    assert not asyncio.run(is_missing())
 
 
-def test_a_journal_that_is_gone_is_logged_once_per_loss(tmp_path: Path) -> None:
-    """An index node's stays empty for long: its first frames are a snapshot."""
+def test_a_missing_journal_is_logged_once_per_loss(tmp_path: Path) -> None:
+    """The journal of an index node stays empty for long: its first frames are a snapshot."""
 
-    def told() -> int:
+    def logged() -> int:
         journal = Journal.open(tmp_path / "a", segment_bytes=4096, durability="fsync")
         with capture_logs() as lines:
             recover(journal, {}, lost=True)
         journal.close()
         return sum("journal is gone" in line["event"] for line in lines)
 
-    assert [told(), told()] == [1, 0]
+    assert [logged(), logged()] == [1, 0]
     shutil.rmtree(tmp_path / "a")
-    assert [told(), told()] == [1, 0]
+    assert [logged(), logged()] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_journal_that_is_gone_is_logged_once_per_loss(tmp_path: Path) -> None:
         (3, "of sequencer-0, and on that of sequencer-1 and sequencer-2 too"),
     ],
 )
-def test_a_platform_whose_journal_is_gone_does_not_begin_anew(
+def test_a_platform_with_a_missing_journal_does_not_restart_the_log(
     tmp_path: Path, sequencers: int, words: str
 ) -> None:
     """All sequencers of one process share its journal."""

@@ -1,4 +1,4 @@
-"""Published figures of processes reach the status, and do not outlive their processes."""
+"""Metric files: any process can read the metrics of a running process, and none of a dead one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = NodeId("storage-0"), NodeId("storage-1")
 
 
 @pytest.mark.asyncio
-async def test_figures_of_another_process_are_shown_until_it_ends(tmp_path: Path) -> None:
+async def test_metrics_of_another_process_are_readable_until_it_ends(tmp_path: Path) -> None:
     figures: dict[str, dict[str, int]] = {A: {"read_only": 1, "missing_records": 7}}
     async with figures_published(tmp_path, A, lambda: figures):
         assert figures_read(tmp_path, [A, B]) == (figures, [B])
@@ -22,7 +22,7 @@ async def test_figures_of_another_process_are_shown_until_it_ends(tmp_path: Path
 
 
 @pytest.mark.asyncio
-async def test_old_or_damaged_figures_count_as_silent(tmp_path: Path) -> None:
+async def test_outdated_or_damaged_metric_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "storage-0.figures").write_bytes(b"{}")
     (tmp_path / "storage-1.figures").write_bytes(b'{"storage-1": 7')
     assert figures_read(tmp_path, [A, B]).silent == [B]

@@ -1,4 +1,4 @@
-"""A gateway that takes any port takes the same one again in its run; its number is printed."""
+"""A gateway configured with any port reuses its port within a run and publishes the number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ports(directory: Path, configured: int) -> list[int]:
     return [port_of(directory, name, ENGINES, configured).port for name in ENGINES]
 
 
-def test_each_engine_has_the_port_that_it_chose_and_none_before(tmp_path: Path) -> None:
+def test_the_port_of_an_engine_is_unknown_until_it_chose_one(tmp_path: Path) -> None:
     assert ports(tmp_path, ANY) == [0, 0]
     keep_port(tmp_path, ENGINES[0], 40_001)
     assert ports(tmp_path, ANY) == [40_001, 0]
@@ -24,7 +24,7 @@ def test_each_engine_has_the_port_that_it_chose_and_none_before(tmp_path: Path) 
     assert ports(tmp_path, ANY) == [40_001, 40_003]
 
 
-def test_the_ports_of_a_run_are_not_those_of_the_next(tmp_path: Path) -> None:
+def test_the_next_run_does_not_reuse_the_ports_of_this_one(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()
@@ -32,7 +32,7 @@ def test_the_ports_of_a_run_are_not_those_of_the_next(tmp_path: Path) -> None:
     assert ports(second, ANY) == [0, 0]
 
 
-def test_a_port_that_is_configured_is_the_first_engines_and_the_next_ones_follow(
+def test_engines_after_the_first_use_the_ports_after_the_configured_one(
     tmp_path: Path,
 ) -> None:
     for name in ENGINES:
@@ -40,7 +40,7 @@ def test_a_port_that_is_configured_is_the_first_engines_and_the_next_ones_follow
     assert ports(tmp_path, 8080) == [8080, 8081]
 
 
-def test_a_port_that_was_not_configured_is_explained(tmp_path: Path) -> None:
+def test_a_port_derived_from_the_configured_one_is_explained(tmp_path: Path) -> None:
     def words(name: NodeId, configured: int) -> str:
         return port_of(tmp_path, name, ENGINES, configured).words
 

@@ -1,5 +1,5 @@
-"""Claims about the layout of a cluster over its starts: the index tier may change, what holds data
-may not.
+"""The layout of a cluster over its starts: the index tier may change, nodes that hold data may
+not.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def index_node(platform: Platform, name: str) -> IndexNode:
     return role
 
 
-def test_index_shards_come_and_go_between_starts_and_nothing_is_lost(tmp_path: Path) -> None:
-    """A retired index shard gets no further positions and answers for its own; index nodes write
-    snapshots all the while, and those of another schedule are not used.
+def test_adding_and_removing_index_shards_between_starts_loses_no_record(tmp_path: Path) -> None:
+    """A retired index shard gets no further positions and answers for its own. Index nodes write
+    snapshots throughout, and no node uses a snapshot of another schedule.
     """
 
     async def story() -> None:
@@ -73,7 +73,7 @@ def test_index_shards_come_and_go_between_starts_and_nothing_is_lost(tmp_path: P
     uvloop.run(story())
 
 
-def test_replicas_and_aggregators_may_change_too(tmp_path: Path) -> None:
+def test_index_replicas_and_aggregators_may_change_between_starts(tmp_path: Path) -> None:
     async def story() -> None:
         changes: list[dict[str, int | str]] = [
             {"index_replicas": 2, "aggregators": 2},
@@ -92,7 +92,7 @@ def test_replicas_and_aggregators_may_change_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"storage_nodes": 2, "replicas": 2}, {"sequencers": 3}, {"engines": 2}]
 )
-def test_what_holds_data_may_not_change(tmp_path: Path, change: dict[str, int]) -> None:
+def test_a_changed_layout_of_the_data_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
     async def story() -> None:
         async with embedded(config_in(tmp_path)):
             pass
@@ -104,7 +104,7 @@ def test_what_holds_data_may_not_change(tmp_path: Path, change: dict[str, int]) 
 
 
 def test_a_refused_layout_counts_the_storage_nodes_that_have_a_shard(tmp_path: Path) -> None:
-    """Of two storage nodes one has the only replica of the only shard."""
+    """Two storage nodes, of which one has the only replica of the only shard."""
 
     async def story() -> None:
         async with embedded(config_in(tmp_path)):

@@ -1,4 +1,6 @@
-"""The metadata file: whole or not at all, one process at a time, checked when it is read."""
+"""The metadata file: replaced atomically, used by one process at a time, checked when it is
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ async def set_once(directory: Path) -> None:
         await store.compare_and_set("view", b"one", expected_version=0)
 
 
-def test_a_second_process_is_refused_because_the_directory_is_in_use(tmp_path: Path) -> None:
+def test_a_second_process_on_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path), pytest.raises(DataDirectoryError, match="in use by another process"):
         opened(tmp_path)
     opened(tmp_path).close()
 
 
 @pytest.mark.parametrize("offset", [0, 4, 6, 12, -1])
-def test_a_flipped_bit_is_put_right(tmp_path: Path, offset: int) -> None:
+def test_a_flipped_bit_in_the_metadata_file_is_repaired(tmp_path: Path, offset: int) -> None:
     asyncio.run(set_once(tmp_path))
     file = tmp_path / "metadata"
     damaged = bytearray(file.read_bytes())
@@ -84,7 +86,7 @@ def test_a_write_that_was_not_renamed_never_happened(tmp_path: Path) -> None:
         assert asyncio.run(store.get("view")) == Versioned(b"one", 1)
 
 
-def test_the_file_and_its_directory_are_synced_before_a_write_is_acknowledged(
+def test_a_write_is_acknowledged_after_the_file_and_its_directory_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -99,7 +101,7 @@ def test_the_file_and_its_directory_are_synced_before_a_write_is_acknowledged(
     assert steps == ["metadata.new", tmp_path.name, "metadata.reserve"]
 
 
-def test_after_a_failed_sync_no_write_is_tried_again(
+def test_after_a_failed_sync_every_later_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -121,10 +123,10 @@ def _fail(descriptor: int) -> None:
     raise OSError(errno.EIO, "disk")
 
 
-def test_a_full_disk_takes_a_write_into_the_room_that_was_kept(
+def test_on_a_full_disk_a_write_uses_the_reserved_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A35: a process can be started, which needs a new epoch."""
+    """A35: a process can start on a full disk, which needs a new epoch."""
     reserve = tmp_path / "metadata.reserve"
     whole = os.fsync
 
@@ -154,7 +156,7 @@ def test_a_full_disk_takes_a_write_into_the_room_that_was_kept(
     asyncio.run(story())
 
 
-def test_the_repetition_of_a_named_write_succeeds_again(tmp_path: Path) -> None:
+def test_a_resent_conditional_write_succeeds_again(tmp_path: Path) -> None:
     async def story() -> None:
         with opened(tmp_path) as store:
             for _ in range(2):
@@ -169,7 +171,9 @@ def test_the_repetition_of_a_named_write_succeeds_again(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_closed_store_writes_nothing_into_a_file_that_another_may_have(tmp_path: Path) -> None:
+def test_a_closed_store_refuses_writes_because_another_process_may_own_the_file(
+    tmp_path: Path,
+) -> None:
     store = opened(tmp_path)
     store.close()
     with opened(tmp_path), pytest.raises(DataDirectoryError, match="takes no more writes"):

@@ -1,4 +1,4 @@
-"""The metadata store over a socket: deadlines, lost servers, repeated requests, rubbish."""
+"""The metadata store over a socket: deadlines, lost servers, resent requests, malformed bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address_in(directory: Path) -> str:
     return f"ipc://{directory}/m"
 
 
-async def test_a_request_said_before_the_server_exists_is_answered(tmp_path: Path) -> None:
+async def test_a_request_sent_before_the_server_starts_is_answered(tmp_path: Path) -> None:
     async with MetadataClient(address_in(tmp_path), CONFIG) as client:
         early = asyncio.create_task(client.next_sequence("epoch"))
         await asyncio.sleep(0)
@@ -48,7 +48,7 @@ async def test_without_a_server_a_request_fails_as_retryable(tmp_path: Path) -> 
             await client.get("view")
 
 
-async def test_a_client_and_its_watch_live_through_a_restart_of_the_server(tmp_path: Path) -> None:
+async def test_a_client_and_its_watch_survive_a_server_restart(tmp_path: Path) -> None:
     address = address_in(tmp_path)
     async with MetadataClient(address, CONFIG) as client:
         with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
@@ -64,7 +64,9 @@ async def test_a_client_and_its_watch_live_through_a_restart_of_the_server(tmp_p
             await server.close()
 
 
-async def test_a_watch_asks_again_when_the_server_saw_nothing_for_long(tmp_path: Path) -> None:
+async def test_a_watch_is_renewed_after_the_server_reported_no_change_in_time(
+    tmp_path: Path,
+) -> None:
     quick = node_config(metadata_timeout_s=0.1)
     address = address_in(tmp_path)
     with EmbeddedMetadataStore(tmp_path / "metadata", quick) as store:
@@ -85,7 +87,7 @@ async def test_a_watch_asks_again_when_the_server_saw_nothing_for_long(tmp_path:
         await server.close()
 
 
-async def test_the_failure_of_the_store_reaches_the_client(tmp_path: Path) -> None:
+async def test_a_failure_of_the_store_reaches_the_client(tmp_path: Path) -> None:
     address = address_in(tmp_path)
     store = EmbeddedMetadataStore(tmp_path / "metadata", CONFIG)
     server = MetadataServer(store, address, CONFIG)
@@ -105,13 +107,13 @@ def raw(address: str) -> Iterator[zmq.Socket[bytes]]:
 
 
 async def received(socket: zmq.Socket[bytes]) -> Reply:
-    """Read one reply in a thread, so that the server on this loop can give it."""
+    """Read one reply in a thread, so that the server on this loop can send it."""
     frame = await asyncio.to_thread(socket.recv)
     reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
     return reply
 
 
-async def test_a_repeated_write_is_done_once_and_answered_twice(tmp_path: Path) -> None:
+async def test_a_resent_write_is_executed_once_and_answered_twice(tmp_path: Path) -> None:
     address = address_in(tmp_path)
     request: Request = CompareAndSet(7, "view", b"one", 0, "client-7")
     with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
@@ -124,7 +126,9 @@ async def test_a_repeated_write_is_done_once_and_answered_twice(tmp_path: Path) 
         await server.close()
 
 
-async def test_malformed_frames_are_counted_and_harmless(tmp_path: Path) -> None:
+async def test_malformed_requests_are_counted_and_later_requests_are_answered(
+    tmp_path: Path,
+) -> None:
     address = address_in(tmp_path)
     rubbish = [
         [b""],

@@ -1,4 +1,4 @@
-"""Directories of runs: removed when their owner is gone, however it went, and never before."""
+"""Run directories are removed after their owner ended or crashed, and never while it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_removes_the_directory_of_a_killed_run(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -40,7 +40,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_start(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_ends_removes_its_own() -> None:
+def test_a_run_that_ends_removes_its_own_directory() -> None:
     mine, other = RunDirectory(), RunDirectory()
     mine.remove()
     remove_stale_directories()
@@ -49,7 +49,7 @@ def test_a_run_that_ends_removes_its_own() -> None:
     other.remove()
 
 
-def test_what_is_no_directory_of_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_directories_that_belong_to_no_run_are_kept(tmp_path: Path) -> None:
     (tmp_path / "indilog-run-of-somebody").mkdir()
     (tmp_path / "indilog-run-file").touch()
     (tmp_path / "elsewhere").mkdir()

@@ -1,4 +1,4 @@
-"""A supervised process is started, watched, started again, and ends with its supervisor."""
+"""A supervised process is started, monitored and restarted, and ends with its supervisor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gone(pid: str) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_it_is_ready_when_it_says_so() -> None:
+def test_a_process_is_ready_when_it_reports_ready() -> None:
     async def story() -> None:
         async with kept(process(LIVES)) as child:
             assert await child.ready() == str(child.pid)
@@ -56,7 +56,7 @@ def test_it_is_ready_when_it_says_so() -> None:
     uvloop.run(story())
 
 
-def test_one_that_is_killed_is_started_again() -> None:
+def test_a_killed_process_is_restarted() -> None:
     async def story() -> None:
         async with kept(process(LIVES)) as child:
             pid = await child.ready()
@@ -69,8 +69,8 @@ def test_one_that_is_killed_is_started_again() -> None:
     uvloop.run(story())
 
 
-def test_one_that_was_ready_once_is_started_again_for_ever(tmp_path: Path) -> None:
-    """Nine deaths in a row before it lives, after it was ready once."""
+def test_a_process_that_was_ready_once_is_restarted_without_limit(tmp_path: Path) -> None:
+    """Nine crashes in a row after the process was ready once."""
     runs = tmp_path / "runs"
     code = (
         f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
@@ -89,7 +89,7 @@ def test_one_that_was_ready_once_is_started_again_for_ever(tmp_path: Path) -> No
     uvloop.run(story())
 
 
-def test_one_that_never_becomes_ready_is_given_up_with_its_own_sentence() -> None:
+def test_a_process_that_never_becomes_ready_fails_the_start_with_its_own_sentence() -> None:
     code = CHILD + "line.send(b'failed The port 80 is in use.\\n'); sys.exit(2)"
 
     async def story() -> None:
@@ -101,8 +101,8 @@ def test_one_that_never_becomes_ready_is_given_up_with_its_own_sentence() -> Non
     uvloop.run(story())
 
 
-def test_one_that_waits_for_others_is_tried_again_for_ever(tmp_path: Path) -> None:
-    """Four times it says that the cluster is not ready yet; twice would be too often otherwise."""
+def test_a_process_that_waits_for_the_cluster_is_restarted_without_limit(tmp_path: Path) -> None:
+    """The process reports four times that the cluster is not ready; the limit otherwise is two."""
     runs = tmp_path / "runs"
     code = (
         f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
@@ -128,7 +128,7 @@ def test_a_program_that_does_not_exist_is_reported_in_one_sentence() -> None:
     uvloop.run(story())
 
 
-def test_a_process_is_asked_to_stop_first() -> None:
+def test_a_stop_sends_a_termination_request_before_a_kill() -> None:
     code = (
         CHILD
         + "signal.signal(signal.SIGTERM, lambda *_: (line.send(b'ready asked\\n'), sys.exit(0)))\n"
@@ -147,7 +147,7 @@ def test_a_process_is_asked_to_stop_first() -> None:
     uvloop.run(story())
 
 
-def test_a_process_that_does_not_listen_is_killed() -> None:
+def test_a_process_that_ignores_the_termination_request_is_killed() -> None:
     code = CHILD + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LIVES.removeprefix(CHILD)
 
     async def story() -> None:
@@ -177,7 +177,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_stopped_process_may_be_stopped_again_and_one_never_started_too() -> None:
+def test_stopping_a_stopped_or_never_started_process_is_harmless() -> None:
     async def story() -> None:
         child = process(LIVES)
         await child.stop()
@@ -189,7 +189,7 @@ def test_a_stopped_process_may_be_stopped_again_and_one_never_started_too() -> N
     uvloop.run(story())
 
 
-def test_a_line_over_the_limit_is_not_believed() -> None:
+def test_a_line_over_the_limit_is_ignored() -> None:
     code = CHILD + "line.sendall(b'ready ' + b'x' * 100_000); line.recv(1)"
 
     async def story() -> None:
@@ -223,7 +223,7 @@ STARTS = node_config(
 )
 
 
-def test_one_that_hangs_before_it_is_ready_is_killed_and_started_again(tmp_path: Path) -> None:
+def test_a_process_that_hangs_before_it_is_ready_is_killed_and_restarted(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     code = (
         f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
@@ -242,7 +242,7 @@ def test_one_that_hangs_before_it_is_ready_is_killed_and_started_again(tmp_path:
     uvloop.run(story())
 
 
-def test_one_that_always_hangs_before_it_is_ready_is_given_up() -> None:
+def test_a_process_that_always_hangs_before_it_is_ready_fails_the_start() -> None:
     async def story() -> None:
         async with kept(process(CHILD + "line.recv(1)\n", config=STARTS, failures_max=1)) as child:
             with pytest.raises(NotReadyError, match=r"not ready within 2 s \(start_timeout_s\)"):
@@ -254,7 +254,7 @@ def test_one_that_always_hangs_before_it_is_ready_is_given_up() -> None:
 HANGS = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
 
 
-def test_a_process_that_is_ready_and_silent_is_killed_and_started_again() -> None:
+def test_a_ready_process_without_heartbeats_is_killed_and_restarted() -> None:
     async def story() -> None:
         async with kept(process(BEATS, config=HANGS)) as child:
             pid = int(await child.ready())
@@ -265,7 +265,7 @@ def test_a_process_that_is_ready_and_silent_is_killed_and_started_again() -> Non
     uvloop.run(story())
 
 
-def test_a_process_is_not_taken_for_hung_because_its_supervisor_stood_still() -> None:
+def test_a_pause_of_the_supervisor_does_not_count_as_missed_heartbeats() -> None:
     async def story() -> None:
         async with kept(process(BEATS, config=HANGS)) as child:
             await child.ready()
@@ -314,7 +314,7 @@ def test_a_process_of_an_earlier_supervisor_is_adopted_and_then_kept_running(
 
 
 def test_a_stopped_process_of_an_earlier_supervisor_is_replaced(tmp_path: Path) -> None:
-    """It accepts the connection, because the system does, and stays silent."""
+    """The system accepts the connection for the stopped process, which never answers."""
     control = tmp_path / "child.control"
     command = [sys.executable, "-S", "-E", "-c", LISTENS.replace("\\\\", "\\"), str(control)]
 

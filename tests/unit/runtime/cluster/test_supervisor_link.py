@@ -1,4 +1,6 @@
-"""A node's line to its supervisor: one line out for each fact, and the supervisor's end noticed."""
+"""A node's link to its supervisor: one line out for each fact; the end of the supervisor is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Ends:
-    """Both ends of a line: the supervisor's socket, and the node's `SupervisorLink`."""
+    """Both ends of the link: the supervisor's socket, and the node's `SupervisorLink`."""
 
     def __init__(self) -> None:
         self.supervisor, node = socket.socketpair()
@@ -43,7 +45,7 @@ async def test_ready_is_one_line_with_its_detail() -> None:
         assert both.line.was_ready
 
 
-async def test_a_failure_is_one_line_whatever_its_sentence_holds() -> None:
+async def test_a_failure_is_one_line_also_for_a_message_with_line_breaks() -> None:
     async with ends() as both:
         both.line.failed("The directory\nis in\r\n use.")
         assert both.supervisor.recv(100) == b"failed The directory is in use.\n"
@@ -57,7 +59,7 @@ async def test_the_end_of_the_supervisor_is_noticed() -> None:
             await both.gone.wait()
 
 
-async def test_what_the_supervisor_says_is_passed_over() -> None:
+async def test_bytes_from_the_supervisor_are_ignored() -> None:
     async with ends() as both:
         both.supervisor.send(b"hello")
         for _ in range(5):
@@ -68,14 +70,14 @@ async def test_what_the_supervisor_says_is_passed_over() -> None:
             await both.gone.wait()
 
 
-async def test_speaking_to_a_supervisor_that_is_gone_harms_nothing() -> None:
+async def test_writing_to_a_dead_supervisor_raises_no_error() -> None:
     async with ends() as both:
         both.supervisor.close()
         both.line.ready("")
         both.line.failed("too late")
 
 
-async def test_a_line_that_is_closed_is_closed_for_the_supervisor_too() -> None:
+async def test_closing_the_link_closes_it_at_the_supervisor_too() -> None:
     async with ends() as both:
         both.line.close()
         both.line.close()
@@ -83,7 +85,7 @@ async def test_a_line_that_is_closed_is_closed_for_the_supervisor_too() -> None:
         both.line.ready("")
 
 
-async def test_children_of_the_node_do_not_inherit_the_line() -> None:
+async def test_children_of_the_node_do_not_inherit_the_link() -> None:
     async with ends() as both:
         assert both.line._supervisor is not None
         assert not both.line._supervisor.get_inheritable()
@@ -116,7 +118,7 @@ async def test_a_ready_node_outlives_its_supervisor_and_is_adopted_by_the_next(
         assert await reader.readline() == b"ready here\n"
         newer, newer_writer = await asyncio.open_unix_connection(tmp_path / "n.control")
         assert await newer.readline() == b"ready here\n"
-        assert await reader.read() == b"", "the supervisor before is let go"
+        assert await reader.read() == b"", "the connection of the old supervisor is closed"
     assert not gone.is_set()
     for each in (writer, newer_writer):
         each.close()
@@ -133,7 +135,7 @@ async def test_a_node_that_is_not_ready_ends_with_its_supervisor(tmp_path: Path)
     link.close()
 
 
-async def test_without_a_supervisor_nothing_is_said_or_noticed() -> None:
+async def test_without_a_supervisor_the_link_does_nothing() -> None:
     line = SupervisorLink(None, None, lambda: pytest.fail("there is none that could be gone"))
     line.ready("")
     line.failed("x")

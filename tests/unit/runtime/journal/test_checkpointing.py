@@ -27,7 +27,7 @@ def checkpoints(directory: Path) -> list[Path]:
     return [checkpoint_path(directory, place) for place in checkpoint_places(directory)]
 
 
-def test_only_what_came_after_the_checkpoint_is_replayed(tmp_path: Path) -> None:
+def test_only_frames_after_the_checkpoint_are_replayed(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.write(5)
     life.checkpoint()
@@ -38,7 +38,7 @@ def test_only_what_came_after_the_checkpoint_is_replayed(tmp_path: Path) -> None
     again.end()
 
 
-def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
+def test_no_frame_is_replayed_after_a_clean_stop(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.write(5)
     life.end(clean=True)
@@ -48,7 +48,9 @@ def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 1, "nothing was written since"
 
 
-def test_one_is_due_after_so_many_frames_replayed_ones_too(tmp_path: Path) -> None:
+def test_a_checkpoint_is_due_after_the_configured_number_of_frames_written_or_replayed(
+    tmp_path: Path,
+) -> None:
     life = Life(tmp_path, frames=4)
     life.write(3)
     life.turn()
@@ -63,7 +65,7 @@ def test_one_is_due_after_so_many_frames_replayed_ones_too(tmp_path: Path) -> No
     assert Life(tmp_path).role.restored == 4
 
 
-def test_one_is_due_when_a_segment_is_full(tmp_path: Path) -> None:
+def test_a_checkpoint_is_due_when_a_segment_is_full(tmp_path: Path) -> None:
     life = Life(tmp_path)
     while life.journal.files.active == 1:
         life.write()
@@ -73,7 +75,9 @@ def test_one_is_due_when_a_segment_is_full(tmp_path: Path) -> None:
     life.end()
 
 
-def test_none_is_taken_while_a_role_has_not_heard_of_what_was_written(tmp_path: Path) -> None:
+def test_no_checkpoint_is_taken_before_the_role_has_handled_its_persisted_frames(
+    tmp_path: Path,
+) -> None:
     life = Life(tmp_path, frames=2)
     life.write(5)
     life.turn(quiet=False)
@@ -82,7 +86,7 @@ def test_none_is_taken_while_a_role_has_not_heard_of_what_was_written(tmp_path: 
     life.end()
 
 
-def test_one_is_written_when_what_is_before_it_is_durable_and_not_earlier(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_only_when_all_frames_before_it_are_durable(tmp_path: Path) -> None:
     life = Life(tmp_path, frames=2)
     life.write(5)
     for _ in range(3):
@@ -96,7 +100,7 @@ def test_one_is_written_when_what_is_before_it_is_durable_and_not_earlier(tmp_pa
     life.end()
 
 
-def test_two_are_kept_and_damage_falls_back_to_the_older_one(tmp_path: Path) -> None:
+def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back_to_the_older(tmp_path: Path) -> None:
     life = Life(tmp_path)
     for _ in range(4):
         life.write(15)
@@ -116,7 +120,9 @@ def test_two_are_kept_and_damage_falls_back_to_the_older_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * 33, 7))
-def test_a_flipped_bit_anywhere_in_the_header_falls_back(tmp_path: Path, bit: int) -> None:
+def test_a_flipped_bit_in_a_checkpoint_header_falls_back_to_the_older_one(
+    tmp_path: Path, bit: int
+) -> None:
     life = Life(tmp_path)
     life.write(3)
     life.checkpoint()
@@ -133,7 +139,7 @@ def test_a_flipped_bit_anywhere_in_the_header_falls_back(tmp_path: Path, bit: in
 
 
 @pytest.mark.parametrize("length", [0, 1, 20, 32, 45])
-def test_a_torn_checkpoint_is_as_none(tmp_path: Path, length: int) -> None:
+def test_a_torn_checkpoint_is_ignored(tmp_path: Path, length: int) -> None:
     life = Life(tmp_path)
     life.write(3)
     life.checkpoint()
@@ -145,7 +151,7 @@ def test_a_torn_checkpoint_is_as_none(tmp_path: Path, length: int) -> None:
     again.end()
 
 
-def test_one_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
     from struct import pack
 
     from crc32c import crc32c
@@ -161,7 +167,7 @@ def test_one_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> No
         Life(tmp_path)
 
 
-def test_one_of_other_roles_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_roles_is_refused(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.write(3)
     life.end(clean=True)
@@ -171,7 +177,7 @@ def test_one_of_other_roles_is_refused(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_damage_before_the_checkpoint_keeps_nobody_from_starting(tmp_path: Path) -> None:
+def test_a_process_starts_despite_damage_before_the_checkpoint(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.write(5)
     life.checkpoint()
@@ -183,7 +189,7 @@ def test_damage_before_the_checkpoint_keeps_nobody_from_starting(tmp_path: Path)
     again.end()
 
 
-def test_damage_behind_the_checkpoint_is_told(tmp_path: Path) -> None:
+def test_damage_after_the_checkpoint_is_reported_to_the_role(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.write(5)
     life.checkpoint()
@@ -199,7 +205,7 @@ def test_damage_behind_the_checkpoint_is_told(tmp_path: Path) -> None:
     again.end()
 
 
-def test_a_segment_before_the_checkpoint_that_is_gone_is_told_to_the_roles(tmp_path: Path) -> None:
+def test_a_missing_segment_before_the_checkpoint_is_reported_to_the_roles(tmp_path: Path) -> None:
     life = Life(tmp_path)
     while life.journal.files.active < 3:
         life.write()
@@ -211,7 +217,7 @@ def test_a_segment_before_the_checkpoint_that_is_gone_is_told_to_the_roles(tmp_p
     again.end()
 
 
-def test_without_any_checkpoint_all_is_replayed_as_long_as_only_one_was_written(
+def test_all_frames_are_replayed_when_the_only_checkpoint_is_lost(
     tmp_path: Path,
 ) -> None:
     life = Life(tmp_path)
@@ -227,7 +233,7 @@ def test_without_any_checkpoint_all_is_replayed_as_long_as_only_one_was_written(
     again.end()
 
 
-def test_what_is_being_written_at_a_stop_is_not_lost(tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
     life = Life(tmp_path, frames=2)
     life.write(3)
     life.turn()
@@ -235,10 +241,10 @@ def test_what_is_being_written_at_a_stop_is_not_lost(tmp_path: Path) -> None:
     assert Life(tmp_path).role.restored == 3
 
 
-def test_what_frames_do_not_hold_stays_unsaved_until_a_checkpoint_is_durable(
+def test_state_outside_the_frames_stays_unsaved_until_a_checkpoint_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that could not be written is not tried again at once; at a stop it is."""
+    """A checkpoint whose write failed is not retried at once; a stop retries it."""
     life = Life(tmp_path, frames=10)
     life.write(1)
     life.role.unsaved = 9
@@ -253,7 +259,7 @@ def test_what_frames_do_not_hold_stays_unsaved_until_a_checkpoint_is_durable(
     assert taken[0]
     assert not taken[-1]
     life.role.unsaved = 19
-    assert life.checkpointing.due, "so much has come since"
+    assert life.checkpointing.due, "enough frames were written since"
     life.end(clean=True)
     assert len(checkpoints(tmp_path)) == 1
 

@@ -1,4 +1,4 @@
-"""What a shell knows of the room on its disk (A35)."""
+"""Disk space as a shell accounts for it (A35)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def space_of(journal: Journal, *, sharers: int = 1) -> DiskSpace:
 
 
 def write(space: DiskSpace, journal: Journal, number: int) -> bool:
-    """Write a frame of 8 KiB; tell whether it was taken."""
+    """Write a frame of 8 KiB; return whether it was accepted."""
     payload = bytes([number]) * (8 * KIB - 32)
     taken = space.write(NODE, 7, Persist(FrameKind.METALOG, payload, number)) is not None
     journal.flush()
@@ -46,22 +46,22 @@ def _no_room(_path: object) -> os.statvfs_result:
     return os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
 
 
-def test_roles_are_told_when_the_reserve_is_reached_and_frames_wait_when_it_is_used_up(
+def test_roles_are_notified_when_the_reserve_is_reached_and_frames_wait_when_it_is_used_up(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = space_of(journal)
     with monkeypatch.context() as full:
         full.setattr(os, "statvfs", _no_room)
-        told = []
+        notices = []
         for number in range(7):
             assert write(space, journal, number)
-            told.append(space.news(T0))
-        assert told == [None] * 5 + [SpaceChanged((16 * KIB - 32) // 2), None]
+            notices.append(space.news(T0))
+        assert notices == [None] * 5 + [SpaceChanged((16 * KIB - 32) // 2), None]
         assert [write(space, journal, number) for number in (7, 8)] == [False, False]
         assert space.news(T0) is None
         assert space.retried(T0) == []
         assert space.retried(T1) == []
-        assert space.news(T1) is None, "looking for room is not finding it"
+        assert space.news(T1) is None, "a check that finds no free space notifies no role"
     done = space.retried(Instant(T1 + 2))
     assert [(node, persisted.token) for node, persisted in done] == [(NODE, 7), (NODE, 8)]
     assert space.news(Instant(T1 + 2)) == SpaceChanged(None)
@@ -70,10 +70,10 @@ def test_roles_are_told_when_the_reserve_is_reached_and_frames_wait_when_it_is_u
         assert journal.read(persisted.location) == bytes([persisted.token]) * (8 * KIB - 32)
 
 
-def test_a_frame_behind_one_that_waits_waits_too(
+def test_a_frame_after_a_waiting_frame_waits_too(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes back after a crash is a prefix of what was written."""
+    """Recovery after a crash finds a prefix of the frames that were written."""
     space = space_of(journal)
     with monkeypatch.context() as full:
         full.setattr(os, "statvfs", _no_room)
@@ -83,25 +83,25 @@ def test_a_frame_behind_one_that_waits_waits_too(
         assert space.write(NODE, 7, Persist(FrameKind.METALOG, b"small", 9)) is None
 
 
-def test_what_is_left_is_promised_once_to_all_roles_that_keep_batches(
+def test_the_remaining_space_is_shared_by_all_roles_that_store_batches(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else their batches leave no room for the trim that would give some back."""
+    """Otherwise their batches leave no room for the trim that would free some."""
     space = space_of(journal, sharers=3)
     with monkeypatch.context() as full:
         full.setattr(os, "statvfs", _no_room)
         for number in range(6):
             assert write(space, journal, number)
-        told = space.news(T0)
-    assert told is not None
-    assert told.room == (16 * KIB - 32) // 2 // 3
+        notices = space.news(T0)
+    assert notices is not None
+    assert notices.room == (16 * KIB - 32) // 2 // 3
 
 
 @pytest.mark.parametrize("kind", sorted(METALOG_KINDS))
-def test_what_a_sequencer_writes_waits_for_no_batch_of_another_role(
+def test_a_sequencers_write_does_not_wait_for_batches_of_another_role(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: FrameKind
 ) -> None:
-    """It may be the trim that gives room back, or what a trim waits for: a copy or a promise."""
+    """The write may be the trim that frees space, or what a trim waits for: a copy or a promise."""
     space, small = space_of(journal), b"small"
     with monkeypatch.context() as full:
         full.setattr(os, "statvfs", _no_room)
@@ -121,7 +121,7 @@ def test_what_a_sequencer_writes_waits_for_no_batch_of_another_role(
     assert [persisted.token for _, persisted in written] == [7, 9, 9, 10, 11]
 
 
-def test_a_full_disk_that_nobody_needs_is_no_news(
+def test_a_full_disk_is_not_announced_while_no_role_needs_space(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = space_of(journal)
@@ -132,7 +132,7 @@ def test_a_full_disk_that_nobody_needs_is_no_news(
         assert space.news(T0) is None
 
 
-def test_a_full_disk_stays_full_while_room_is_looked_for(
+def test_a_disk_stays_reported_full_while_a_check_for_free_space_runs(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = space_of(journal)
@@ -156,7 +156,7 @@ def test_a_full_disk_stays_full_while_room_is_looked_for(
         assert space.full
 
 
-def test_a_start_on_a_full_disk_is_told_before_anything_is_promised(
+def test_a_start_on_a_full_disk_notifies_roles_before_any_promise(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", _no_room)

@@ -1,4 +1,4 @@
-"""Claims of the journal and its segment files, one each."""
+"""The journal and its segment files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.runtime.journals import (
 )
 
 
-def test_frames_come_back_in_order_with_their_stream_and_place(
+def test_frames_are_recovered_in_order_with_their_stream_and_location(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, recovered = started(directory, opened)
@@ -60,7 +60,7 @@ def test_a_frame_that_does_not_fit_rolls_the_segment(
     assert [journal.read(location) for location in locations] == payloads
 
 
-def test_the_largest_frame_fills_a_segment_and_a_larger_one_has_one_of_its_size(
+def test_the_largest_frame_fills_a_segment_and_a_larger_one_gets_a_segment_of_its_size(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -76,7 +76,7 @@ def test_the_largest_frame_fills_a_segment_and_a_larger_one_has_one_of_its_size(
     assert [frame[2] for frame in recovered] == [largest, largest, larger, b"z", largest]
 
 
-def test_a_frame_is_read_before_it_is_flushed(directory: Path, opened: list[Journal]) -> None:
+def test_an_unflushed_frame_is_readable(directory: Path, opened: list[Journal]) -> None:
     journal, _ = started(directory, opened)
     location = journal.write(STREAM, FrameKind.METALOG, b"entry")
     assert journal.read(location) == b"entry"
@@ -92,7 +92,7 @@ def test_a_damaged_frame_reads_as_no_payload(directory: Path, opened: list[Journ
     assert [journal.read(location) for location in locations] == [None, b"", b"entry 2"]
 
 
-def test_a_place_where_no_frame_is_reads_as_no_payload(
+def test_a_location_without_a_frame_reads_as_no_payload(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -128,10 +128,10 @@ def test_a_torn_tail_is_cut_with_a_warning(directory: Path, opened: list[Journal
     ]
 
 
-def test_what_is_recovered_is_durable_though_a_kill_came_before_the_sync_of_a_roll(
+def test_recovery_makes_frames_durable_after_a_kill_between_roll_and_sync(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D2: the segment says that it has ended, in the page cache only."""
+    """D2: the end mark of the segment is in the page cache only."""
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
     journal.sync()
@@ -146,7 +146,7 @@ def test_what_is_recovered_is_durable_though_a_kill_came_before_the_sync_of_a_ro
             journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
     journal.close()  # as a kill leaves it: it has failed
     written, on_disk = path.read_bytes(), bytearray(durable)
-    dirty: list[range] = []  # the write-back failed: what was written counts as clean
+    dirty: list[range] = []  # the write-back failed: its pages count as clean
     inode = path.stat().st_ino
     real_write, real_sync = os.pwritev, os.fdatasync
 
@@ -170,8 +170,10 @@ def test_what_is_recovered_is_durable_though_a_kill_came_before_the_sync_of_a_ro
     assert again._number == 2
 
 
-def test_what_was_cut_never_comes_back(directory: Path, opened: list[Journal]) -> None:
-    """The frame behind a torn one is intact; writing the torn one anew must not revive it."""
+def test_a_frame_cut_as_a_torn_tail_is_never_recovered_later(
+    directory: Path, opened: list[Journal]
+) -> None:
+    """The frame after a torn one is intact; rewriting the torn one must not revive it."""
     journal, _ = started(directory, opened)
     torn = journal.write(STREAM, FrameKind.METALOG, b"first")
     journal.write(STREAM, FrameKind.METALOG, b"second")
@@ -184,7 +186,7 @@ def test_what_was_cut_never_comes_back(directory: Path, opened: list[Journal]) -
     assert [payload for _, _, payload, _ in recovered] == [b"first"]
 
 
-def test_frames_of_a_former_use_of_the_file_are_the_end_of_the_log(
+def test_frames_of_an_earlier_use_of_the_file_end_the_replay(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)
@@ -208,7 +210,9 @@ def test_frames_of_a_former_use_of_the_file_are_the_end_of_the_log(
     assert second.exists()
 
 
-def test_sync_is_needed_until_it_was_done(directory: Path, opened: list[Journal]) -> None:
+def test_a_sync_is_needed_after_a_write_until_one_succeeds(
+    directory: Path, opened: list[Journal]
+) -> None:
     journal, _ = started(directory, opened)
     dirty = [journal.dirty]
     journal.write(STREAM, FrameKind.METALOG, b"entry")
@@ -244,13 +248,13 @@ def test_a_segment_is_synced_before_the_next_one_is_used(
     assert used == [False, False], "synced, then noted as used, then used"
 
 
-def test_what_can_be_derived_again_asks_for_no_sync(directory: Path, opened: list[Journal]) -> None:
+def test_derivable_frames_need_no_sync(directory: Path, opened: list[Journal]) -> None:
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.ORDERING, b"entry")
     assert not journal.dirty
 
 
-def test_memory_durability_syncs_only_what_a_role_never_goes_back_on(
+def test_memory_durability_syncs_only_irrevocable_promises(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = started(directory, opened, durability="memory")
@@ -266,10 +270,10 @@ def test_memory_durability_syncs_only_what_a_role_never_goes_back_on(
         assert synced.count(active) == number
 
 
-def test_memory_durability_hands_to_the_system_what_is_promised(
+def test_memory_durability_flushes_promised_frames_to_the_page_cache(
     directory: Path, opened: list[Journal]
 ) -> None:
-    """D6: what is acknowledged survives the end of the process."""
+    """D6: an acknowledged frame survives the end of the process."""
     journal, _ = started(directory, opened, durability="memory")
     journal.write(STREAM, FrameKind.RECORDS, batch())
     assert not journal.dirty
@@ -303,7 +307,7 @@ def test_a_failed_sync_is_final(
     assert journal.dirty
 
 
-def test_a_write_back_error_that_one_sync_was_told_of_is_known_to_the_other(
+def test_a_write_back_error_reported_to_one_sync_fails_the_concurrent_sync_too(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D1: Linux reports it once per open file, and both syncs are of the same descriptor."""
@@ -321,7 +325,7 @@ def test_a_write_back_error_that_one_sync_was_told_of_is_known_to_the_other(
     assert journal.dirty
 
 
-def test_room_is_not_given_back_before_the_outcome_of_a_sync_is_known(
+def test_no_hole_is_punched_before_the_outcome_of_a_sync_is_known(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D1: the mark of a discarded frame is synced by the descriptor of a sync that fails."""
@@ -346,10 +350,10 @@ def _failing(_fd: int) -> None:
 
 
 class FailedWriteBack:
-    """A disk that failed to write pages of the active segment, and reports it to one sync.
+    """A disk that failed to write pages of the active segment, and reports the error to one sync.
 
-    The sync of a thread goes on when the test's own thread syncs, too, or waits for the lock; then
-    the one that began last is told of the error.
+    The sync in a thread continues when the test's own thread syncs too, or waits for the lock. Then
+    the sync that began last gets the error.
 
     Attributes:
         entered: whether a thread's sync has begun.
@@ -361,7 +365,7 @@ class FailedWriteBack:
         self._main = threading.get_ident()
         self._lock = threading.Lock()
         self._active = journal.files.fd(journal.files.active)
-        self._untold = [OSError(errno.EIO, "disk")]
+        self._unreported = [OSError(errno.EIO, "disk")]
         self._whole = os.fdatasync
         journal._lock = self  # type: ignore[assignment]
         monkeypatch.setattr(os, "fdatasync", self._fdatasync)
@@ -371,12 +375,12 @@ class FailedWriteBack:
             self._whole(fd)
             return
         if threading.get_ident() == self._main:
-            error = self._untold.pop() if self._untold else None
+            error = self._unreported.pop() if self._unreported else None
             self._overlaps.set()
         else:
             self.entered.set()
             assert self._overlaps.wait(10)
-            error = self._untold.pop() if self._untold else None
+            error = self._unreported.pop() if self._unreported else None
         if error is not None:
             raise error
 
@@ -389,7 +393,7 @@ class FailedWriteBack:
         self._lock.release()
 
 
-def test_a_full_disk_refuses_a_segment_and_may_be_freed(
+def test_a_full_disk_refuses_a_segment_until_space_is_freed(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = started(directory, opened)
@@ -423,17 +427,17 @@ def test_a_newer_format_is_refused(directory: Path, opened: list[Journal]) -> No
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
 
-def test_an_unknown_format_is_refused_where_no_journal_is(directory: Path) -> None:
+def test_an_unknown_format_is_refused_in_a_directory_without_a_journal(directory: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "FORMAT").write_text("something else")
     with pytest.raises(DataDirectoryError, match="damaged"):
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
 
-def test_a_journal_of_an_older_format_is_refused_and_left_as_it_is(
+def test_a_journal_of_an_older_format_is_refused_unchanged(
     directory: Path, opened: list[Journal]
 ) -> None:
-    """Its record batches would be taken for damage."""
+    """Its record batches would count as damaged."""
     journal, _ = started(directory, opened)
     journal.close()
     (directory / "FORMAT").write_text(format_line(FORMAT_VERSION - 1))
@@ -443,10 +447,10 @@ def test_a_journal_of_an_older_format_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(FORMAT_VERSION)), 5), None])
-def test_a_damaged_format_file_is_written_anew(
+def test_a_damaged_format_file_is_rewritten(
     directory: Path, opened: list[Journal], bit: int | None
 ) -> None:
-    """A5: one flipped bit, also where it makes the version a newer one; or no file at all."""
+    """A5: one flipped bit, also one that makes the version a newer one; or no file at all."""
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.METALOG, b"entry")
     journal.close()
@@ -473,7 +477,7 @@ def test_a_frame_of_a_newer_version_is_refused(
         started(directory, opened)
 
 
-def test_a_file_of_a_time_with_shorter_segments_is_extended(
+def test_a_file_created_with_a_smaller_segment_size_is_extended(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES // 2, durability="fsync")
@@ -503,7 +507,7 @@ def test_streams_differ_by_name() -> None:
     assert stream_of(NodeId("storage-0")) != stream_of(NodeId("storage-1"))
 
 
-def test_few_files_are_open_however_many_segments_there_are(
+def test_the_number_of_open_files_is_bounded_for_any_number_of_segments(
     directory: Path, opened: list[Journal]
 ) -> None:
     journal, _ = started(directory, opened)

@@ -1,4 +1,4 @@
-"""Old segments are rewritten without what is dead (PITFALLS 7, decision 0016)."""
+"""Old segments are rewritten without their dead frames (PITFALLS 7, decision 0016)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.runtime.rewriters import SEGMENT_BYTES, STREAM, Rewriter, batch,
 
 RECORDS, GONE_RECORDS = FrameKind.RECORDS, FrameKind.GONE_RECORDS
 A_SEGMENT = 11
-"""So many batches of the usual size fill one."""
+"""Batches of the usual size that fill one segment."""
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def rewriter(tmp_path: Path) -> Iterator[Rewriter]:
 
 
 def filled(rewriter: Rewriter, segments: int = 1) -> list[Location]:
-    """Fill so many segments; the next one is written."""
+    """Fill the given number of segments; the next segment is the active one."""
     places = rewriter.written(A_SEGMENT * segments + 1)
     assert places[-1].segment == rewriter.journal.files.active == segments + 1
     assert len({place.segment for place in places}) == segments + 1
     return places
 
 
-def test_a_mostly_dead_segment_becomes_as_small_as_what_lives_in_it(rewriter: Rewriter) -> None:
+def test_a_mostly_dead_segment_shrinks_to_its_live_frames(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:5], *places[6:11])
     assert rewriter.rest() == 1
@@ -58,7 +58,7 @@ def test_a_mostly_dead_segment_becomes_as_small_as_what_lives_in_it(rewriter: Re
     assert all(rewriter.journal.read(place) is None for place in places[:5])
 
 
-def test_recovery_finds_the_same_order_with_one_note_for_what_followed_one_another(
+def test_recovery_finds_the_same_order_with_one_note_for_consecutive_batches(
     rewriter: Rewriter,
 ) -> None:
     places = filled(rewriter)
@@ -72,7 +72,7 @@ def test_recovery_finds_the_same_order_with_one_note_for_what_followed_one_anoth
     again.close()
 
 
-def test_a_writer_who_took_over_stays_between_what_was_written_before_and_after(
+def test_a_takeover_stays_between_the_batches_before_and_after_it(
     rewriter: Rewriter,
 ) -> None:
     places = rewriter.written(5)
@@ -86,7 +86,7 @@ def test_a_writer_who_took_over_stays_between_what_was_written_before_and_after(
     again.close()
 
 
-def test_what_lives_mostly_is_left_alone(rewriter: Rewriter) -> None:
+def test_a_mostly_live_segment_is_not_rewritten(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:4])
     assert rewriter.rest() == 0
@@ -94,7 +94,7 @@ def test_what_lives_mostly_is_left_alone(rewriter: Rewriter) -> None:
     assert rewriter.rest() == 1
 
 
-def test_the_segment_that_is_written_is_never_rewritten(rewriter: Rewriter) -> None:
+def test_the_active_segment_is_never_rewritten(rewriter: Rewriter) -> None:
     places = rewriter.written(A_SEGMENT)
     rewriter.discard(*places)
     assert rewriter.rest() == 0
@@ -102,7 +102,7 @@ def test_the_segment_that_is_written_is_never_rewritten(rewriter: Rewriter) -> N
     assert rewriter.rest() == 1
 
 
-def test_dead_neighbours_are_joined_so_files_stay_few(rewriter: Rewriter) -> None:
+def test_neighbouring_sparse_segments_are_joined_into_few_files(rewriter: Rewriter) -> None:
     places = filled(rewriter, segments=9)
     kept = places[::A_SEGMENT]
     rewriter.discard(*(place for place in places if place not in kept))
@@ -117,7 +117,7 @@ def test_dead_neighbours_are_joined_so_files_stay_few(rewriter: Rewriter) -> Non
     again.close()
 
 
-def test_what_was_moved_before_is_found_after_it_was_moved_again(rewriter: Rewriter) -> None:
+def test_a_batch_that_was_moved_twice_is_found(rewriter: Rewriter) -> None:
     places = filled(rewriter, segments=4)
     for count in (7, 9, 10):
         rewriter.discard(*(p for n, p in enumerate(places[:44]) if n % A_SEGMENT < count))
@@ -127,7 +127,7 @@ def test_what_was_moved_before_is_found_after_it_was_moved_again(rewriter: Rewri
                 assert rewriter.journal.read(place) == batch(2 * number)
 
 
-def test_a_frame_of_a_moved_batch_can_be_discarded_by_its_old_name(rewriter: Rewriter) -> None:
+def test_a_moved_batch_can_be_discarded_by_its_old_location(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     rewriter.rest()
@@ -138,7 +138,9 @@ def test_a_frame_of_a_moved_batch_can_be_discarded_by_its_old_name(rewriter: Rew
     again.close()
 
 
-def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter: Rewriter) -> None:
+def test_a_batch_discarded_while_its_segment_is_copied_is_removed_afterwards(
+    rewriter: Rewriter,
+) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     rewriter.turn()
@@ -150,8 +152,8 @@ def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter:
     again.close()
 
 
-def test_what_is_held_is_not_looked_at_again_in_each_turn(rewriter: Rewriter) -> None:
-    """However much of a segment dies while it is copied; it goes when that is over."""
+def test_a_segment_being_copied_is_not_examined_again_in_each_iteration(rewriter: Rewriter) -> None:
+    """Batches of the segment that die during the copy are removed after it."""
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     rewriter.turn()
@@ -167,7 +169,7 @@ def test_what_is_held_is_not_looked_at_again_in_each_turn(rewriter: Rewriter) ->
     assert not discards.due(1 << 60)
 
 
-def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: Rewriter) -> None:
+def test_batches_with_tombstones_replace_partly_live_batches(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     for number, place in enumerate(places[:11]):
         rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).with_tombstones([True, False])
@@ -189,7 +191,7 @@ def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: 
     again.close()
 
 
-def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> None:
+def test_discarding_a_batch_with_tombstones_frees_only_its_own_bytes(tmp_path: Path) -> None:
     rewriter = Rewriter(tmp_path, segment_bytes=200_000)
     whole = [batch(2 * number, size=20_000) for number in range(6)]
     places = [rewriter.write(payload) for payload in whole]
@@ -205,7 +207,7 @@ def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> No
     rewriter.close()
 
 
-def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
+def test_a_segment_with_wrongly_reported_reclaimable_bytes_is_not_rewritten_again_and_again(
     rewriter: Rewriter,
 ) -> None:
     filled(rewriter)
@@ -216,10 +218,10 @@ def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
         assert rewriter.rest() == 0
 
 
-def test_what_was_found_before_a_file_was_rewritten_is_not_believed_of_it(
+def test_reclaimable_bytes_counted_before_a_rewrite_are_not_applied_after_it(
     rewriter: Rewriter,
 ) -> None:
-    """A pass that was under way meanwhile tells of frames as they were; the next one does not."""
+    """A scan that ran during the rewrite reports the frames before it; the next scan does not."""
     places = filled(rewriter)
     began = rewriter.now
     rewriter.discard(*places[:8])
@@ -234,7 +236,7 @@ def test_what_was_found_before_a_file_was_rewritten_is_not_believed_of_it(
     assert rewriter.rest() == 1
 
 
-def test_damage_is_said_of_the_file_that_there_is(rewriter: Rewriter) -> None:
+def test_damage_is_reported_for_the_file_that_exists(rewriter: Rewriter) -> None:
     """Also where one file holds several segments."""
     places = filled(rewriter, segments=3)
     rewriter.discard(*places[:33])
@@ -254,7 +256,9 @@ def test_damage_is_said_of_the_file_that_there_is(rewriter: Rewriter) -> None:
     ]
 
 
-def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rewriter) -> None:
+def test_a_copy_replaces_its_segment_only_after_earlier_frames_are_synced(
+    rewriter: Rewriter,
+) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     rewriter.write(b"the trim", FrameKind.METALOG)
@@ -263,7 +267,7 @@ def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rew
     assert rewriter.rest() == 1
 
 
-def test_what_a_crash_left_of_a_rewrite_is_removed_by_the_next_start(
+def test_the_next_start_removes_the_files_of_a_crashed_rewrite(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = filled(rewriter, segments=3)
@@ -280,7 +284,7 @@ def test_what_a_crash_left_of_a_rewrite_is_removed_by_the_next_start(
     again.close()
 
 
-def test_a_damaged_segment_stays_as_it_is(rewriter: Rewriter) -> None:
+def test_a_damaged_segment_is_not_rewritten(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     path = segment_path(rewriter.directory, 1)
@@ -291,7 +295,7 @@ def test_a_damaged_segment_stays_as_it_is(rewriter: Rewriter) -> None:
     assert not (rewriter.directory / "rewritten.new").exists()
 
 
-def test_a_damaged_segment_does_not_keep_its_neighbours_from_being_rewritten(
+def test_neighbours_of_a_damaged_segment_are_rewritten(
     rewriter: Rewriter,
 ) -> None:
     places = filled(rewriter, segments=4)
@@ -304,7 +308,9 @@ def test_a_damaged_segment_does_not_keep_its_neighbours_from_being_rewritten(
     assert sorted(rewriter.sizes()) == ["00000001-00000002", "00000003", "00000004"]
 
 
-def test_a_segment_that_was_damaged_at_the_start_is_not_tried(rewriter: Rewriter) -> None:
+def test_no_rewrite_is_attempted_of_a_segment_that_was_damaged_at_the_start(
+    rewriter: Rewriter,
+) -> None:
     places = filled(rewriter, segments=3)
     spoil(segment_path(rewriter.directory, 2), places[A_SEGMENT].offset - 20)
     again = rewriter.again()
@@ -315,7 +321,7 @@ def test_a_segment_that_was_damaged_at_the_start_is_not_tried(rewriter: Rewriter
     again.close()
 
 
-def test_what_the_share_of_appends_is_taken_of_was_written_in_this_life(
+def test_the_rewrite_share_counts_only_appends_of_this_process(
     rewriter: Rewriter,
 ) -> None:
     rewriter.written(3)
@@ -326,7 +332,7 @@ def test_what_the_share_of_appends_is_taken_of_was_written_in_this_life(
     again.close()
 
 
-def test_without_room_for_a_copy_none_is_begun(
+def test_no_copy_is_begun_without_space_for_it(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = filled(rewriter)
@@ -343,7 +349,7 @@ def test_without_room_for_a_copy_none_is_begun(
 def test_on_a_full_disk_a_copy_is_begun_when_two_would_fit(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives back more than it takes, and the next segment has no room anyway."""
+    """The copy frees more than it takes, and the next segment has no space anyway."""
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     monkeypatch.setattr(SpareSegment, "starved", True)
@@ -354,7 +360,7 @@ def test_on_a_full_disk_a_copy_is_begun_when_two_would_fit(
         assert rewriter.rest() == rewrites
 
 
-def test_a_copy_for_which_the_disk_has_no_room_is_given_up_and_tried_again(
+def test_a_copy_that_fills_the_disk_is_abandoned_and_retried(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = filled(rewriter)
@@ -371,7 +377,7 @@ def test_a_copy_for_which_the_disk_has_no_room_is_given_up_and_tried_again(
     assert rewriter.rest() == 1
 
 
-def test_rewriting_writes_no_more_than_its_share_and_its_rate(tmp_path: Path) -> None:
+def test_rewriting_stays_within_its_share_of_appends_and_its_rate(tmp_path: Path) -> None:
     rewriter = Rewriter(tmp_path, rewrite_bytes_per_s=10, rewrite_share_max=0.0)
     places = filled(rewriter)
     rewriter.discard(*places[:7])
@@ -381,21 +387,23 @@ def test_rewriting_writes_no_more_than_its_share_and_its_rate(tmp_path: Path) ->
     rewriter.close()
 
 
-def test_a_repaired_batch_that_is_dead_leaves_a_note_of_its_own(rewriter: Rewriter) -> None:
+def test_a_dead_repaired_batch_leaves_a_note_of_its_own(rewriter: Rewriter) -> None:
     places = [rewriter.write(batch(2 * n), FrameKind.REPAIRED) for n in range(A_SEGMENT + 1)]
     rewriter.journal.sync()
     rewriter.discard(*places[:11])
     assert rewriter.rest() == 1
     again = rewriter.again()
-    told = localids(again.found)
-    assert told == [*((GONE_RECORDS, 2 * n, 2 * n + 2) for n in range(11)), (
+    reported = localids(again.found)
+    assert reported == [*((GONE_RECORDS, 2 * n, 2 * n + 2) for n in range(11)), (
         FrameKind.REPAIRED, 22, 24,
     )]  # fmt: skip
     again.close()
 
 
-def test_damage_of_a_batch_that_was_moved_is_told_by_its_name(rewriter: Rewriter) -> None:
-    """Its place may be the name of another batch: that one is not lost."""
+def test_damage_of_a_moved_batch_is_reported_by_its_original_location(rewriter: Rewriter) -> None:
+    """The current location of the batch may be the original location of another one, which is
+    intact.
+    """
     places = filled(rewriter)
     rewriter.discard(places[0], *places[2:5], *places[6:11])
     assert rewriter.rest() == 1
@@ -403,12 +411,14 @@ def test_damage_of_a_batch_that_was_moved_is_told_by_its_name(rewriter: Rewriter
     rewriter.close()
     spoil(segment_path(rewriter.directory, 1), offset + places[5].length - 40, 20)
     journal = Journal.open(rewriter.directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
-    told = [found.location for found in journal.recover() if isinstance(found, Damage)]
+    reported = [found.location for found in journal.recover() if isinstance(found, Damage)]
     journal.close()
-    assert told == [places[5]]
+    assert reported == [places[5]]
 
 
-def test_batches_keep_their_names_over_restarts_and_further_rewrites(rewriter: Rewriter) -> None:
+def test_batches_keep_their_original_locations_over_restarts_and_further_rewrites(
+    rewriter: Rewriter,
+) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:5], *places[6:10])
     rewriter.rest()
@@ -422,8 +432,10 @@ def test_batches_keep_their_names_over_restarts_and_further_rewrites(rewriter: R
     last.close()
 
 
-def test_a_segment_that_was_made_in_advance_before_a_restart_counts_once(tmp_path: Path) -> None:
-    """Else its other count is rewritten again and again: it never shrinks."""
+def test_a_segment_prepared_before_a_restart_is_counted_once(tmp_path: Path) -> None:
+    """A segment counted twice would be rewritten again and again, since its second count never
+    shrinks.
+    """
     first = Rewriter(tmp_path)
     first.written(1)
     first.journal.spare.make(2, 0)
@@ -436,8 +448,8 @@ def test_a_segment_that_was_made_in_advance_before_a_restart_counts_once(tmp_pat
     rewriter.close()
 
 
-def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) -> None:
-    """What else a segment says is in the checkpoints; nobody replays it."""
+def test_before_the_older_of_two_checkpoints_only_batches_are_kept(tmp_path: Path) -> None:
+    """The checkpoints hold all other frames of the segment, so no start replays those."""
     life = Life(tmp_path)
     live = life.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
     while life.journal.files.active < 3:
@@ -465,6 +477,8 @@ def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) ->
     for place in checkpoint_places(tmp_path):
         checkpoint_path(tmp_path, place).unlink()
     bare = Life(tmp_path)
-    assert [lost.kind for lost in bare.role.lost_frames] == [None], "told before the first frame"
+    assert [lost.kind for lost in bare.role.lost_frames] == [None], (
+        "reported before the first frame"
+    )
     assert bare.role.count == count
     bare.end()

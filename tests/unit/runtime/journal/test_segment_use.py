@@ -1,4 +1,6 @@
-"""What is missing at the end of a journal is told, and what was there is not begun anew (A5)."""
+"""Frames missing at the end of a journal are reported, and a used journal never restarts empty
+(A5).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Damaged = list[tuple[int, int, int]]
 
 
 def written(directory: Path, opened: list[Journal], frames: int) -> None:
-    """Write so many frames of 900 bytes, four of which fill a segment; then end."""
+    """Write the given number of frames of 900 bytes, four of which fill a segment; then end."""
     journal, _ = started(directory, opened)
     for _ in range(frames):
         journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
@@ -31,14 +33,14 @@ def written(directory: Path, opened: list[Journal], frames: int) -> None:
 
 
 def end_of(directory: Path, number: int) -> int:
-    """Return where the frames of a segment end."""
+    """Return the offset at which the frames of a segment end."""
     scan = SegmentScan(segment_path(directory, number), number, newest=True)
     list(scan)
     return scan.end
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_any_used_segment_that_is_gone_is_damage_at_every_start(
+def test_every_missing_used_segment_is_reported_as_damage_at_every_start(
     directory: Path, opened: list[Journal], number: int
 ) -> None:
     written(directory, opened, 10)
@@ -50,7 +52,7 @@ def test_any_used_segment_that_is_gone_is_damage_at_every_start(
         opened[-1].write(STREAM, FrameKind.METALOG, b"after")
 
 
-def test_the_newest_segment_is_missed_though_no_later_one_was_prepared(
+def test_a_missing_newest_segment_is_reported_although_no_later_one_was_prepared(
     directory: Path, opened: list[Journal]
 ) -> None:
     written(directory, opened, 10)
@@ -59,14 +61,16 @@ def test_the_newest_segment_is_missed_though_no_later_one_was_prepared(
     assert damage_in(directory, opened) == [(3, 0, SEGMENT_BYTES)]
 
 
-def test_all_segments_gone_is_no_new_journal(directory: Path, opened: list[Journal]) -> None:
+def test_a_journal_without_its_segments_is_not_treated_as_new(
+    directory: Path, opened: list[Journal]
+) -> None:
     written(directory, opened, 1)
     for path in directory.glob("segment-*"):
         path.unlink()
     assert damage_in(directory, opened) == [(1, 0, SEGMENT_BYTES)]
 
 
-def test_a_newest_segment_that_was_cut_off_is_damage_at_every_start(
+def test_a_truncated_newest_segment_is_reported_as_damage_at_every_start(
     directory: Path, opened: list[Journal]
 ) -> None:
     written(directory, opened, 3)
@@ -77,7 +81,7 @@ def test_a_newest_segment_that_was_cut_off_is_damage_at_every_start(
 
 
 @pytest.mark.parametrize("frames_left", [0, 1, 2])
-def test_an_older_segment_that_was_cut_off_between_frames_is_damage(
+def test_an_older_segment_truncated_between_frames_is_reported_as_damage(
     directory: Path, opened: list[Journal], frames_left: int
 ) -> None:
     written(directory, opened, 6)
@@ -87,7 +91,7 @@ def test_an_older_segment_that_was_cut_off_between_frames_is_damage(
     assert len(started(directory, opened)[1]) == frames_left + 2
 
 
-def test_a_journal_that_was_closed_or_killed_misses_nothing(
+def test_a_closed_or_killed_journal_reports_no_missing_frames(
     directory: Path, opened: list[Journal]
 ) -> None:
     for frames in range(10):
@@ -96,7 +100,7 @@ def test_a_journal_that_was_closed_or_killed_misses_nothing(
     assert damage_in(directory, opened) == []
 
 
-def test_a_damaged_note_of_the_newest_segment_costs_nothing(
+def test_a_damaged_note_of_the_newest_segment_loses_no_frame(
     directory: Path, opened: list[Journal]
 ) -> None:
     written(directory, opened, 6)
@@ -116,7 +120,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [removed, cut])
 @pytest.mark.asyncio
-async def test_a_platform_does_not_give_seqnums_again_when_its_last_segment_is_damaged(
+async def test_a_platform_with_a_damaged_last_segment_does_not_reuse_seqnums(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     config = Config(node=node_config(data_dir=tmp_path, segment_bytes=8 * MIB))

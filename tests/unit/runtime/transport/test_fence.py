@@ -1,4 +1,4 @@
-"""`Fence`: frames of others than the newest incarnation of a node of the view are not taken."""
+"""`Fence`: only frames of the newest incarnation of a node of the view are accepted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fence() -> Fence:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         (frame(), "taken"),
         (b"junk", "malformed frame"),
@@ -40,17 +40,18 @@ def fence() -> Fence:
         (frame(sender=NodeId("engine-77")), "frame of an unknown node"),
     ],
 )
-def test_only_what_the_view_has_is_taken(fence: Fence, given: bytes, told: str) -> None:
-    assert outcome(fence, given) == told
+def test_only_frames_of_nodes_of_the_view_are_accepted(
+    fence: Fence, given: bytes, expected: str
+) -> None:
+    assert outcome(fence, given) == expected
 
 
-def test_a_paused_process_that_resumes_is_refused_after_a_frame_of_its_successor(
+def test_a_resumed_process_is_refused_after_a_frame_of_its_successor(
     fence: Fence,
 ) -> None:
-    """Case A24 of docs/PITFALLS.md."""
-    told = [outcome(fence, frame(epoch=Epoch(epoch))) for epoch in (5, 5, 8, 5, 7, 8, 9)]
+    outcomes = [outcome(fence, frame(epoch=Epoch(epoch))) for epoch in (5, 5, 8, 5, 7, 8, 9)]
     old = "frame of an old incarnation"
-    assert told == ["taken", "taken", "taken", old, old, "taken", "taken"]
+    assert outcomes == ["taken", "taken", "taken", old, old, "taken", "taken"]
 
 
 def test_each_sender_has_its_own_epoch(fence: Fence) -> None:
@@ -58,13 +59,13 @@ def test_each_sender_has_its_own_epoch(fence: Fence) -> None:
     assert outcome(fence, frame(sender=STORAGE, epoch=Epoch(3))) == "taken"
 
 
-def test_what_was_refused_says_nothing_about_epochs(fence: Fence) -> None:
+def test_a_refused_frame_does_not_advance_the_epoch(fence: Fence) -> None:
     assert outcome(fence, frame(view=ViewNumber(2), epoch=Epoch(9))) != "taken"
     assert outcome(fence, frame(receiver=STORAGE, epoch=Epoch(9))) != "taken"
     assert outcome(fence, frame(epoch=Epoch(5))) == "taken"
 
 
-def test_epochs_hold_over_a_change_of_the_view_for_the_nodes_that_it_keeps() -> None:
+def test_a_view_change_keeps_the_epochs_of_its_remaining_nodes() -> None:
     views = [view_of(engines=2)]
     fence = Fence({PRIMARY}, views)
     other = NodeId("engine-1")

@@ -1,4 +1,4 @@
-"""Addresses of streams: their form, their owner, and sockets that dead processes leave behind."""
+"""Addresses of streams: their syntax, their current owner, and socket files of dead processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indilog.base.errors import ConfigError
 from indilog.runtime.transport.stream_address import parsed, tune
 
 
-def test_a_unix_socket_is_a_path() -> None:
+def test_a_unix_socket_address_holds_a_path() -> None:
     assert parsed("unix:///run/x/storage-0").path == "/run/x/storage-0"
 
 
@@ -21,7 +21,7 @@ def test_a_unix_socket_is_a_path() -> None:
     ("address", "host"),
     [("stream://10.0.0.7:7401", "10.0.0.7"), ("stream://[::1]:7401", "::1")],
 )
-def test_a_port_is_a_host_and_a_number(address: str, host: str) -> None:
+def test_a_port_address_holds_a_host_and_a_number(address: str, host: str) -> None:
     found = parsed(address)
     assert (found.path, found.host, found.port) == ("", host, 7401)
 
@@ -34,7 +34,7 @@ def test_a_port_is_a_host_and_a_number(address: str, host: str) -> None:
         "ipc:///run/x", "stream://" + "x" * 64 + ":7401",
     ],
 )  # fmt: skip
-def test_what_is_no_address_of_a_stream_is_refused_in_one_sentence(address: str) -> None:
+def test_a_malformed_stream_address_is_refused_in_one_sentence(address: str) -> None:
     with pytest.raises(ConfigError, match="address of a stream is unix:///PATH or stream://"):
         parsed(address)
 
@@ -47,7 +47,7 @@ def test_the_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
         peer.connect(address.path)
 
 
-def test_a_socket_file_with_a_listener_is_left_alone(tmp_path: Path) -> None:
+def test_a_socket_file_with_a_listening_process_is_kept(tmp_path: Path) -> None:
     address = parsed(f"unix://{tmp_path}/a")
     with address.listener(), socket.socket(socket.AF_UNIX) as peer:
         with pytest.raises(ConfigError, match=r"Cannot receive at unix:///.*/a: .*in use"):
@@ -55,7 +55,7 @@ def test_a_socket_file_with_a_listener_is_left_alone(tmp_path: Path) -> None:
         peer.connect(address.path)
 
 
-def test_who_has_no_room_for_a_connection_is_not_taken_for_dead(tmp_path: Path) -> None:
+def test_a_process_with_a_full_connection_backlog_is_not_treated_as_dead(tmp_path: Path) -> None:
     address = parsed(f"unix://{tmp_path}/a")
     with ExitStack() as stack:
         listener = stack.enter_context(address.listener())
@@ -70,7 +70,7 @@ def test_who_has_no_room_for_a_connection_is_not_taken_for_dead(tmp_path: Path) 
         assert Path(address.path).is_socket()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("mine")
     with pytest.raises(ConfigError, match="in use"):
         parsed(f"unix://{tmp_path}/a").listener()
@@ -83,7 +83,7 @@ def test_a_path_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 class Connection:
-    """Represents the event loop's side of a connection."""
+    """A stub of the event loop's side of a connection."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own

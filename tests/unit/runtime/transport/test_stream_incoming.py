@@ -1,4 +1,4 @@
-"""The receiving side of a stream: pieces of any size, lengths that lie, too many connections."""
+"""The receiving side of a stream: chunks of any size, malformed lengths, too many connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indilog.runtime.transport.transport import MALFORMED, TOO_MANY_CONNECTIONS,
 
 
 class Connection:
-    """Represents the event loop's side of a connection."""
+    """A stub of the event loop's side of a connection."""
 
     def __init__(self) -> None:
         self.aborted = False
@@ -31,7 +31,7 @@ class Connection:
 
 
 class Receiver:
-    """Connections of one process, and what they handed over."""
+    """Connections of one process, and the frames that they delivered."""
 
     def __init__(self, frame_bytes_max: int = 100) -> None:
         self.lists: list[list[bytes]] = []
@@ -46,14 +46,14 @@ class Receiver:
         return made, connection
 
 
-def test_what_one_read_brings_is_one_list() -> None:
+def test_the_frames_of_one_read_are_delivered_as_one_list() -> None:
     receiver = Receiver()
     incoming, _ = receiver.connected()
     incoming.data_received(b"\3\0\0\0abc" + b"\0\0\0\0" + b"\1\0\0\0d")
     assert receiver.lists == [[b"abc", b"", b"d"]]
 
 
-def test_nothing_is_handed_over_before_a_frame_is_complete() -> None:
+def test_a_frame_is_delivered_only_when_it_is_complete() -> None:
     receiver = Receiver()
     incoming, _ = receiver.connected()
     for byte in b"\3\0\0\0ab":
@@ -65,14 +65,14 @@ def test_nothing_is_handed_over_before_a_frame_is_complete() -> None:
     assert receiver.lists == [[b"abc"], [b"d"]]
 
 
-def test_what_is_handed_over_is_counted() -> None:
+def test_delivered_frames_are_counted() -> None:
     receiver = Receiver()
     incoming, _ = receiver.connected()
     incoming.data_received(b"\3\0\0\0abc\1\0\0\0d\7\0")
     assert (receiver.counts.frames_received, receiver.counts.bytes_received) == (2, 4)
 
 
-def test_a_length_at_the_limit_is_taken_and_one_beyond_closes_the_connection() -> None:
+def test_a_length_at_the_limit_is_accepted_and_one_above_closes_the_connection() -> None:
     receiver = Receiver(frame_bytes_max=5)
     incoming, connection = receiver.connected()
     incoming.data_received(b"\5\0\0\0aaaaa")
@@ -83,7 +83,7 @@ def test_a_length_at_the_limit_is_taken_and_one_beyond_closes_the_connection() -
     assert receiver.counts.dropped == {MALFORMED: 1}
 
 
-def test_what_a_connection_says_before_its_malformed_length_is_lost_with_it() -> None:
+def test_frames_before_a_malformed_length_in_a_read_are_lost_with_the_connection() -> None:
     receiver = Receiver(frame_bytes_max=5)
     incoming, connection = receiver.connected()
     incoming.data_received(b"\1\0\0\0aGET / HTTP/1.1")
@@ -91,7 +91,7 @@ def test_what_a_connection_says_before_its_malformed_length_is_lost_with_it() ->
     assert not receiver.lists
 
 
-def test_no_memory_is_taken_for_a_length_that_is_only_claimed() -> None:
+def test_no_memory_is_allocated_for_an_announced_length() -> None:
     receiver = Receiver(frame_bytes_max=1 << 30)
     incoming, _ = receiver.connected()
     incoming.data_received((1 << 30).to_bytes(4, "little") + b"x")

@@ -1,4 +1,6 @@
-"""The transport over streams: one write a turn, connections (the rest is in `test_transport`)."""
+"""The transport over streams: one write per loop iteration, connections (the rest is in
+`test_transport`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def network(tmp_path: Path) -> Streams:
 
 
 async def connected(network: Streams, config: Config = CONFIG) -> tuple[StreamTransport, Inbox]:
-    """Give `a` with a connection to `b`, and what `b` receives."""
+    """Yield `a` with a connection to `b`, and the inbox of `b`."""
     a = network.transport(A, config)
     _, inbox = network.receiving(B)
     a.send(B, b"connected?")
@@ -35,7 +37,7 @@ async def connected(network: Streams, config: Config = CONFIG) -> tuple[StreamTr
 
 
 def stuck(network: Streams) -> tuple[StreamTransport, socket.socket]:
-    """Give `a`, and a socket at `b` that takes a connection and then nothing."""
+    """Yield `a`, and a socket at `b` that accepts a connection and then reads nothing."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(network.addresses[B].removeprefix("unix://"))
     listener.listen()
@@ -43,7 +45,7 @@ def stuck(network: Streams) -> tuple[StreamTransport, socket.socket]:
 
 
 @on_uvloop
-async def test_all_frames_of_a_turn_leave_together(network: Streams) -> None:
+async def test_all_frames_of_a_loop_iteration_leave_in_one_write(network: Streams) -> None:
     a, inbox = await connected(network)
     lists = inbox.lists
     for i in range(100):
@@ -56,8 +58,8 @@ async def test_all_frames_of_a_turn_leave_together(network: Streams) -> None:
 
 
 @on_uvloop
-async def test_a_turn_that_says_much_does_not_wait_for_its_end(network: Streams) -> None:
-    """More than may wait for a peer is no loss while the peer takes it."""
+async def test_a_loop_iteration_with_many_frames_writes_before_its_end(network: Streams) -> None:
+    """A queue over the limit loses no frame while the peer reads."""
     a, inbox = await connected(network, limited(send_queue_bytes_max=1000))
     for i in range(100):
         a.send(B, bytes([i]) * 400)
@@ -67,7 +69,7 @@ async def test_a_turn_that_says_much_does_not_wait_for_its_end(network: Streams)
 
 
 @on_uvloop
-async def test_peers_are_written_to_in_the_order_of_first_words(network: Streams) -> None:
+async def test_peers_are_written_in_the_order_of_their_first_frames(network: Streams) -> None:
     nodes = [NodeId(f"n{i}") for i in range(4)]
     network.addresses |= {node: network.addresses[A] + node for node in nodes}
     a = network.transport(A)
@@ -86,7 +88,7 @@ async def test_peers_are_written_to_in_the_order_of_first_words(network: Streams
 
 
 @on_uvloop
-async def test_nobody_connects_to_a_peer_that_is_not_spoken_to(network: Streams) -> None:
+async def test_no_connection_is_made_to_a_peer_without_frames(network: Streams) -> None:
     network.addresses[C] = network.addresses[B] + "-other"
     network.receiving(C)
     a, _ = await connected(network)
@@ -97,7 +99,7 @@ async def test_nobody_connects_to_a_peer_that_is_not_spoken_to(network: Streams)
 
 
 @on_uvloop
-async def test_a_peer_that_takes_nothing_holds_one_write_and_the_queue(network: Streams) -> None:
+async def test_a_peer_that_reads_nothing_holds_one_write_and_the_queue(network: Streams) -> None:
     a, listener = stuck(network)
     with listener:
         for _ in range(200):
@@ -112,7 +114,7 @@ async def test_a_peer_that_takes_nothing_holds_one_write_and_the_queue(network: 
 
 
 @on_uvloop
-async def test_what_waits_for_a_stuck_peer_too_long_is_dropped(network: Streams) -> None:
+async def test_frames_that_wait_too_long_for_a_stuck_peer_are_dropped(network: Streams) -> None:
     a, listener = stuck(network)
     with listener:
         for _ in range(10):
@@ -129,7 +131,7 @@ async def test_what_waits_for_a_stuck_peer_too_long_is_dropped(network: Streams)
 
 
 @on_uvloop
-async def test_a_peer_that_takes_a_large_frame_slowly_is_not_taken_for_stuck(
+async def test_a_peer_that_reads_a_large_frame_slowly_is_not_treated_as_stuck(
     network: Streams,
 ) -> None:
     a, listener = stuck(network)
@@ -151,7 +153,7 @@ async def test_a_peer_that_takes_a_large_frame_slowly_is_not_taken_for_stuck(
 
 
 @on_uvloop
-async def test_a_peer_that_answers_where_it_should_listen_is_cut_off(network: Streams) -> None:
+async def test_a_peer_that_writes_to_a_one_way_connection_is_disconnected(network: Streams) -> None:
     a, listener = stuck(network)
     with listener:
         a.send(B, b"x")
@@ -166,7 +168,7 @@ async def test_a_peer_that_answers_where_it_should_listen_is_cut_off(network: St
 
 
 @on_uvloop
-async def test_a_peer_that_hangs_up_at_once_is_tried_less_and_less_often(network: Streams) -> None:
+async def test_reconnects_to_a_peer_that_closes_at_once_back_off(network: Streams) -> None:
     a, listener = stuck(network)
     (process,) = a._processes.values()
     with listener:
@@ -186,7 +188,7 @@ async def test_a_peer_that_hangs_up_at_once_is_tried_less_and_less_often(network
 
 
 @on_uvloop
-async def test_retries_end_when_frames_find_no_receiver(network: Streams) -> None:
+async def test_connection_attempts_end_when_the_waiting_frames_expire(network: Streams) -> None:
     a = network.transport(A)
     a.send(B, b"x")
     (process,) = a._processes.values()
@@ -199,8 +201,8 @@ async def test_retries_end_when_frames_find_no_receiver(network: Streams) -> Non
 
 
 @on_uvloop
-async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Streams) -> None:
-    """Its end is known before the loop reports that the connection is lost."""
+async def test_frames_sent_after_a_peer_closed_wait_for_a_reconnect(network: Streams) -> None:
+    """The end of the peer is known before the loop reports the lost connection."""
     a, listener = stuck(network)
     (process,) = a._processes.values()
     with listener:
@@ -214,7 +216,7 @@ async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Strea
 
 
 class LateConnection:
-    """Represents a connection that is made just when it is no longer needed."""
+    """A stub of a connection that is made at the moment in which it is no longer needed."""
 
     def __init__(self) -> None:
         self.aborted = False
@@ -224,7 +226,7 @@ class LateConnection:
 
 
 @on_uvloop
-async def test_a_connection_that_comes_after_the_end_of_this_side_is_closed(
+async def test_a_connection_made_after_the_transport_closed_is_closed(
     network: Streams,
 ) -> None:
     a = network.transport(A)
@@ -237,7 +239,7 @@ async def test_a_connection_that_comes_after_the_end_of_this_side_is_closed(
 
 
 @on_uvloop
-async def test_a_try_to_connect_that_breaks_does_not_end_all_tries(
+async def test_an_exception_in_one_connection_attempt_does_not_end_the_attempts(
     network: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[object] = []
@@ -261,10 +263,10 @@ async def test_a_try_to_connect_that_breaks_does_not_end_all_tries(
 
 
 @on_uvloop
-async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
+async def test_a_connection_made_at_its_timeout_is_not_written_to(
     network: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event loop closes it then, and does not say so."""
+    """The event loop closes the connection then, without a notification."""
     tries: list[asyncio.Protocol] = []
 
     async def connect(
@@ -284,7 +286,7 @@ async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
 
 
 @on_uvloop
-async def test_an_address_of_another_scheme_is_refused_in_one_sentence(network: Streams) -> None:
+async def test_an_address_of_another_transport_is_refused_in_one_sentence(network: Streams) -> None:
     network.addresses[B] = "tcp://127.0.0.1:7401"
     with pytest.raises(ConfigError, match=r"not tcp://127\.0\.0\.1:7401"):
         network.transport(A)

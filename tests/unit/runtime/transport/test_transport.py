@@ -1,4 +1,4 @@
-"""What every transport promises: order, bounds, peers that come late, go, or take nothing."""
+"""What every transport promises: order, bounds, peers that start late, stop, or read nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> AnyNetwork:
 
 
 def send(transport: AnyTransport, receiver: NodeId, *frames: bytes) -> None:
-    """Send in one turn."""
+    """Send in one loop iteration."""
     for frame in frames:
         transport.send(receiver, frame)
     transport.flush()
@@ -46,7 +46,7 @@ async def test_frames_arrive_unchanged_and_in_order(network: AnyNetwork) -> None
 
 
 @on_uvloop
-async def test_what_arrives_is_counted(network: AnyNetwork) -> None:
+async def test_received_frames_are_counted(network: AnyNetwork) -> None:
     a = network.transport(A)
     b, inbox = network.receiving(B)
     send(a, B, b"one", b"three")
@@ -56,7 +56,7 @@ async def test_what_arrives_is_counted(network: AnyNetwork) -> None:
 
 @on_uvloop
 async def test_large_frames_arrive_between_small_ones(network: AnyNetwork) -> None:
-    """From less than what is read at once to many times as much, split anywhere."""
+    """Frame sizes from less than one read to many reads, split anywhere."""
     sizes = [1, 262_139, 0, 262_140, 5, 262_141, 700_000, 3, 5_000_000, 2, 131_072]
     sent = [bytes([i]) * size for i, size in enumerate(sizes * 2)]
     a = network.transport(A)
@@ -66,7 +66,7 @@ async def test_large_frames_arrive_between_small_ones(network: AnyNetwork) -> No
 
 
 @on_uvloop
-async def test_both_ways_at_once(network: AnyNetwork) -> None:
+async def test_frames_travel_in_both_directions_at_the_same_time(network: AnyNetwork) -> None:
     (a, to_a), (b, to_b) = network.receiving(A), network.receiving(B)
     for i in range(300):
         send(a, B, b"to b %d" % i)
@@ -76,7 +76,7 @@ async def test_both_ways_at_once(network: AnyNetwork) -> None:
 
 
 @on_uvloop
-async def test_frames_are_taken_in_only_after_the_start(network: AnyNetwork) -> None:
+async def test_frames_are_received_only_after_the_start(network: AnyNetwork) -> None:
     a, b, inbox = network.transport(A), network.transport(B), Inbox()
     sent = [b"%d" % i for i in range(50)]
     send(a, B, *sent)
@@ -95,7 +95,7 @@ async def test_nodes_of_one_process_share_its_address(network: AnyNetwork) -> No
 
 
 @on_uvloop
-async def test_frames_for_a_peer_that_is_not_there_yet_wait_for_it(network: AnyNetwork) -> None:
+async def test_frames_wait_for_a_peer_that_has_not_started(network: AnyNetwork) -> None:
     a = network.transport(A)
     for i in range(10):
         send(a, B, b"%d" % i)
@@ -105,7 +105,7 @@ async def test_frames_for_a_peer_that_is_not_there_yet_wait_for_it(network: AnyN
 
 
 @on_uvloop
-async def test_a_peer_that_comes_back_is_reached_again(network: AnyNetwork) -> None:
+async def test_a_restarted_peer_is_reached_again(network: AnyNetwork) -> None:
     a = network.transport(A)
     first, inbox = network.receiving(B)
     send(a, B, b"first")
@@ -113,14 +113,14 @@ async def test_a_peer_that_comes_back_is_reached_again(network: AnyNetwork) -> N
     first.close()
     _, inbox = network.receiving(B)
     arrived = asyncio.create_task(inbox.until(1))
-    while not arrived.done():  # what leaves before the end of the peer is noticed is lost
+    while not arrived.done():  # frames sent before the peer's end is noticed are lost
         send(a, B, b"second")
         await asyncio.wait([arrived], timeout=0.05)
     assert set(inbox.frames) == {b"second"}
 
 
 @on_uvloop
-async def test_what_a_slow_peer_does_not_take_waits_and_arrives_in_order(
+async def test_frames_for_a_slow_peer_wait_and_arrive_in_order(
     network: AnyNetwork,
 ) -> None:
     """More than fits into the kernel (and zmq): the sender is refused, and notified later."""
@@ -135,7 +135,7 @@ async def test_what_a_slow_peer_does_not_take_waits_and_arrives_in_order(
 
 
 @on_uvloop
-async def test_beyond_the_queue_of_a_peer_frames_are_dropped_and_counted(
+async def test_frames_above_the_queue_limit_of_a_peer_are_dropped_and_counted(
     network: AnyNetwork,
 ) -> None:
     config = limited(send_queue_bytes_max=1000)
@@ -149,7 +149,9 @@ async def test_beyond_the_queue_of_a_peer_frames_are_dropped_and_counted(
 
 
 @on_uvloop
-async def test_what_waits_for_a_peer_that_is_away_for_long_is_dropped(network: AnyNetwork) -> None:
+async def test_frames_that_wait_too_long_for_an_absent_peer_are_dropped(
+    network: AnyNetwork,
+) -> None:
     a = network.transport(A)
     send(a, B, *[b"old %d" % i for i in range(3)])
     (process,) = a._processes.values()
@@ -161,7 +163,9 @@ async def test_what_waits_for_a_peer_that_is_away_for_long_is_dropped(network: A
 
 
 @on_uvloop
-async def test_a_peer_that_comes_back_late_is_not_met_by_a_flood(network: AnyNetwork) -> None:
+async def test_a_peer_that_returns_late_does_not_receive_expired_frames(
+    network: AnyNetwork,
+) -> None:
     a = network.transport(A)
     send(a, B, b"old")
     (process,) = a._processes.values()
@@ -185,7 +189,7 @@ async def test_a_frame_at_the_limit_arrives_and_a_larger_one_is_dropped(
 
 @on_uvloop
 async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork) -> None:
-    """The sender's limit is larger; the receiver cuts the connection, others do not notice."""
+    """The sender's limit is larger: the receiver closes that connection and keeps the others."""
     network.addresses[C] = network.addresses[A] + "-other"
     a, other = network.transport(A), network.transport(C)
     _, inbox = network.receiving(B, limited(message_bytes_max=5000))
@@ -197,12 +201,12 @@ async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork
 @on_uvloop
 async def test_a_frame_for_an_unknown_node_is_dropped_and_counted(network: AnyNetwork) -> None:
     a = network.transport(A)
-    send(a, NodeId("nobody"), b"x")
+    send(a, NodeId("unknown"), b"x")
     assert a.counts.dropped[UNKNOWN_PEER] == 1
 
 
 @on_uvloop
-async def test_bytes_that_are_no_frames_are_harmless(
+async def test_malformed_bytes_do_not_affect_other_connections(
     network: AnyNetwork, unused_tcp_port: int
 ) -> None:
     network.at_port(unused_tcp_port)
@@ -227,7 +231,7 @@ async def test_an_address_in_use_is_refused_in_one_sentence(
 
 
 @on_uvloop
-async def test_a_frame_after_the_end_of_this_side_is_lost_without_a_word(
+async def test_a_frame_sent_after_the_transport_closed_is_dropped_silently(
     network: AnyNetwork,
 ) -> None:
     a, _ = network.receiving(A)
@@ -243,7 +247,7 @@ async def test_a_frame_after_the_end_of_this_side_is_lost_without_a_word(
 
 
 @on_uvloop
-async def test_a_receiver_may_close_while_it_is_given_frames(network: AnyNetwork) -> None:
+async def test_a_receiver_may_close_while_frames_are_delivered(network: AnyNetwork) -> None:
     a, b = network.transport(A), network.transport(B)
     closed = asyncio.Event()
 

@@ -19,7 +19,7 @@ def network(tmp_path: Path) -> Network[ZmqTransport]:
 
 
 @on_uvloop
-async def test_a_turn_of_many_frames_is_handed_over_in_few_lists(
+async def test_many_frames_of_one_iteration_are_delivered_in_few_lists(
     network: Network[ZmqTransport],
 ) -> None:
     """The loop is blocked while 100 frames arrive: one list, not 100 calls."""
@@ -35,10 +35,10 @@ async def test_a_turn_of_many_frames_is_handed_over_in_few_lists(
 
 
 @on_uvloop
-async def test_what_is_left_after_a_turn_is_taken_in_small_turns(
+async def test_frames_left_after_an_iteration_are_received_in_small_iterations(
     network: Network[ZmqTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All frames are there before the first turn: no edge ever signals those that it leaves."""
+    """All frames arrive before the first iteration: no later edge announces the remaining ones."""
     monkeypatch.setattr(zmq_transport, "FRAMES_PER_TURN_MAX", 4)
     a, b, inbox = network.transport(A), network.transport(B), Inbox()
     sent = [b"%d" % i for i in range(50)]
@@ -51,7 +51,7 @@ async def test_what_is_left_after_a_turn_is_taken_in_small_turns(
 
 
 class RefusesOnce:
-    """Represents a zmq socket that refuses a send, and when asked allows it."""
+    """A stub of a zmq socket that refuses a send, and reports on the next query that it may."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -67,11 +67,11 @@ class RefusesOnce:
         return int(zmq.POLLOUT)
 
     def fileno(self) -> int:
-        raise AssertionError("nobody waits for a descriptor that has told already")
+        raise AssertionError("no caller waits for a descriptor that is ready")
 
 
 @on_uvloop
-async def test_after_a_refusal_the_socket_is_asked_before_anybody_waits(
+async def test_after_a_refused_send_the_socket_is_queried_before_any_wait(
     network: Network[ZmqTransport],
 ) -> None:
     a = network.transport(A)
@@ -85,7 +85,7 @@ async def test_after_a_refusal_the_socket_is_asked_before_anybody_waits(
 
 
 @on_uvloop
-async def test_flush_passes_on_what_waits(network: Network[ZmqTransport]) -> None:
+async def test_flush_sends_waiting_frames(network: Network[ZmqTransport]) -> None:
     a = network.transport(A)
     a.flush()
     a.send(B, b"x")

@@ -1,5 +1,5 @@
-"""A trim gives the disk back whatever the batches are like: small ones, of which holes give nothing
-back, and such as are partly alive (PITFALLS 7, A22, decision 0016).
+"""A trim frees disk space for all batch sizes: small batches, for which punching holes frees
+nothing, and partly live ones (PITFALLS 7, A22, decision 0016).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from indilog.base.log import Entry, Log
 from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.segment_files import segment_files
-from tests.unit.runtime.test_trim_gives_back import reached
+from tests.unit.runtime.test_trim_frees_space import reached
 
 RECORDS, RECORD_BYTES, TAGS = 3000, 700, 10
 SEGMENT_BYTES = 200 * KIB
@@ -39,7 +39,7 @@ def configured(directory: Path) -> Config:
 
 
 def room(directory: Path) -> int:
-    """Return what the segments take, without the one that is written and the next one."""
+    """Return the bytes of all segments except the active one and the next one."""
     old = segment_files(directory / "journal")[:-2]
     return sum(file.path.stat().st_blocks * 512 for file in old)
 
@@ -69,8 +69,10 @@ async def trimmed_by_tags(log: Log, seqnums: list[SeqNum]) -> list[SeqNum]:
 
 
 async def read_through(log: Log, bound: SeqNum) -> list[SeqNum]:
-    """Return all seqnums from `bound` on. A page may be short: the index still has records that are
-    trimmed in their tags only, and these are skipped. An empty page is the end.
+    """Return all seqnums from `bound` on; an empty page is the end.
+
+    A page may be short: reads skip records that are trimmed in their tags only, which the index
+    still has.
     """
     seqnums: list[SeqNum] = []
     while page := await log.read_range(None, bound):
@@ -82,7 +84,7 @@ async def read_through(log: Log, bound: SeqNum) -> list[SeqNum]:
 @pytest.mark.parametrize(
     ("batch", "trim"), [(2, trimmed_as_a_whole), (40, trimmed_by_tags)], ids=["small", "partly"]
 )
-async def test_a_trim_frees_disk(
+async def test_a_trim_frees_the_disk_space_of_small_batches(
     tmp_path: Path, batch: int, trim: Callable[[Log, list[SeqNum]], object]
 ) -> None:
     config = configured(tmp_path)

@@ -1,5 +1,5 @@
-"""A trim of 90 % of a log frees most of its disk and of the index tier's memory, also
-after a restart (PITFALLS 7, A22).
+"""A trim of 90 % of a log frees most of its disk space and of the index tier's memory, also for
+processes that start after the trim (PITFALLS 7, A22).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from indilog_storage.node import StorageNode
 
 BATCHES, RECORDS, RECORD_BYTES = 40, 100, 2000
 KEPT = 4
-"""Of so many batches, the last ones are kept."""
+"""Number of batches, of which the last ones are kept."""
 
 
 def configured(directory: Path, replicas: int) -> Config:
@@ -43,7 +43,7 @@ def figure(platform: Platform, kind: type[StorageNode | IndexNode], name: str) -
 
 
 def room(directory: Path) -> int:
-    """Return what the first segment takes, which is full; later ones are made of zeros."""
+    """Return the bytes of the first segment, which is full; later ones are preallocated zeros."""
     return segment_path(directory / "journal", 1).stat().st_blocks * 512
 
 
@@ -58,9 +58,9 @@ async def filled(platform: Platform) -> list[SeqNum]:
 
 
 async def reached(done: Callable[[], bool]) -> None:
-    """Return when it is done, which is in the background."""
+    """Wait for `done`: space is freed in the background."""
     async with asyncio.timeout(30):
-        while not done():  # noqa: ASYNC110 - roles tell nobody
+        while not done():  # noqa: ASYNC110 - roles announce no end of it
             await asyncio.sleep(0.01)
 
 
@@ -101,7 +101,7 @@ async def test_a_trim_frees_disk_and_memory_and_survives_restarts(
 
 @pytest.mark.asyncio
 async def test_a_trim_survives_a_change_of_view(tmp_path: Path) -> None:
-    """Each start has other index shards: what is trimmed is so for those that come later too."""
+    """Each start has other index shards: trimmed records are trimmed for later shards too."""
     seqnums: list[SeqNum] = []
     node = node_config(data_dir=tmp_path, segment_bytes=8 * MIB)
     for index_shards in (2, 3, 1):
