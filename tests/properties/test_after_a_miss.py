@@ -1,5 +1,5 @@
-"""What a lookup costs after the local index missed, with the record in the record cache and without
-(decision 0011): trips one after the other, messages and bytes, counted between real roles.
+"""The cost of a lookup after a miss of the local index, with and without the record in the record
+cache (decision 0011): sequential trips, messages and bytes, counted between real roles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORD_BYTES = 1024
 
 
 class Cost(NamedTuple):
-    """Of one read: the longest chain of messages, all messages, and their bytes."""
+    """Cost of one read: the longest chain of messages, all messages, and their bytes."""
 
     trips: int
     messages: int
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 class CountingCluster(RoleCluster):
-    """Counts messages, and on what message each one follows."""
+    """Counts messages, and records which message caused each of them."""
 
     def reset(self) -> None:
         self.trips = self.messages = self.bytes = 0
@@ -59,7 +59,7 @@ class CountingCluster(RoleCluster):
 def cost_of_a_read(
     direction: Direction, bound: int, *, cached: bool, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> Cost:
-    """Read with no local index; the record is an own append, or of the other engine."""
+    """Read without a local index; the record is the engine's own append, or of the other engine."""
     monkeypatch.setattr(TierLookups, "_names_first", lambda _self, _operation: named)
     node = node_config(local_index="none")
     view = view_of(engines=2, index_shards=2)
@@ -70,12 +70,12 @@ def cost_of_a_read(
     record, _ = cluster.read(direction, TAG, bound, engine=0 if cached else 1)
     assert record is not None
     assert record.seqnum == 0
-    while cluster.step():  # an answer that nobody waits for any more is a message all the same
+    while cluster.step():  # an answer to an abandoned request counts as well
         pass
     return Cost(cluster.trips, cluster.messages, cluster.bytes)
 
 
-def test_a_hit_of_the_local_index_takes_two_trips_and_none_if_the_record_is_cached() -> None:
+def test_a_hit_of_the_local_index_takes_two_trips_or_none_for_a_cached_record() -> None:
     cluster = CountingCluster(view_of(engines=2, index_shards=2), Config(), seed=1)
     cluster.append(bytes(RECORD_BYTES), "a", engine=0)
     cluster.settle()
@@ -86,7 +86,7 @@ def test_a_hit_of_the_local_index_takes_two_trips_and_none_if_the_record_is_cach
         assert (cluster.trips, cluster.messages) == (trips, messages)
 
 
-def test_an_exact_match_takes_three_trips_and_none_if_the_record_is_cached(
+def test_an_exact_match_takes_three_trips_or_none_for_a_cached_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cost = cost_of_a_read(Direction.NEXT, 0, cached=False, named=False, monkeypatch=monkeypatch)

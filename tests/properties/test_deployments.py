@@ -1,4 +1,4 @@
-"""Deployments that were trimmed say what all of them would say."""
+"""A trimmed log of deployments yields the same state as the untrimmed log."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ STEPS = st.lists(
 
 
 class KilledError(Exception):
-    """The node is gone."""
+    """The node was killed."""
 
 
 class Story:
-    """Two nodes on one log that is trimmed, and the same records in one that is not."""
+    """Two nodes on one log that is trimmed, and the same records in an untrimmed log."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -77,7 +77,7 @@ class Story:
         assert await self.whole.log(APPS_LOG).append(record.data, tags=[deployment.name]) == seqnum
 
     async def collect(self, index: int, trims: int) -> None:
-        """Collect, up to a number of trims; then the node is killed and starts anew."""
+        """Collect, up to a number of trims; then kill and restart the node."""
         node, left = self.nodes[index], [trims]
         trim = node._log.trim
 
@@ -97,10 +97,12 @@ class Story:
             node._log.trim = trim  # type: ignore[method-assign]
 
     async def check(self) -> None:
-        """Compare what each node knows, and what a start reads, with what all records say."""
-        expected = await told(DeploymentLog(self.whole))
+        """Compare the state of each node, and that of a fresh start, with the state from all
+        records.
+        """
+        expected = await state_of(DeploymentLog(self.whole))
         for node in (*self.nodes, DeploymentLog(self.logs)):
-            assert await told(node) == expected
+            assert await state_of(node) == expected
 
 
 def made(name: str, owner: str, now: float, schedules: tuple[ScheduleSpec, ...]) -> Deployment:
@@ -114,8 +116,8 @@ def made(name: str, owner: str, now: float, schedules: tuple[ScheduleSpec, ...])
     )
 
 
-async def told(log: DeploymentLog) -> dict[str, object]:
-    """Return what a log of deployments says now."""
+async def state_of(log: DeploymentLog) -> dict[str, object]:
+    """Return the state according to a log of deployments."""
     await log.catch_up()
     return {
         name: (
@@ -128,8 +130,10 @@ async def told(log: DeploymentLog) -> dict[str, object]:
 
 
 @given(STEPS)
-def test_who_reads_what_is_left_comes_to_the_same(steps: list[tuple[Any, ...]]) -> None:
-    """Whatever was deployed at once, and wherever a node was killed between two trims."""
+def test_a_reader_of_a_trimmed_deployment_log_reaches_the_same_state(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    """With any concurrent deployments, and a node killed between any two trims."""
 
     async def story() -> None:
         made = Story()
@@ -144,8 +148,8 @@ def test_who_reads_what_is_left_comes_to_the_same(steps: list[tuple[Any, ...]]) 
 
 
 @given(STEPS)
-def test_what_a_node_has_forgotten_changes_no_deployment(steps: list[tuple[Any, ...]]) -> None:
-    """Of the applications that are undeployed one is remembered; a node reads before it deploys."""
+def test_records_forgotten_by_a_node_change_no_deployment(steps: list[tuple[Any, ...]]) -> None:
+    """A node remembers one undeployed application, and reads before it deploys."""
 
     async def story() -> None:
         made = Story()
@@ -162,7 +166,7 @@ def test_what_a_node_has_forgotten_changes_no_deployment(steps: list[tuple[Any, 
 
 
 async def deployed(log: DeploymentLog) -> dict[str, object]:
-    """Return what a log of deployments says of the applications that are deployed."""
+    """Return the deployed applications according to a log of deployments."""
     await log.catch_up()
     gone = {name for name, placed in log.newest.items() if placed.deployment.is_undeployed}
-    return {name: said for name, said in (await told(log)).items() if name not in gone}
+    return {name: state for name, state in (await state_of(log)).items() if name not in gone}

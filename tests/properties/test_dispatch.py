@@ -1,4 +1,4 @@
-"""The dispatcher against a naive model that keeps plain lists of who runs what."""
+"""The dispatcher against a naive model that keeps plain lists of the calls of each worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 class DispatchMachine(RuleBasedStateMachine):
-    """Any order of calls, ends, deaths and starts, of three applications."""
+    """Any order of calls, ends, crashes and starts, of three applications."""
 
     may_be_shared = True
 
@@ -40,7 +40,7 @@ class DispatchMachine(RuleBasedStateMachine):
         )
         self.runs: dict[int, list[Call]] = {}
         self.waits: list[Call] = []
-        """Each application's in their order; those of several in any."""
+        """Calls of one application start in order; those of several applications in any order."""
         self.suspended: set[int] = set()
         self.next_call = 0
         self.next_worker = 0
@@ -77,7 +77,7 @@ class DispatchMachine(RuleBasedStateMachine):
         return first
 
     def check_started(self, started: list[tuple[Call, int]]) -> None:
-        """Check calls that waited and start now, one after the other."""
+        """Check the waiting calls that start now, one after the other."""
         for call, worker in started:
             first = self.first_waiting()
             assert first[call.application] == call, "in the order in which they came"
@@ -91,7 +91,9 @@ class DispatchMachine(RuleBasedStateMachine):
         assert not (startable and self.free_workers()), "no call waits that could run"
 
     def check_placed(self, call: Call, worker: int | None) -> None:
-        """Check where a call went that was admitted, or a nested one that was put back."""
+        """Check the worker of an admitted call, or of a nested call that was returned to the
+        queue.
+        """
         if worker is None:
             assert not call.is_nested
             waits = any(c.application == call.application for c in self.waits)
@@ -128,7 +130,9 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.runs.values()))
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
-        """Calls that a suspended worker has not begun go elsewhere, before all that wait."""
+        """Calls that a suspended worker has not begun move to other workers, before all waiting
+        calls.
+        """
         worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
         self.real.suspend(worker)
         self.suspended.add(worker)
@@ -201,7 +205,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
 
 class AloneMachine(DispatchMachine):
-    """The same where an application has no share."""
+    """The same machine for an application without a share."""
 
     may_be_shared = False
 

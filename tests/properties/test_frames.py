@@ -1,4 +1,4 @@
-"""However a stream of frames is cut into pieces, the same frames come out."""
+"""A stream of frames cut into any pieces yields the same frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGES = st.one_of(
 
 
 @given(st.lists(MESSAGES, max_size=12), st.lists(st.integers(0, 400), max_size=20))
-def test_any_cut_of_the_stream_gives_the_same_frames(
+def test_any_cut_of_the_stream_yields_the_same_frames(
     messages: list[LinkMessage], cuts: list[int]
 ) -> None:
     stream = bytearray()

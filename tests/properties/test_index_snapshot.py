@@ -1,4 +1,4 @@
-"""What is left of a snapshot after a trim, against a list of records."""
+"""The rows of a snapshot after a trim, against a list of records."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def floors_of(logs: dict[int, int], tags: dict[int, int]) -> SnapshotFloors:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a_merge_leaves_out_what_is_trimmed_and_nothing_else(seed: int) -> None:
-    """A record whose log is trimmed goes with all its rows, also those of tags that are not."""
+def test_a_merge_drops_exactly_the_trimmed_rows(seed: int) -> None:
+    """A record whose log is trimmed is dropped with all its rows, also rows of untrimmed tags."""
     chance = Random(seed)
     records = [
         (s, chance.choice(LOGS), set(chance.sample(TAGS, chance.randint(0, 3))))

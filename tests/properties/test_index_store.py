@@ -1,5 +1,5 @@
-"""The index in memory and on the disk against a list of all records, whatever is where and whenever
-a search has to wait.
+"""The index in memory and on disk against a list of all records, with rows in any place and
+searches that wait at any step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ordered(NamedTuple):
 
 
 class Story:
-    """One store, its disk, the model, and searches that are under way."""
+    """One store, its disk, the model, and the searches in progress."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -96,7 +96,7 @@ class Story:
             self.store.written(self.disk.write(WriteSnapshot(info, base, recent)))
 
     def restart(self) -> None:
-        """Begin again from the snapshot, and from a checkpoint perhaps; what came later is added
+        """Restart from the snapshot, with or without a checkpoint; later records are added
         again.
         """
         base = self.store.base
@@ -115,7 +115,7 @@ class Story:
     def checkpoint(self) -> None:
         info = SnapshotInfo(index_shard=0, position=self.position, tail=self.store.end, eras=ERAS)
         rows = self.store.unwritten_rows()
-        self.add()  # what comes later is not in it
+        self.add()  # later records are not in it
         base = self.store.base.info.position if self.store.base is not None else None
         self.kept = Kept(info, base, rows())
 
@@ -123,7 +123,7 @@ class Story:
         self.store.shrink()
 
     def ask(self) -> None:
-        limit = self.chance.randint(0, self.next)  # what is below is known
+        limit = self.chance.randint(0, self.next)  # all records below it are known
         bound = self.chance.choice([self.chance.randint(0, self.next + 2), 2**63 - 1])
         direction = self.chance.choice(list(Direction))
         tag = self.chance.choice((EMPTY_TAG, *TAGS, 4))
@@ -132,7 +132,7 @@ class Story:
         self.go_on(len(self.searches) - 1)
 
     def go_on(self, which: int) -> None:
-        """Let a search run until it waits for the disk; maybe what it waits for comes."""
+        """Run a search until it waits for the disk; the disk may answer at once."""
         if not self.searches:
             return
         which %= len(self.searches)
@@ -172,8 +172,10 @@ def part_of(records: list[Ordered]) -> ShardTags:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a_search_finds_what_a_scan_finds_wherever_it_is(seed: int) -> None:
-    """Also when snapshots are written, fail, and generations go while the search waits."""
+def test_a_search_over_memory_and_disk_finds_what_a_scan_finds(seed: int) -> None:
+    """Also when snapshots are written or fail, and generations are dropped while the search
+    waits.
+    """
     chance = Random(seed)
     story = Story(chance)
     steps = (
@@ -192,8 +194,8 @@ def test_a_search_finds_what_a_scan_finds_wherever_it_is(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_memory_is_short_only_until_a_snapshot_is_written(seed: int) -> None:
-    """What stays in memory is within the share of generations, and the rest within the limit."""
+def test_memory_exceeds_its_limit_only_until_a_snapshot_is_written(seed: int) -> None:
+    """The rest in memory stays within the share of generations, and the total within the limit."""
     story = Story(Random(seed))
     story.memory_max = 4_000
     story.store = story.fresh()
@@ -219,7 +221,9 @@ def new_filter() -> TagFilterBuilder:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_rows_survive_their_file(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_survive_a_round_trip_through_a_file(
+    seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The round trip of the format, against the model's own list of rows."""
     chance = Random(seed)
     story = Story(chance)
@@ -238,7 +242,7 @@ def test_rows_survive_their_file(seed: int, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_file_in_many_row_groups_is_found_by_its_statistics(tmp_path: Path) -> None:
-    """What `GroupDirectory` takes from a real file is what the rows say."""
+    """The statistics that `GroupDirectory` reads from a real file equal those of the rows."""
     store = IndexStore(memory_bytes_max=10**9, entries_min=1)
     counts = 60_000
     tags = np.repeat(np.array([7, 2**63 + 1], np.uint64)[None, :], counts, 0).tobytes()

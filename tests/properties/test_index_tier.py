@@ -1,9 +1,10 @@
-"""The index tier against a brute-force oracle (PITFALLS A19): all bounds, 1 to 6 index shards,
-index data late, split, repeated, lost, and index nodes that restart with nothing. Of some records
-storage has lost the tags: no answer passes over one.
+"""The index tier against a brute-force oracle (PITFALLS A19): all bounds and 1 to 6 index shards.
 
-The oracle is a list of records. Storage is a stand-in that knows the same list and speaks the
-protocol: it sends index data unasked, page by page when asked, and is where exact matches end up.
+Index data arrives late, split, repeated or not at all, and index nodes restart empty. Storage has
+lost the tags of some records: no answer skips such a record.
+
+The oracle is a list of records. Storage is a stub that knows the same list and speaks the protocol.
+It pushes index data, sends pages on request, and receives the exact matches.
 """
 
 from __future__ import annotations
@@ -63,18 +64,18 @@ class Ordered(NamedTuple):
     shard: int
     tags: tuple[int, ...]
     lost: bool = False
-    """Whether it is only known that it was there."""
+    """Whether only the existence of the record is known."""
 
 
 class Expected(NamedTuple):
-    """What a scan finds: matches, and the lost record at which it had to stop, if it had."""
+    """The result of a scan: matches, and the lost record at which it stopped, if any."""
 
     matches: Sequence[tuple[int, int]]
     stopped_at: int | None
 
 
 class History:
-    """A log: for each position its records by shard, as the metalog would have ordered them."""
+    """A log: the records of each position by shard, as the metalog would have ordered them."""
 
     def __init__(self, chance: Random, view: View, positions: int, *, lossy: bool = False) -> None:
         self.view = view
@@ -90,7 +91,7 @@ class History:
             self.tails.append(len(self.records))
 
     def _ordered(self, chance: Random, shard: int, *, uniform: bool) -> list[Ordered]:
-        """Records of one shard, in the same log or not, with as many tags each or not."""
+        """Records of one shard, in the same log or not, with equal numbers of tags or not."""
         first = len(self.records)
         log = chance.choice(LOG_TAGS)
         for _ in range(chance.randint(1, 4)):
@@ -101,14 +102,14 @@ class History:
         return self.records[first:]
 
     def block(self, position: int, shards: set[int]) -> IndexBlock:
-        """What a storage node that keeps `shards` says about a position."""
+        """Return the index data of a storage node that keeps `shards` for a position."""
         entry = self.positions[position]
         parts = tuple(part_of(shard, entry[shard]) for shard in sorted(entry) if shard in shards)
         productive = tuple(ShardId(shard) for shard in sorted(entry))
         return IndexBlock(position, self.tails[position + 1], productive, parts)
 
     def expected(self, lookup: IndexLookup) -> Expected:
-        """What a scan of all records says: one that is lost ends it, unless it is what is asked."""
+        """The result of a scan of all records: a lost record ends it, unless it is the target."""
         scanned = [record for record in self.records if record.seqnum < lookup.limit]
         if lookup.direction is Direction.NEXT:
             scanned = [record for record in scanned if record.seqnum >= lookup.bound]
@@ -126,7 +127,7 @@ class History:
         return Expected(matches, None)
 
     def are_lost(self, lost: LostRange) -> bool:
-        """Whether these records are, all of them."""
+        """Whether all of these records are lost."""
         return all(record.lost for record in self.records[lost.start : lost.end])
 
 
@@ -143,7 +144,7 @@ def part_of(shard: int, records: list[Ordered]) -> ShardTags:
 
 
 class IndexTier:
-    """Index nodes, aggregators, storage stand-ins, and a network that may do anything."""
+    """Index nodes, aggregators, storage stubs, and a network with any faults."""
 
     def __init__(self, history: History, config: Config) -> None:
         self.history = history
@@ -151,7 +152,7 @@ class IndexTier:
         self.config = config
         self.now = 0.0
         self.known = 0
-        """How many positions storage has applied."""
+        """Number of positions that storage has applied."""
         self.network: list[tuple[NodeId, NodeId, Message]] = []
         self.lookups: dict[int, IndexLookup] = {}
         self.answered: set[int] = set()
@@ -159,14 +160,14 @@ class IndexTier:
         self.disks: dict[NodeId, SnapshotDisk] = {n: SnapshotDisk() for n in self.view.index_nodes}
         self.checkpoints: dict[NodeId, bytes] = {}
         self.asked: list[tuple[NodeId, SnapshotRequest]] = []
-        """What index nodes want of their disks, which never lose a request."""
+        """Requests of index nodes to their disks, which never lose one."""
         self.roles: dict[NodeId, IndexNode | Aggregator] = {}
         for node in (*self.view.index_nodes, *self.view.aggregators):
             self.restart(node)
 
     @property
     def merging(self) -> tuple[NodeId, ...]:
-        """Who may merge the answers to a lookup."""
+        """Nodes that may merge the answers to a lookup."""
         return (*self.view.aggregators, *self.view.index_nodes)
 
     def restart(self, node: NodeId) -> None:
@@ -178,7 +179,7 @@ class IndexTier:
         self.give(node, Started(Epoch(1)))
 
     def take_checkpoint(self, node: NodeId) -> None:
-        """Take one, with which the node begins after its next restarts."""
+        """Take a checkpoint, from which the node starts after its next restarts."""
         role = self.roles[node]
         assert isinstance(role, IndexNode)
         self.checkpoints[node] = role.checkpoint()()
@@ -202,7 +203,7 @@ class IndexTier:
     # --- storage and engine
 
     def order(self) -> None:
-        """Storage applies one more position and says so unasked."""
+        """Storage applies one more position and pushes its index data."""
         if self.known == len(self.history.positions):
             return
         position, self.known = self.known, self.known + 1
@@ -242,7 +243,7 @@ class IndexTier:
         )
 
     def check_read(self, to: NodeId, read: ReadRecords) -> None:
-        """A single match: storage is told to answer the engine."""
+        """A single match: the index tier forwards the read to storage, which answers the engine."""
         lookup = self.lookups[read.request]
         assert to in self.view.shards[read.shard].replicas
         assert (lookup.count, read.origin) == (1, ENGINE)
@@ -299,16 +300,16 @@ class IndexTier:
                 self.give(node)
 
     def settle(self) -> None:
-        """Deliver everything in order, until nobody has anything to say."""
+        """Deliver everything in order, until no node has a message to send."""
         for _ in range(100_000):
             if not self.network and not self.asked:
                 return
             self.deliver(0)
             self.answer_disk(0)
-        raise AssertionError("they talk for ever")
+        raise AssertionError("the nodes exchange messages without end")
 
     def heal(self) -> None:
-        """From now on nothing is lost: what was asked is answered, if need be on a second try."""
+        """Stop all losses: from now on every request is answered, if necessary after a retry."""
         for disk in self.disks.values():
             disk.heal()
         for _ in self.history.positions:
@@ -329,7 +330,7 @@ class IndexTier:
 
 
 def view_from(chance: Random) -> View:
-    """A view, maybe the second or third one: index shards have come, or were retired."""
+    """A view, possibly the second or third one: index shards were added or retired."""
     view = first_view_from(chance)
     for start in sorted(chance.sample(range(1, 20), chance.choice([0, 0, 1, 2]))):
         view = with_index_tier_of(view, view_of(index_shards=chance.randint(1, 6)), start)
@@ -349,7 +350,7 @@ def first_view_from(chance: Random) -> View:
 
 
 def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
-    """What may go wrong."""
+    """Faults that may occur."""
     return [
         lambda: tier.lose(chance.randrange(64)),
         lambda: tier.deliver(chance.randrange(64)),
@@ -361,7 +362,7 @@ def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
 
 
 def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
-    """What goes on all the time."""
+    """Operations that run all the time."""
     return [
         tier.order,
         lambda: tier.ask_anything(chance),
@@ -373,7 +374,7 @@ def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: int) -> None:
+def test_every_answer_equals_a_scan_despite_lost_late_and_repeated_messages(seed: int) -> None:
     """Also when data comes after the lookup, in parts, or again to a node that lost everything."""
     chance = Random(seed)
     ahead_max = chance.choice([1, 3, 65_536])
@@ -404,7 +405,7 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
 
 
 def every_lookup(history: History) -> Iterator[IndexLookup]:
-    """All tags, bounds, directions and prefixes of a log; everybody who may merges in turn."""
+    """All tags, bounds, directions and prefixes of a log; all merging nodes take turns."""
     merging = cycle((*history.view.aggregators, *history.view.index_nodes))
     tags = (EMPTY_TAG, LOG_TAGS[0], *TAGS, 4)
     request = 0
@@ -419,7 +420,7 @@ def every_lookup(history: History) -> Iterator[IndexLookup]:
 
 
 @pytest.mark.parametrize("index_shards", range(1, 7))
-def test_every_bound_of_every_tag_at_every_prefix_is_answered_as_by_a_scan(
+def test_every_bound_of_every_tag_at_every_prefix_is_answered_like_a_scan(
     index_shards: int,
 ) -> None:
     view = view_of(engines=3, index_shards=index_shards)

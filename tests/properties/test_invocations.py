@@ -1,5 +1,5 @@
 """Invocations under any order of records, against a model that shares no code with the fold; and a
-fold that begins with a checkpoint, against one that has read everything.
+fold restored from a checkpoint, against one that read the whole history.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0, 20)), max_size=40)
 
 
 class Model:
-    """Who runs what and what came of it, from the whole history each time; nothing is forgotten."""
+    """Owners and outcomes of runs, computed from the whole history each time."""
 
     def __init__(self, history: list[Event]) -> None:
         self.runs: dict[str, str | None] = {}
@@ -111,15 +111,15 @@ class Model:
 
 
 def _by(event: Any) -> str | None:  # noqa: ANN401
-    """Return who said it."""
+    """Return the executor that wrote the record; None: no executor did."""
     return None if isinstance(event, GivenUp) else event.executor
 
 
 @given(st.lists(EVENTS, max_size=40))
-def test_the_fold_agrees_with_a_model_that_forgets_nothing(history: list[Event]) -> None:
+def test_the_fold_agrees_with_a_model_over_the_whole_history(history: list[Event]) -> None:
     fold = Fold(FoldLimits(1e9, 1000, 1000, 10**9, 1.0, 4.0))
     for place, event in enumerate(history):
-        fold.apply(place, 1000.0 + 100.0 * place, event)  # all pauses and delays are over
+        fold.apply(place, 1000.0 + 100.0 * place, event)  # all pauses and delays have elapsed
         fold.check_invariants()
     model = Model(history)
     assert {id_: i.executor for id_, i in fold.open.items()} == model.runs
@@ -127,9 +127,9 @@ def test_the_fold_agrees_with_a_model_that_forgets_nothing(history: list[Event])
         found = fold.get(id_)
         assert found is not None
         assert found.ended is not None
-        told = history[found.ended]
-        assert isinstance(told, Ended)
-        assert told.result == result
+        ended = history[found.ended]
+        assert isinstance(ended, Ended)
+        assert ended.result == result
     for key, id_ in model.keys.items():
         kept = fold.with_key("app.f", key)
         assert kept is not None
@@ -137,7 +137,7 @@ def test_the_fold_agrees_with_a_model_that_forgets_nothing(history: list[Event])
 
 
 @given(HISTORIES, st.data())
-def test_a_reader_that_begins_with_a_checkpoint_comes_to_the_same_result(
+def test_a_reader_restored_from_a_checkpoint_reaches_the_same_state(
     history: list[tuple[Event, float]], data: st.DataObject
 ) -> None:
     """Also when the streams are trimmed as far as the checkpoint allows."""
@@ -160,7 +160,7 @@ def test_a_reader_that_begins_with_a_checkpoint_comes_to_the_same_result(
 
 
 @given(HISTORIES)
-def test_what_is_kept_is_bounded(history: list[tuple[Event, float]]) -> None:
+def test_the_number_of_kept_results_is_bounded(history: list[tuple[Event, float]]) -> None:
     fold, time = Fold(LIMITS), 1000.0
     for place, (event, after_s) in enumerate(history):
         time += after_s
@@ -173,9 +173,11 @@ def test_what_is_kept_is_bounded(history: list[tuple[Event, float]]) -> None:
 
 
 @given(st.data())
-def test_a_reader_begins_where_those_who_read_everything_say(data: st.DataObject) -> None:
-    """Whoever writes checkpoints at the same time, from whatever they went by, in whatever order
-    their parts come, and however late those who have written one that counts trim.
+def test_a_new_reader_starts_from_the_checkpoint_that_a_full_reader_selects(
+    data: st.DataObject,
+) -> None:
+    """With concurrent checkpoint writers in any state, parts in any order, and late trims by the
+    writers of the selected checkpoint.
     """
     fold, records, trims, floor = Fold(LIMITS), list[tuple[int, Checkpointed]](), list[int](), 0
     writing: list[tuple[list[Checkpointed], list[int]]] = []

@@ -1,8 +1,8 @@
-"""The local index against a list of records that is searched from one end to the other.
+"""The local index against a list of records that is searched linearly.
 
-Whatever the index proves is exactly right at all bounds, for cache sizes 0, 1, small and default,
-and 1 to 6 shards (PITFALLS A19); it misses only what it may have forgotten; its bounds hold after
-each step. The model shares nothing with the code under test but the names of the answers.
+Every proven answer is exact at all bounds, for cache sizes 0, 1, small and default, and 1 to 6
+shards (PITFALLS A19). The index misses only tags that it may have evicted, and its limits hold
+after each step. The model shares nothing with the code under test but the names of the answers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ UNUSED_TAG = 4
 NEVER = MAX_SEQNUM + 1
 
 Cut = dict[int, list[list[int]]]
-"""What one metalog entry orders: the tags of each record of each productive shard."""
+"""The index data of one metalog entry: the tags of each record of each productive shard."""
 
 
 @dataclass(frozen=True)
 class Appended:
-    """One record, as the model knows it."""
+    """One record in the model."""
 
     seqnum: int
     shard: int
@@ -43,7 +43,7 @@ class Appended:
 
 @dataclass
 class Model:
-    """Every record since the index began, and what the index has been told."""
+    """Every record since the index began, and the lookup results that the index received."""
 
     config: NodeConfig
     start: int
@@ -59,7 +59,7 @@ class Model:
         return [r for r in self.records if tag in r.tags and r.seqnum < self.tag_tail]
 
     def surely_known_from(self, tag: int) -> int:
-        """The lowest bound that must not be a miss."""
+        """Return the lowest bound that must not be a miss."""
         config = self.config
         if tag == EMPTY_TAG:
             if not config.caches.suffix_cuts_max:
@@ -115,7 +115,7 @@ def part_of(first: int, shard: int, records: list[list[int]]) -> ShardTags:
 
 
 @given(config=configs(), start=st.sampled_from([(0, 0), (7, 30)]), steps=STEPS)
-def test_what_is_proven_is_right_at_all_bounds(
+def test_proven_answers_are_exact_at_all_bounds(
     config: NodeConfig, start: tuple[int, int], steps: list[tuple[str, object]]
 ) -> None:
     position, tail = start
@@ -151,7 +151,7 @@ def append(index: LocalIndex, model: Model, cut: Cut) -> list[ShardTags]:
 
 
 def learn(index: LocalIndex, model: Model, back: int) -> None:
-    """The index tier found a record, `back` from the newest one."""
+    """The index tier found a record, `back` records before the newest one."""
     if back < len(model.records):
         record = model.records[-1 - back]
         index.learn(record.seqnum, ShardId(record.shard))
@@ -211,7 +211,7 @@ def check_range(
 
 
 def check_points(index: LocalIndex, model: Model) -> None:
-    """`shard_of` is right where it answers, and answers what is recent or was learned."""
+    """`shard_of` is exact where it answers, and answers recent and learned seqnums."""
     recent = model.surely_known_from(EMPTY_TAG)
     all_learned = len(model.learned) <= model.config.caches.popularity_entries_max
     for record in model.records:
@@ -225,11 +225,11 @@ def check_points(index: LocalIndex, model: Model) -> None:
 
 
 def check_bounds(index: LocalIndex, model: Model) -> None:
-    """Count from outside what the index can still tell."""
+    """Count from outside the entries that the index can still answer."""
     config = model.config
     known = 0
     for tag in TAGS:
-        of_tag = [r.seqnum for r in model.matching(tag) if told(index, tag, r.seqnum)]
+        of_tag = [r.seqnum for r in model.matching(tag) if is_known(index, tag, r.seqnum)]
         per_tag = config.caches.tag_cache_seqnums_per_tag_max
         assert len(of_tag) <= per_tag + per_tag // 8
         known += len(of_tag)
@@ -240,7 +240,7 @@ def check_bounds(index: LocalIndex, model: Model) -> None:
     assert status["popularity_cache"]["entries"] <= config.caches.popularity_entries_max
 
 
-def told(index: LocalIndex, tag: int, seqnum: int) -> bool:
+def is_known(index: LocalIndex, tag: int, seqnum: int) -> bool:
     return not isinstance(index.find_next(tag, seqnum), Miss)
 
 
@@ -253,7 +253,7 @@ def told(index: LocalIndex, tag: int, seqnum: int) -> bool:
         max_size=4,
     )
 )
-def test_cuts_wider_than_two_bytes_are_right_at_every_edge(counts: list[dict[int, int]]) -> None:
+def test_cuts_wider_than_two_bytes_are_exact_at_every_edge(counts: list[dict[int, int]]) -> None:
     index = LocalIndex(NodeConfig())
     edges: list[tuple[int, int, int]] = []  # first, last, shard
     tail = 0
@@ -273,10 +273,10 @@ def test_cuts_wider_than_two_bytes_are_right_at_every_edge(counts: list[dict[int
 
 
 @given(config=configs(), cuts=st.lists(st.tuples(cuts(), st.sets(st.integers(0, 9))), max_size=8))
-def test_no_answer_reaches_across_a_lost_record(
+def test_no_answer_extends_past_a_lost_record(
     config: NodeConfig, cuts: list[tuple[Cut, set[int]]]
 ) -> None:
-    """What has tags that nobody knows any more may be a match."""
+    """A record whose tags are lost may be a match of any lookup."""
     index = LocalIndex(config)
     model = Model(config, start=0, tail=0, tag_tail=0)
     lost: set[int] = set()

@@ -1,7 +1,8 @@
-"""A5: sequencers whose disks are damaged or wiped, the primary's too, under all that goes wrong
-besides: no entry that was published is lost or changed (decision 0020).
+"""A5: sequencers with damaged or wiped disks, the primary's too, together with all other faults: no
+published entry is lost or changed (decision 0020).
 
-What is true is known from what left the primary and from the frames on disks, read here anew.
+The expected entries come from the messages of the primary and from the frames on disk, which are
+decoded here independently.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ decoded = functools.lru_cache(4096)(entry_decoded)
 
 
 class RefusedError(Exception):
-    """The primary does not go on, because too much is lost."""
+    """The primary refuses to continue, because too much is lost."""
 
 
 def evidence(process: Process) -> Mapping[int, Entry]:
-    """What intact frames say, by position: the last one counts, and an entry takes those of older
-    incarnations behind it with it.
+    """Return the entries of intact frames, by position.
+
+    The last frame of a position counts; an entry removes entries of older incarnations after it.
     """
     found: dict[int, Entry] = {}
     end = 0
@@ -48,7 +50,7 @@ def evidence(process: Process) -> Mapping[int, Entry]:
 
 
 class DamagedTier(OrderingTier):
-    """Disks of which frames become unreadable, or all."""
+    """Disks of which some or all frames become unreadable."""
 
     ignored = (*OrderingTier.ignored, "an answer to another incarnation", "a primary has no use")
 
@@ -57,7 +59,7 @@ class DamagedTier(OrderingTier):
         super().__init__(told_early=told_early)
 
     def take_checkpoint(self, name: NodeId) -> None:
-        """No checkpoint: the evidence here is what frames say."""
+        """Take no checkpoint: the evidence here comes from frames."""
 
     def give(self, name: NodeId, *events: Event) -> None:
         try:
@@ -66,7 +68,9 @@ class DamagedTier(OrderingTier):
             raise RefusedError(str(error)) from error
 
     def leave(self, process: Process, to: NodeId, message: Message) -> None:
-        """What is published for the first time is on two disks, and all of it on the primary's."""
+        """A newly published entry is on two disks; all published entries are on the primary's
+        disk.
+        """
         fresh: list[Entry] = []
         if isinstance(message, MetalogEntries):
             fresh = [entry for entry in message.entries if entry.position not in self.published]
@@ -83,7 +87,7 @@ class DamagedTier(OrderingTier):
             assert self.published.items() <= evidence(process).items()
 
     def check_published(self) -> None:
-        """Nothing that was published is gone from all disks; while one at a time is damaged."""
+        """No published entry is missing on all disks, while one disk at a time is damaged."""
         kept = [evidence(process) for process in self.processes.values()]
         for position, entry in self.published.items():
             assert any(found.get(position) == entry for found in kept)
@@ -98,7 +102,7 @@ class DamagedTier(OrderingTier):
             assert length <= self.common(shard)
 
     def check_disks(self, entries: list[Entry]) -> None:
-        """A restart finds these entries in all disks, and nothing else."""
+        """A restart finds exactly these entries on all disks."""
         for name, process in self.processes.items():
             self.sync(name, len(process.unsynced))
             assert evidence(process).items() >= dict(enumerate(entries)).items()
@@ -107,19 +111,19 @@ class DamagedTier(OrderingTier):
             assert role.whole
 
     def all_whole(self) -> bool:
-        """Whether every sequencer says that it lacks nothing, and would after a restart."""
+        """Whether every sequencer reports that it lacks nothing, and would after a restart."""
         return all(
             process.role.whole and process.recovered().whole for process in self.processes.values()
         )
 
     def note(self, name: NodeId) -> Process:
-        """Remember what a process had: it may have answered for it, and that may be under way."""
+        """Record the entries of a process: it may have acknowledged them in a message in flight."""
         process = self.processes[name]
         self.held_once.setdefault(name, []).extend(evidence(process).values())
         return process
 
     def damage(self, name: NodeId, chance: Random) -> None:
-        """Make some frames that follow one another unreadable; a restart notices it."""
+        """Make some consecutive frames unreadable; a restart detects it."""
         process = self.note(name)
         if process.disk:
             start = chance.randrange(len(process.disk))
@@ -137,7 +141,7 @@ class DamagedTier(OrderingTier):
 
 
 def losses(tier: DamagedTier, chance: Random, *, always: bool) -> list[Callable[[], None]]:
-    """What disks lose; unless `always`, only while all sequencers say that they lack nothing."""
+    """Losses of disks; unless `always`, only while all sequencers report that they lack nothing."""
 
     def lose(how: Callable[[NodeId], None]) -> None:
         if always or tier.all_whole():
@@ -150,7 +154,7 @@ def losses(tier: DamagedTier, chance: Random, *, always: bool) -> list[Callable[
 
 
 def go_on(tier: DamagedTier, chance: Random) -> None:
-    """The common case: something is stored, and the sequencers get on with it."""
+    """The common case: an entry is stored, and the sequencers order more."""
     for _ in range(chance.randint(1, 4)):
         tier.store_everywhere(chance.choice(sorted(VIEW.shards)), 1)
         tier.deliver_in_order(chance.randint(3, 12))
@@ -158,7 +162,7 @@ def go_on(tier: DamagedTier, chance: Random) -> None:
 
 
 def run(tier: DamagedTier, chance: Random, lost: list[Callable[[], None]]) -> None:
-    """Each seed has some of the faults, and loses more or less."""
+    """Run one seed: it enables some of the faults, and loses more or less."""
     goes_wrong = faults(tier, chance)
     goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
     goes_on = [*work(tier, chance), *restarts(tier, chance)]
@@ -174,8 +178,8 @@ def run(tier: DamagedTier, chance: Random, lost: list[Callable[[], None]]) -> No
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a5_what_one_sequencer_lost_comes_back_from_the_others(seed: int) -> None:
-    """None but one lacks anything at a time: the log goes on, and all disks become equal."""
+def test_entries_lost_by_one_sequencer_are_restored_from_the_others(seed: int) -> None:
+    """One sequencer at a time lacks entries: the log continues, and all disks become equal."""
     chance = Random(seed)
     tier = DamagedTier(told_early=chance.random() < 0.5)
     run(tier, chance, losses(tier, chance, always=False))
@@ -184,8 +188,8 @@ def test_a5_what_one_sequencer_lost_comes_back_from_the_others(seed: int) -> Non
 
 
 @given(seed=st.integers(0, 2**32))
-def test_a5_whatever_is_lost_of_all_disks_nothing_published_is_replaced(seed: int) -> None:
-    """It may be too much to go on; then the primary says so, and does nothing."""
+def test_no_published_entry_is_replaced_after_any_losses_on_all_disks(seed: int) -> None:
+    """Too much may be lost to continue; then the primary reports it, and orders nothing."""
     chance = Random(seed)
     tier = DamagedTier(told_early=chance.random() < 0.5)
     tier.check_published = lambda: None  # type: ignore[method-assign]  # all disks may have lost it

@@ -1,8 +1,8 @@
-"""What stands for old metalog entries: bounded over the life of the log, and every sequencer that
-lacks entries gets on with it, whatever it lost (decision 0030).
+"""The base that replaces old metalog entries is bounded over the life of the log, and a sequencer
+that lacks any entries recovers with it (decision 0030).
 
-Each entry that leaves the primary is kept here, so what a base says is compared with what the
-published entries below it add up to.
+Each entry that leaves the primary is kept here, so a base is compared with the sum of the published
+entries below it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ONE: Final = Epoch(1)
 
 
 class Disk:
-    """Frames and the two newest checkpoints of one sequencer, and its role in this life."""
+    """Frames and the two newest checkpoints of one sequencer, and its running role."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[FrameKind, bytes]] = []
@@ -67,7 +67,7 @@ class Trio:
         self.published: list[Entry] = []
         self.asked = 0
         self.bases: list[Base] = []
-        """What the engine was sent instead of entries."""
+        """Bases that the engine received instead of entries."""
         self.cut_off: set[NodeId] = set()
         self.stored = 0
         self.disks = {name: Disk() for name in VIEW.sequencers}
@@ -76,7 +76,7 @@ class Trio:
             self.start(name)
 
     def start(self, name: NodeId, *, older: bool = False) -> None:
-        """Begin a life from the newest checkpoint, or the one before it."""
+        """Start from the newest checkpoint, or the one before it."""
         disk = self.disks[name]
         disk.lives += 1
         role = self.roles[name] = Sequencer(name, [VIEW], self.config)
@@ -94,7 +94,7 @@ class Trio:
         self.give(name, Started(Epoch(disk.lives)))
 
     def give(self, name: NodeId, *events: Event) -> None:
-        """Let events happen, and what follows from them, until all are quiet."""
+        """Deliver events and the messages that follow from them, until no message is left."""
         pending: list[tuple[NodeId, Event]] = [(name, event) for event in events]
         while pending:
             to, event = pending.pop(0)
@@ -152,7 +152,7 @@ class Trio:
         disk.checkpoints = [*disk.checkpoints[-1:], taken]
 
     def wait(self, seconds: float = 20.0) -> None:
-        """Let time pass until those that are asked again have answered."""
+        """Advance the time until all resent requests are answered."""
         for _ in range(20):
             self.now += seconds / 20
             for name, role in self.roles.items():
@@ -161,7 +161,7 @@ class Trio:
             self.say(STORAGE, ShardProgress({ShardId(0): (ONE, self.stored)}))
 
     def check(self) -> None:
-        """All copies are what was published, as far as they have it one by one or as a base."""
+        """All copies equal the published entries, as single entries or as a base."""
         for role in self.roles.values():
             metalog = role._metalog
             base = metalog.base
@@ -189,7 +189,7 @@ def test_entries_and_checkpoints_of_sequencers_do_not_grow_with_the_log() -> Non
         assert sizes[-1][name] <= sizes[0][name] + 40
 
 
-def test_nothing_is_folded_that_a_storage_node_may_ask_for() -> None:
+def test_entries_that_a_storage_node_may_request_are_not_folded() -> None:
     trio = Trio()
     for _ in range(60):
         trio.append()
@@ -202,7 +202,7 @@ def test_nothing_is_folded_that_a_storage_node_may_ask_for() -> None:
     assert trio.bases == []
 
 
-def test_who_asks_for_an_entry_that_is_folded_is_sent_the_base() -> None:
+def test_a_request_for_a_folded_entry_is_answered_with_the_base() -> None:
     trio = Trio()
     for _ in range(60):
         trio.append()
@@ -225,7 +225,7 @@ def test_a_covered_entry_that_was_replaced_is_not_counted() -> None:
     assert trio.roles[PRIMARY]._metalog.base == Base()
 
 
-def test_a_storage_node_that_restarts_has_covered_nothing() -> None:
+def test_a_restarted_storage_node_counts_as_covering_no_entry() -> None:
     trio = Trio()
     for _ in range(40):
         trio.append()
@@ -242,7 +242,7 @@ def test_a_storage_node_that_restarts_has_covered_nothing() -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True])
-def test_a_backup_below_the_base_begins_with_it(*, wiped: bool) -> None:
+def test_a_backup_below_the_base_starts_from_the_base(*, wiped: bool) -> None:
     trio = Trio()
     trio.append()
     trio.cut_off = {SECOND}
@@ -263,7 +263,7 @@ def test_a_backup_below_the_base_begins_with_it(*, wiped: bool) -> None:
     assert trio.roles[SECOND].length == len(trio.published)
 
 
-def test_a_wiped_primary_begins_with_the_base_of_a_backup() -> None:
+def test_a_wiped_primary_starts_from_the_base_of_a_backup() -> None:
     trio = Trio()
     for _ in range(80):
         trio.append()
@@ -280,7 +280,7 @@ def test_a_wiped_primary_begins_with_the_base_of_a_backup() -> None:
     trio.check()
 
 
-def test_a_base_with_entries_that_the_primary_lost_gives_way() -> None:
+def test_a_base_with_entries_that_the_primary_lost_is_replaced() -> None:
     trio = Trio()
     for _ in range(30):
         trio.append()
@@ -308,7 +308,9 @@ def test_a_base_with_entries_that_the_primary_lost_gives_way() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_is_wiped_cut_off_or_restarted(seed: int) -> None:
+def test_copies_equal_the_published_entries_after_any_wipes_partitions_and_restarts(
+    seed: int,
+) -> None:
     chance = Random(seed)
     trio = Trio()
     for _ in range(chance.randrange(40, 160)):

@@ -1,4 +1,4 @@
-"""Packed metalog entries are what a list of them is."""
+"""Packed metalog entries equal a list of the same entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entry_at(position: int, epoch: int, *, is_trim: bool) -> Entry:
 
 
 @given(st.integers(1, 5), st.integers(0, 7), st.lists(ACTIONS, max_size=80))
-def test_they_are_what_a_list_is(
+def test_packed_entries_behave_like_a_list(
     page: int, unpacked_min: int, actions: list[tuple[str, float, bool]]
 ) -> None:
     model: list[Entry] = []
@@ -56,7 +56,7 @@ def check_same(packed: Entries, model: list[Entry]) -> None:
         assert packed.end_not_newer(Epoch(epoch)) == sum(e.epoch <= epoch for e in model)
 
 
-def test_iterating_unpacks_each_pack_once_when_it_comes_to_it(
+def test_an_iteration_unpacks_each_pack_once_when_it_reaches_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = Entries(page=4, unpacked_min=0)
@@ -73,7 +73,7 @@ def test_iterating_unpacks_each_pack_once_when_it_comes_to_it(
     assert counts == [1 + min(position, 39) // 4 for position in range(42)]
 
 
-def test_what_is_packed_takes_a_few_bytes_an_entry() -> None:
+def test_a_packed_entry_takes_a_few_bytes() -> None:
     packed = Entries()
     for position in range(20 * entries.PAGE):
         packed.append(entry_at(position, 1, is_trim=False))

@@ -1,5 +1,5 @@
-"""The ordering tier under loss, repetition, reordering and restarts: whatever happens, the order is
-one (`tests.support.ordering_tier` says how that is known).
+"""The ordering tier under loss, repetition, reordering and restarts has one order
+(`tests.support.ordering_tier` describes the check).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.ordering_tier import VIEW, OrderingTier
 
 
 def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
-    """What may go wrong."""
+    """Faults that may occur."""
 
     def shard() -> ShardId:
         return chance.choice(sorted(VIEW.shards))
@@ -39,7 +39,7 @@ def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 
 
 def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
-    """What goes on all the time."""
+    """Operations that run all the time."""
     return [
         lambda: tier.store_everywhere(chance.choice(sorted(VIEW.shards)), chance.randint(1, 4)),
         lambda: tier.report(chance.randrange(3)),
@@ -54,9 +54,9 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 
 
 @given(seed=st.integers(0, 2**32))
-@example(seed=727)  # the pause before a backup is sent its entries again has doubled
-def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> None:
-    """Each seed has some of the faults, so that each also occurs without the others."""
+@example(seed=727)  # the pause before entries are resent to a backup has doubled
+def test_there_is_one_order_despite_loss_repetition_and_restarts(seed: int) -> None:
+    """Each seed enables some of the faults, so that each fault also occurs without the others."""
     chance = Random(seed)
     tier = OrderingTier(told_early=chance.random() < 0.5)
     goes_wrong = faults(tier, chance)
@@ -72,7 +72,7 @@ def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> N
 
 
 def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
-    """What makes a primary lose entries that backups have, and its old messages come late."""
+    """Events that make a primary lose entries that backups have, and delay its old messages."""
     return [
         lambda: tier.store_everywhere(chance.choice(sorted(VIEW.shards)), 1),
         lambda: tier.deliver(chance.randrange(8), repeat=False),
@@ -89,7 +89,7 @@ def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_what_a_crashed_primary_lost_never_gets_between_what_it_proposes_anew(seed: int) -> None:
+def test_entries_lost_by_a_crashed_primary_never_mix_with_its_new_proposals(seed: int) -> None:
     chance = Random(seed)
     tier = OrderingTier(told_early=chance.random() < 0.5)
     actions = restarts(tier, chance)

@@ -1,4 +1,4 @@
-"""What ordering costs and survives, with all roles (PITFALLS A15, A16)."""
+"""The cost of ordering, and appends during its outages, with all roles (PITFALLS A15, A16)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def cluster_of(*, seed: int, delay: float = 0.0, **settings: int) -> RoleCluster
 
 @pytest.mark.parametrize("stopped", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_a15_what_was_accepted_while_ordering_stood_still_for_2_s_commits_afterwards(
+def test_appends_accepted_during_a_2_s_ordering_outage_commit_afterwards(
     seed: int, stopped: int
 ) -> None:
-    """The primary alone, or all sequencers; more than one frame of records comes meanwhile."""
+    """A15: the outage of the primary alone, or of all sequencers; the appends fill several
+    frames.
+    """
     cluster = cluster_of(seed=seed, delay=0.1, frame_records_max=16)
     waiters: list[Waiter] = []
 
@@ -38,7 +40,7 @@ def test_a15_what_was_accepted_while_ordering_stood_still_for_2_s_commits_afterw
         append(cluster.random.randint(1, 20))
         cluster.pass_seconds(0.1)
     unordered = sum(waiter.seqnum is None for waiter in waiters)
-    assert unordered > 100, "nothing can be ordered meanwhile"
+    assert unordered > 100, "nothing can be ordered during the outage"
     cluster.stopped = frozenset()
     cluster.settle()
     assert sorted(cluster.oracle.records) == list(range(len(waiters)))
@@ -46,7 +48,7 @@ def test_a15_what_was_accepted_while_ordering_stood_still_for_2_s_commits_afterw
 
 
 def metalog_bytes(appends_a_turn: int, turns: int = 400) -> int:
-    """Return the bytes of the entries published while as many turns of the network pass."""
+    """Return the bytes of the entries published during the same number of network iterations."""
     cluster = cluster_of(seed=1, record_cache_bytes_max=0)
     waiters = []
     for _ in range(turns):
@@ -60,8 +62,10 @@ def metalog_bytes(appends_a_turn: int, turns: int = 400) -> int:
     return sum(cluster.oracle.entry_bytes.values())
 
 
-def test_a16_ten_times_the_appends_make_the_metalog_grow_by_less_than_a_tenth() -> None:
-    """In the same time: an entry says how many records of a shard are ordered, not which."""
+def test_ten_times_the_appends_make_the_metalog_grow_by_less_than_a_tenth() -> None:
+    """A16: in equal time. An entry holds the number of ordered records of a shard, not the
+    records.
+    """
     few, many = metalog_bytes(4), metalog_bytes(40)
     assert few > 0
     assert many < 1.1 * few

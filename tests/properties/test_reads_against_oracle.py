@@ -1,8 +1,7 @@
-"""A19 and A20 at the level of roles: reads through all tiers against a brute-force oracle.
+"""A17, A19 and A20 at the level of roles: reads through all tiers against a brute-force oracle.
 
-Whatever the sizes of the caches, the number of index shards, and the order in which messages
-arrive: a read answers exactly what a scan of the log below the position it reflects would, and that
-position is the session's or a later one.
+For all cache sizes, numbers of index shards and message orders, a read returns exactly the result
+of a scan of the log below the position it reflects. That position is the session's or a later one.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def check_everything(cluster: RoleCluster, engine: int, bounds: range) -> None:
 
 @pytest.mark.parametrize("index_shards", range(1, 7))
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a19_reads_at_all_bounds_equal_a_scan_of_the_log(sizes: str, index_shards: int) -> None:
+def test_reads_at_all_bounds_equal_a_scan_of_the_log(sizes: str, index_shards: int) -> None:
     cluster = cluster_with(sizes, index_shards, seed=index_shards)
     fill(cluster, 40)
     cluster.settle()
@@ -116,7 +115,7 @@ def test_a19_reads_at_all_bounds_equal_a_scan_of_the_log(sizes: str, index_shard
 @pytest.mark.parametrize("index_replicas", [1, 2])
 @pytest.mark.parametrize("aggregation", ["master-slave", "both"])
 @pytest.mark.parametrize("index_shards", [1, 2, 6])
-def test_a19_reads_equal_a_scan_whoever_merges_and_whichever_replica_answers(
+def test_reads_equal_a_scan_for_every_merging_node_and_replica(
     index_shards: int, aggregation: Literal["master-slave", "both"], index_replicas: int
 ) -> None:
     cluster = cluster_with(
@@ -131,10 +130,10 @@ def test_a19_reads_equal_a_scan_whoever_merges_and_whichever_replica_answers(
 
 @pytest.mark.parametrize("down", ["index-0-0", "index-1-1", "aggregator-0"])
 @pytest.mark.parametrize("aggregation", ["aggregator", "both"])
-def test_a_silent_node_of_the_index_tier_costs_a_few_timeouts_and_no_answer(
+def test_a_silent_node_of_the_index_tier_delays_but_loses_no_answer(
     aggregation: Literal["aggregator", "both"], down: str
 ) -> None:
-    """Lookups are restarted elsewhere, and soon go elsewhere at once."""
+    """Lookups are retried at other nodes, and later ones go to these nodes at once."""
     cluster = cluster_with("none", 2, seed=3, aggregation=aggregation, index_replicas=2)
     fill(cluster, 30)
     cluster.settle()
@@ -147,7 +146,7 @@ def test_a_silent_node_of_the_index_tier_costs_a_few_timeouts_and_no_answer(
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a19_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
+def test_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
     cluster = cluster_with(sizes, 3, seed=5)
     fill(cluster, 30)
     cluster.settle()
@@ -160,10 +159,12 @@ def test_a19_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
 @pytest.mark.parametrize("slow", ["engine-1", "index-0-0", "index-2-0", "storage-0"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("sizes", ["none", "small", "default", "extended small"])
-def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(
+def test_reads_amid_appends_reflect_the_session_and_skip_no_record(
     sizes: str, seed: int, slow: str
 ) -> None:
-    """One node hears everything late, so that index shards and engines are at different points."""
+    """A20: one node receives everything late, so that index shards and engines are at different
+    positions.
+    """
     cluster = cluster_with(
         sizes, 3, seed=seed, delay=0.1, repeat=0.1, slow=frozenset({NodeId(slow)})
     )
@@ -171,18 +172,18 @@ def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(
 
 
 @pytest.mark.heavy
-def test_a20_index_shards_that_lag_at_random_show_no_session_the_past(
+def test_randomly_lagging_index_shards_show_no_session_an_older_state(
     seeds_wanted: int | None,
 ) -> None:
-    """Read-your-writes, monotonic reads, and no skipped record, in all arrangements of the tier."""
+    """A20: read-your-writes, monotonic reads, and no skipped record, in all layouts of the tier."""
     for seed in range(seeds_wanted or 60):
         cluster = lagging_cluster(seed)
         assert not wrong_reads(cluster, 12), f"seed {seed}"
 
 
 def test_a_read_skips_when_index_shards_ignore_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above is worth something: planted, the thesis's way (each shard answers at its own
-    progress, and the engine believes it) is caught.
+    """The check above detects the planted fault of the thesis: each shard answers at its own
+    progress, and the engine accepts it.
     """
     for name in ("next", "prev"):
         monkeypatch.setattr(TagIndex, name, without_limit(getattr(TagIndex, name)))
@@ -190,10 +191,10 @@ def test_a_read_skips_when_index_shards_ignore_the_limit(monkeypatch: pytest.Mon
     assert any(wrong_reads(lagging_cluster(seed), 12) for seed in range(40))
 
 
-def test_an_engine_refuses_what_index_shards_answer_beyond_the_limit(
+def test_an_engine_refuses_matches_of_index_shards_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second line: what is not below the limit that was asked about is no answer."""
+    """A second check: a match that is not below the limit of the lookup is no answer."""
     for name in ("next", "prev"):
         monkeypatch.setattr(TagIndex, name, without_limit(getattr(TagIndex, name)))
     assert not any(wrong_reads(lagging_cluster(seed), 12) for seed in range(10))
@@ -207,7 +208,7 @@ def without_limit(find: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lagging_cluster(seed: int) -> RoleCluster:
-    """A cluster whose arrangement and one slow index node come from the seed."""
+    """A cluster whose layout and one slow index node come from the seed."""
     chance = random.Random(seed)
     index_shards = chance.randint(1, 4)
     index_replicas = chance.randint(1, 2)
@@ -225,7 +226,7 @@ def lagging_cluster(seed: int) -> RoleCluster:
 
 
 def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
-    """Append and read in two sessions, an engine each; return the reads that a scan contradicts."""
+    """Append and read in two sessions, an engine each; return the reads that contradict a scan."""
     session = [0, 0]
     history = []
     for n in range(appends):
@@ -259,7 +260,9 @@ def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
 
 
 def resends_within(seconds: float, node: NodeConfig) -> int:
-    """Return how often one engine may ask: its pauses double from `resend_s` to `resend_s_max`."""
+    """Return the number of requests of one engine: its pauses double from `resend_s` to
+    `resend_s_max`.
+    """
     asked, pause = 0, node.messages.resend_s
     while (seconds := seconds - pause) >= 0:
         asked, pause = asked + 1, min(2 * pause, node.messages.resend_s_max)
@@ -267,8 +270,8 @@ def resends_within(seconds: float, node: NodeConfig) -> int:
 
 
 @pytest.mark.parametrize("sizes", ["none", "default"])
-def test_who_waits_for_a_record_asks_nobody_with_or_without_a_local_index(sizes: str) -> None:
-    """Index data reaches every engine; the primary is asked now and then for a lost entry."""
+def test_a_waiting_read_sends_no_lookups_with_or_without_a_local_index(sizes: str) -> None:
+    """Index data reaches every engine; engines ask the primary now and then for a lost entry."""
     cluster = cluster_with(sizes, 3, seed=2)
     fill(cluster, 20)
     cluster.settle()
@@ -286,7 +289,7 @@ def test_who_waits_for_a_record_asks_nobody_with_or_without_a_local_index(sizes:
 
 
 @pytest.mark.parametrize("sizes", ["none", "default"])
-def test_a_page_costs_one_round_trip_to_the_index_and_one_read_a_shard(sizes: str) -> None:
+def test_a_page_costs_one_index_round_trip_and_one_read_per_shard(sizes: str) -> None:
     cluster = cluster_with(sizes, 3, seed=1)
     fill(cluster, 60)
     cluster.settle()
@@ -297,7 +300,7 @@ def test_a_page_costs_one_round_trip_to_the_index_and_one_read_a_shard(sizes: st
         assert len(page) == limit
         sent = Counter(cluster.sent) - before
         reads = sent.pop("ReadRecords", 0)
-        assert reads == sent.pop("RecordsRead", 0) <= 2, "one a shard at most"
+        assert reads == sent.pop("RecordsRead", 0) <= 2, "at most one per shard"
         asked = {"IndexLookup": 3, "IndexAnswer": 3, "LookupResult": 1} if sizes == "none" else {}
         assert sent == asked
 
@@ -305,26 +308,24 @@ def test_a_page_costs_one_round_trip_to_the_index_and_one_read_a_shard(sizes: st
 @pytest.mark.parametrize("slow", ["engine-1", "index-1-0", "storage-0"])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sizes", ["none", "default"])
-def test_a20_a_fresh_read_sees_whatever_anybody_was_told_is_there(
-    sizes: str, seed: int, slow: str
-) -> None:
-    """The reader's session has seen nothing; its engine may lag far behind the writer's."""
+def test_a_fresh_read_sees_every_acknowledged_record(sizes: str, seed: int, slow: str) -> None:
+    """A20: the reader's session has seen nothing; its engine may lag far behind the writer's."""
     cluster = cluster_with(
         sizes, 3, seed=seed, delay=0.1, repeat=0.1, slow=frozenset({NodeId(slow)})
     )
     for n in range(25):
         waiter = cluster.append(b"%d" % n, "a", engine=0)
         cluster.run_until(lambda waiter=waiter: waiter.seqnum is not None)
-        told = dict(cluster.oracle.records)
+        acknowledged = dict(cluster.oracle.records)
         record, _ = cluster.read(
             Direction.PREV, tag_hash(LOG, "a"), MAX_SEQNUM, engine=1, fresh=True
         )
         assert record is not None
-        assert record.seqnum >= max(told)
+        assert record.seqnum >= max(acknowledged)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a17_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_caller(
+def test_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_caller(
     seed: int,
 ) -> None:
     cluster = cluster_with("default", 2, seed=seed, delay=0.3)
@@ -340,7 +341,7 @@ def test_a17_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_calle
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_messages_lost_late_and_twice_only_cost_time(seed: int) -> None:
+def test_lost_late_and_repeated_messages_only_cost_time(seed: int) -> None:
     cluster = cluster_with("small", 2, seed=seed, lose=0.05, delay=0.2, repeat=0.1)
     fill(cluster, 40)
     cluster.settle()
@@ -349,7 +350,7 @@ def test_messages_lost_late_and_twice_only_cost_time(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nodes_that_start_again_from_their_disk_lose_nothing(seed: int) -> None:
+def test_nodes_restarted_from_their_disks_lose_no_record(seed: int) -> None:
     cluster = cluster_with("small", 2, seed=seed, delay=0.1)
     for _ in range(6):
         fill(cluster, 12)
@@ -360,7 +361,7 @@ def test_nodes_that_start_again_from_their_disk_lose_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_time_is_found_where_the_published_entries_say(seed: int) -> None:
+def test_a_time_is_found_at_the_position_of_the_published_entries(seed: int) -> None:
     cluster = cluster_with("small", 2, seed=seed, delay=0.2, repeat=0.1)
     for n in range(25):
         cluster.now += cluster.random.choice([0.0, 0.001, 3.0])

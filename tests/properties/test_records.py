@@ -1,4 +1,4 @@
-"""Properties of the record batch: whatever was added comes back, whatever was damaged does not.
+"""The record batch: every added record is decoded, and damage is detected.
 
 The model packs and unpacks with `struct` from the layout that FORMATS.md describes, and shares no
 code with `indilog.kernel.records`.
@@ -20,7 +20,7 @@ from indilog.kernel.records import BatchBuilder, RecordBatch
 
 
 class Plain(NamedTuple):
-    """One record, as a caller gives it."""
+    """One record, as a caller passes it."""
 
     data: bytes
     tags: list[int]
@@ -87,7 +87,7 @@ def test_a_batch_has_the_documented_layout(records: list[Plain], place: dict[str
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=20), PLACES)
-def test_every_record_comes_back(records: list[Plain], place: dict[str, int]) -> None:
+def test_every_record_is_decoded_unchanged(records: list[Plain], place: dict[str, int]) -> None:
     batch = RecordBatch(packed(records, place))
     assert len(batch) == len(records)
     for index, wanted in enumerate(records):
@@ -105,7 +105,7 @@ def test_every_record_comes_back(records: list[Plain], place: dict[str, int]) ->
     PLACES,
     st.data(),
 )
-def test_damage_is_always_noticed(
+def test_damage_is_always_detected(
     records: list[Plain], place: dict[str, int], data: st.DataObject
 ) -> None:
     good = built(records, place)

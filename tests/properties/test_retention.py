@@ -1,4 +1,4 @@
-"""Policies come back as they were recorded, and sizes are trimmed as a naive count would."""
+"""Retention policies are restored as recorded, and logs are trimmed by size like a naive count."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ sizes = st.none() | st.integers(1, 2**63 - 1)
 
 
 @given(st.lists(st.tuples(names, ages, sizes), max_size=8))
-def test_the_newest_policy_of_each_log_comes_back(
+def test_the_newest_policy_of_each_log_is_restored(
     policies: list[tuple[str, float | None, int | None]],
 ) -> None:
-    async def told() -> None:
+    async def check() -> None:
         logs = MemoryLogs()
         followed = PolicyLog(logs, logs_max=100)
         for name, age_s, size_bytes in policies:
@@ -33,14 +33,14 @@ def test_the_newest_policy_of_each_log_comes_back(
             assert await logs.log(name).retention() == retention
         assert followed.newest == {n: r for n, r in newest.items() if r != Retention()}
 
-    asyncio.run(told())
+    asyncio.run(check())
 
 
 @given(
     st.lists(st.lists(st.integers(0, 3_000), min_size=1, max_size=20), min_size=1, max_size=20),
     st.integers(1, 20_000),
 )
-def test_what_stays_fits_and_lacks_no_more_than_a_mark_and_a_record(
+def test_the_kept_records_fill_the_size_limit_up_to_a_mark_and_a_record(
     pages: list[list[int]], size_bytes: int
 ) -> None:
     marks = SizeMarks(size_bytes)
@@ -57,5 +57,7 @@ def test_what_stays_fits_and_lacks_no_more_than_a_mark_and_a_record(
         if marks.until > 0:
             further = kept_bytes + lengths[marks.until - 1] + 3
             assert further + step > size_bytes
-        if kept_bytes > size_bytes:  # the last one is too large, with what stands before its mark
+        if (
+            kept_bytes > size_bytes
+        ):  # the last record is too large, with the records before its mark
             assert kept_bytes - (kept[-1] + 3) < step

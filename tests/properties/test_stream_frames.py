@@ -1,4 +1,4 @@
-"""A stream cut into any pieces gives the frames that were put in, and nothing else."""
+"""A stream cut into any pieces yields exactly the frames that were sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 300
 
 
 def complete_in(stream: bytes) -> list[bytes]:
-    """Say which frames are complete in a whole stream: the model, which sees it all at once."""
+    """Return the complete frames of a whole stream: the model, which sees it all at once."""
     found = []
     while len(stream) >= 4:
         size = stream[0] + 256 * stream[1] + 65536 * stream[2] + 16777216 * stream[3]
@@ -30,7 +30,7 @@ def complete_in(stream: bytes) -> list[bytes]:
     cuts=st.lists(st.integers(0, 7000), max_size=40),
     lost=st.integers(0, 400),
 )
-def test_any_pieces_give_the_frames_that_are_complete(
+def test_any_pieces_yield_the_complete_frames(
     frames: list[bytes], cuts: list[int], lost: int
 ) -> None:
     whole = b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
@@ -40,4 +40,4 @@ def test_any_pieces_give_the_frames_that_are_complete(
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     for start, end in pairwise(edges):
         incoming.data_received(stream[start:end])
-        assert found == complete_in(stream[:end]), "all that is complete, as soon as it is"
+        assert found == complete_in(stream[:end]), "every complete frame, as soon as it is complete"

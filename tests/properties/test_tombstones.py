@@ -1,4 +1,4 @@
-"""Notes of discarded records survive the journal: all fields, and only whole notes."""
+"""Notes of discarded records survive the journal with all fields; partial notes are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ notes = st.builds(
 
 
 @given(notes)
-def test_a_note_comes_back_as_it_was(note: GoneRecords) -> None:
+def test_a_note_survives_a_round_trip(note: GoneRecords) -> None:
     assert gone_decoded(gone_encoded(note)) == note
 
 
@@ -43,7 +43,7 @@ def test_any_bytes_are_a_note_or_refused(payload: bytes) -> None:
 
 
 @given(notes, st.integers(1, 100), st.booleans())
-def test_only_what_follows_on_is_joined(note: GoneRecords, count: int, repaired: bool) -> None:
+def test_only_contiguous_notes_are_joined(note: GoneRecords, count: int, repaired: bool) -> None:
     following = note._replace(first=note.end, end=note.end + count, repaired=repaired)
     joined = note.joined(following)
     assert (joined is None) == (note.repaired or repaired)

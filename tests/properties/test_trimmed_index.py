@@ -1,5 +1,5 @@
-"""A tag index amid trims, against a plain list of records: what is found, and that sweeping gives
-all memory back.
+"""A tag index amid trims, against a plain list of records: lookups are exact, and sweeping frees
+all memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Records = dict[int, tuple[int, ...]]
 
 
 class Model:
-    """All records and floors, and what is left by them."""
+    """All records and trim floors, and the records above them."""
 
     def __init__(self) -> None:
         self.records: Records = {}
         self.floors: dict[tuple[int, bool], int] = {}
 
     def add(self, records: Records, *, filtered: bool) -> None:
-        """Take in records; `filtered`: not those that are trimmed in all their tags already."""
+        """Add records; `filtered`: without those that are trimmed in all their tags already."""
         for seqnum, (log, *tags) in records.items():
             dead = tags and all(seqnum < self.floors.get((tag, False), 0) for tag in tags)
             if not (filtered and dead):
@@ -56,7 +56,7 @@ def part(first: int, shard: int, records: list[tuple[int, ...]]) -> ShardTags:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-def test_what_is_left_is_found_and_nothing_else_is_kept(seed: int, late: bool) -> None:
+def test_exactly_the_untrimmed_records_are_found_and_kept(seed: int, late: bool) -> None:
     chaos = random.Random(seed)
     index, model, trimmed = TagIndex(), Model(), Trimmed()
     for _ in range(chaos.randrange(1, 25)):
@@ -70,7 +70,7 @@ def test_what_is_left_is_found_and_nothing_else_is_kept(seed: int, late: bool) -
         index.add(without_trimmed(block, trimmed) if late else block)
         if chaos.random() < 0.4:
             log = chaos.choice(list(LOGS))
-            # A floor may come before the index data that it is about, where that is filtered.
+            # A floor may precede its index data, where that data is filtered.
             ahead = chaos.randrange(5) if late else 0
             of_log = chaos.random() < 0.5
             tag = log if of_log else chaos.choice(LOGS[log])
@@ -91,7 +91,7 @@ def test_what_is_left_is_found_and_nothing_else_is_kept(seed: int, late: bool) -
     assert index.tags == sum(1 for t in (*LOGS, *LOGS[1], *LOGS[2]) if model.left(t))
 
 
-def test_sweeping_gives_back_the_tags_and_spans_of_a_trimmed_log() -> None:
+def test_sweeping_frees_the_tags_and_spans_of_a_trimmed_log() -> None:
     index = TagIndex()
     for seqnum in range(4000):
         log = 2 if seqnum % 100 == 0 else 1
@@ -102,8 +102,8 @@ def test_sweeping_gives_back_the_tags_and_spans_of_a_trimmed_log() -> None:
     while index.sweeping:
         index.sweep(100)
         turns += 1
-    assert turns > 35, "a turn visits as many tags as allowed"
-    # 39 records of log 2 below, and what was not trimmed.
+    assert turns > 35, "a step visits at most the allowed number of tags"
+    # 39 records of log 2 below, and the untrimmed ones.
     assert index.tags == 2 + 39 + 100
     assert index.spans < 150
     assert index.memory_bytes < before * 0.1

@@ -1,5 +1,5 @@
-"""All roles amid trims, with messages late, twice and lost (PITFALLS A22): what a session was told
-is trimmed stays so for it, and nothing else is missing.
+"""All roles amid trims, with late, repeated and lost messages (PITFALLS A22): a record reported as
+trimmed to a session stays trimmed for it, and no other record is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES: dict[str, dict[str, float | str]] = {
 
 
 class History:
-    """What was appended and trimmed, and what one session must see of it."""
+    """All appends and trims, and the results that one session must see."""
 
     def __init__(self, cluster: RoleCluster) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class History:
         self.floors[tag] = max(self.floors[tag], until)
 
     def read(self, direction: Direction, tag: str | None, bound: int, engine: int) -> object:
-        """Return the seqnum found, None, or the floor as text."""
+        """Return the seqnum found, None, or the trim floor as text."""
         log = log_tag(LOG)
         hashed = log if tag is None else tag_hash(LOG, tag)
         waiter = Waiter()
@@ -119,12 +119,12 @@ def run(sizes: str, seed: int, **faults: float) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("seed", range(6))
-def test_a22_a_session_reads_what_is_left_and_is_told_what_is_trimmed(
+def test_a_session_reads_untrimmed_records_and_gets_errors_for_trimmed_ones(
     seed: int, sizes: str
 ) -> None:
     run(sizes, seed, delay=0.1, repeat=0.1)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a22_also_when_messages_are_lost(seed: int) -> None:
+def test_a_session_sees_trims_correctly_when_messages_are_lost(seed: int) -> None:
     run("small", seed, lose=0.05, delay=0.1)

@@ -1,5 +1,5 @@
-"""A compute node that has just started knows nothing of the log; what is read often finds its way
-back (thesis 10), between real roles.
+"""A restarted compute node has an empty cache; frequently read tags return to it (thesis 10),
+between real roles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TAGS = [f"object:{n}" for n in range(12)]
 
 
 def restarted(**settings: int) -> RoleCluster:
-    """A cluster with 120 records of twelve tags whose engine has started again."""
+    """A cluster with 120 records of twelve tags whose engine has restarted."""
     bare = node_config(answer_cache_entries_max=0, record_cache_bytes_max=0)
     node = node_config(bare, **settings)
     view = view_of(engines=1, index_shards=3)
@@ -30,7 +30,9 @@ def restarted(**settings: int) -> RoleCluster:
 
 
 def lookups_of_a_round(cluster: RoleCluster) -> int:
-    """Read every tag at its end, in the middle and at its head; return how many asked the tier."""
+    """Read every tag at its end, in the middle and at its head; return the number of index tier
+    lookups.
+    """
     before = asked(cluster)
     for tag in TAGS:
         hashed = tag_hash(LOG, tag)
@@ -52,7 +54,7 @@ def asked(cluster: RoleCluster) -> int:
     return figures["exact"] + figures["closest"] + figures["none"]
 
 
-def test_after_two_misses_of_each_tag_the_index_tier_is_not_asked_any_more() -> None:
+def test_after_two_misses_of_each_tag_lookups_stay_local() -> None:
     cluster = restarted()
     rounds = [lookups_of_a_round(cluster) for _ in range(3)]
     assert rounds[0] <= 3 * len(TAGS)
@@ -61,16 +63,16 @@ def test_after_two_misses_of_each_tag_the_index_tier_is_not_asked_any_more() -> 
 
 
 @pytest.mark.parametrize("settings", [{"refills_per_s_max": 0}, {"refill_after_misses": 1000}])
-def test_without_refills_it_goes_on_asking(settings: dict[str, int]) -> None:
+def test_without_refills_lookups_keep_going_to_the_index_tier(settings: dict[str, int]) -> None:
     cluster = restarted(**settings)
     rounds = [lookups_of_a_round(cluster) for _ in range(3)]
     assert rounds == [3 * len(TAGS)] * 3
 
 
-def test_tags_that_have_more_records_than_are_fetched_are_known_at_their_end_only() -> None:
+def test_tags_with_more_records_than_one_refill_are_known_at_their_end_only() -> None:
     cluster = restarted(refill_seqnums_max=3)
     for _ in range(3):
         lookups_of_a_round(cluster)
     refills = cluster.engine().status()["tag_questions"]["refills"]
-    assert refills == len(TAGS), "what would bring nothing new is not fetched again"
+    assert refills == len(TAGS), "a refill that would bring no new record is not repeated"
     assert lookups_of_a_round(cluster) == 2 * len(TAGS)

@@ -1,8 +1,8 @@
-"""No fold depends on the wall clocks of those who write (decision 0025): a history whose writers'
-clocks are off by up to a year either way comes to what the same history comes to with right ones.
+"""No fold depends on the wall clocks of writers (decision 0025): a history from writers with clocks
+up to a year off leads to the same state as the same history with correct clocks.
 
-Each kind of history is applied by the code that reads it in a running platform. The last test turns
-`ordered_at` into the writer's time, as a fold would that goes by `Record.time`: each kind sees it.
+Each kind of history is applied by the code that reads it in a running platform. The last test
+replaces `ordered_at` by the writer's time, as a fold on `Record.time` would: each kind fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GAPS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 40.0, DAY_S])
 
 
 class World:
-    """Logs whose time passes alike, and writers whose wall clocks are off or not."""
+    """Logs with the same passage of time, and writers whose wall clocks are off or not."""
 
     def __init__(self, *, are_off: bool) -> None:
         self._are_off = are_off
@@ -69,14 +69,13 @@ class World:
         )
 
     def go_on(self, gap_s: float, off_s: float) -> None:
-        """Let time pass; the clock of the next writer is `off_s` ahead, if clocks are off."""
+        """Advance the time; the clock of the next writer is `off_s` ahead, if clocks are off."""
         self._now += gap_s
         self._off_s = off_s if self._are_off else 0.0
 
 
 Play: TypeAlias = Callable[[World, Sequence[tuple[float, float, Any]]], Awaitable[object]]
-"""Appends a history (gap, by how much the writer is off, what is written); returns what it comes
-to."""
+"""Appends a history (gap, clock error of the writer, content); returns the resulting state."""
 
 
 async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
@@ -262,7 +261,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
     "retention": (retention, st.just(None), [None] * 6),
     "deployments": (deployments, st.sampled_from(["* * * * *", "1 * * * *"]), ["* * * * *"]),
 }  # fmt: skip
-"""How each kind is played, what it may have, and a history in which a wrong time shows."""
+"""For each kind: how it is run, its events, and a history that reveals a wrong time."""
 
 
 def played(kind: str, history: Sequence[tuple[float, float, Any]], *, are_off: bool) -> object:
@@ -279,8 +278,10 @@ def test_writers_whose_clocks_are_off_by_a_year_change_no_outcome(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fold_that_goes_by_the_writers_time_is_caught(kind: str) -> None:
-    """Planted: as if it said `record.time` for `record.ordered_at`, and `time.time()` for `now`."""
+def test_a_fold_by_the_writers_time_is_caught(kind: str) -> None:
+    """Planted fault: `record.time` instead of `record.ordered_at`, and `time.time()` instead of
+    `now`.
+    """
     real = MemoryLogs.record
 
     def of_its_writer(logs: MemoryLogs, seqnum: SeqNum) -> Record | None:

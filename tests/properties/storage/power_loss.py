@@ -1,11 +1,13 @@
 """A record of every file operation, and the directories that a power loss could leave.
 
-POSIX promises little: what was written to a file is on disk after an `fsync` or `fdatasync` of it
-that returned; a name made, changed or removed is on disk after an `fsync` of its directory. All
-else may be there or not, whole or in part, in any order. `Recorder` notes the operations that a
-process makes below a directory; `Recorder.after` builds the directory as it could be found when the
-power went away behind any one of them. `Recorder.killed` builds it as the next life finds it after
-a kill, with all that was written in the page cache, and records that life: then the power may go.
+POSIX promises little. Data written to a file is on disk after an `fsync` or `fdatasync` of that
+file returned. A name that was created, changed or removed is on disk after an `fsync` of its
+directory. Everything else may be there or not, whole or in part, in any order.
+
+`Recorder` records the operations of a process below a directory. `Recorder.after` builds the
+directory as it could be found after a power loss after any operation. `Recorder.killed` builds the
+directory as the next process finds it after a kill, with all written data in the page cache. It
+records that process too, so that a power loss can follow.
 
 Not recorded: sizes changed by `truncate` (nothing here does that) and reads.
 """
@@ -25,7 +27,7 @@ SECTOR_BYTES = 512
 
 
 class Wrote(NamedTuple):
-    """Bytes were written to a file (by number, whatever its name is)."""
+    """Bytes were written to a file, identified by its number, not by its name."""
 
     file: int
     offset: int
@@ -45,31 +47,31 @@ class SyncedNames(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A name was given to a file, or taken away (None)."""
+    """A name was given to a file, or removed (None)."""
 
     path: Path
     file: int | None
 
 
-class Told(NamedTuple):
-    """Somebody was promised something: not an operation, but a point in time."""
+class Promised(NamedTuple):
+    """A promise was made: not an operation, but a point in time."""
 
     promise: object
 
 
-Operation: TypeAlias = Wrote | Synced | SyncedNames | Named | Told
+Operation: TypeAlias = Wrote | Synced | SyncedNames | Named | Promised
 
 
 @dataclasses.dataclass
 class _File:
-    """A file as the disk has it for certain, and what may be there besides."""
+    """A file: the content that is certainly on disk, and the content that may be."""
 
     content: bytearray = dataclasses.field(default_factory=bytearray)
     unsynced: list[Wrote] = dataclasses.field(default_factory=list)
 
 
 class Recorder:
-    """Stands between the code and the system, below one directory."""
+    """Intercepts the file operations below one directory."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -83,17 +85,17 @@ class Recorder:
             monkeypatch.setattr(Path, name, getattr(self, f"_path_{name}")(getattr(Path, name)))
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._monkeypatch.undo()
 
-    def told(self, promise: object) -> None:
-        """Note that from now on `promise` must hold whatever happens."""
-        self.operations.append(Told(promise))
+    def promise(self, promise: object) -> None:
+        """Note that from now on `promise` must hold after every crash."""
+        self.operations.append(Promised(promise))
 
     def killed(self, count: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-        """Return a recorder of the life that follows when a kill came after `count` operations.
+        """Return a recorder of the process that starts after a kill after `count` operations.
 
-        It finds in `directory` all that was written, synced or not.
+        The new process finds in `directory` all written data, synced or not.
         """
         moved = [self._moved(operation, directory) for operation in self.operations[:count]]
         cache = _Disk()
@@ -213,7 +215,7 @@ class Recorder:
         return opened
 
     def _watch(self, file: IO[Any]) -> None:
-        """Note what is written through a Python file: at its flushes."""
+        """Record the writes of a Python file: at its flushes."""
         number = self._files[os.fstat(file.fileno()).st_ino]
         whole = file.write
 
@@ -230,8 +232,8 @@ class Recorder:
     # --- what the disk may have
 
     def after(self, count: int, directory: Path, chaos: random.Random) -> list[object]:
-        """Build in `directory` what could be found after the first `count` operations; return what
-        had been promised by then.
+        """Build in `directory` a state that could be found after the first `count` operations;
+        return the promises made until then.
         """
         disk = _Disk()
         for operation in self.operations[:count]:
@@ -249,7 +251,7 @@ class Recorder:
 
 
 class _Disk:
-    """What is on the disk for certain, and what may be."""
+    """The content that is certainly on disk, and the content that may be."""
 
     def __init__(self) -> None:
         self.files: dict[int, _File] = {}
@@ -271,7 +273,7 @@ class _Disk:
                 for name in [name for name in self.unsynced if name.path.parent == parent]:
                     self.names[name.path] = name.file
                     self.unsynced.remove(name)
-            case Told(promise):
+            case Promised(promise):
                 self.promises.append(promise)
 
     def _sync(self, file: _File) -> None:
@@ -287,7 +289,7 @@ def _put(content: bytearray, write: Wrote) -> None:
 
 
 def _found(file: _File, chaos: random.Random) -> bytes:
-    """Return what may be in a file: of what was not synced any sectors, or none, or all."""
+    """Return possible content of a file: of unsynced data any sectors, or none, or all."""
     content = bytearray(file.content)
     share = chaos.choice([0.0, 0.5, 0.9, 1.0])
     for write in file.unsynced:

@@ -1,8 +1,8 @@
-"""A5: whatever is damaged in the files of one replica, it starts, serves what it can, is repaired
-from the other one, and never shows what was not written.
+"""A5: with any damage in its files a replica starts, serves intact records, is repaired from the
+other replica, and never returns a record that was not written.
 
 The journal is the real one; the other replica, which is intact, is a storage node over frames in
-memory. What is true is known from what was appended, and from nothing else.
+memory. The expected records come from the appends alone.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def on_disk(directory: Path, node: NodeId) -> Iterator[OnDisk]:
 
 
 def load(machine: Machine) -> None:
-    """Append everything under two writers; each batch is ordered by itself."""
+    """Append all records under two writers; each batch is ordered by itself."""
     for number, data in enumerate(DATA):
         epoch = 1 if number < BATCHES // 2 else 2
         if number % (BATCHES // 2) == 0:
@@ -97,7 +97,7 @@ def load(machine: Machine) -> None:
 
 @functools.cache
 def intact() -> dict[str, bytes]:
-    """The files of the replica before anything happened to them."""
+    """The files of the replica before any damage."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / "journal"
         with on_disk(directory, A) as machine:
@@ -113,7 +113,7 @@ def other() -> tuple[Machine, ...]:
 
 
 def repaired(machine: Machine) -> None:
-    """Bring the metalog up to date, and let the other replica answer until nothing is asked for."""
+    """Bring the metalog up to date, and let the other replica answer until no request is open."""
     sent = machine.started
     everything: list[dict[int, int]] = [{SHARD: 2} for _ in range(BATCHES)]
     sent += machine.tell(entries(*everything), sender=PRIMARY)
@@ -150,12 +150,12 @@ def check(spoilt: dict[str, bytes]) -> None:
 
 
 def used(name: str, data: bytes) -> int:
-    """Return how far a file is used: what lies behind is zeros."""
+    """Return the used length of a file: the rest is zeros."""
     return max(1, len(data.rstrip(b"\0"))) if name.startswith("segment-") else len(data)
 
 
 @given(st.data())
-def test_a5_one_flipped_bit_in_any_file_costs_nothing(data: st.DataObject) -> None:
+def test_one_flipped_bit_in_any_file_loses_no_record(data: st.DataObject) -> None:
     files = dict(intact())
     name = data.draw(st.sampled_from([name for name, text in files.items() if text]))
     spoilt = bytearray(files[name])
@@ -165,7 +165,7 @@ def test_a5_one_flipped_bit_in_any_file_costs_nothing(data: st.DataObject) -> No
 
 
 @given(st.data())
-def test_a5_damaged_sectors_cost_nothing_that_another_replica_has(data: st.DataObject) -> None:
+def test_damaged_sectors_lose_no_record_that_another_replica_has(data: st.DataObject) -> None:
     files = dict(intact())
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from([n for n in files if n.startswith("segment-")]))
@@ -178,5 +178,5 @@ def test_a5_damaged_sectors_cost_nothing_that_another_replica_has(data: st.DataO
     check(files)
 
 
-def test_a4_a_wiped_directory_costs_nothing() -> None:
+def test_a_wiped_directory_is_restored_from_another_replica() -> None:
     check({})

@@ -1,7 +1,7 @@
-"""Crashes of the journal: all that was synced comes back, and of the rest exactly a prefix.
+"""Crashes of the journal: all synced frames are recovered, and of the rest exactly a prefix.
 
-The model is a list of frames and a count of how many of them were synced. A crash copies the files,
-as a disk would be found: of the bytes that were not synced each sector may be old, new or garbage.
+The model is a list of frames and the number of them that were synced. A crash copies the files as a
+disk could be found: each sector of unsynced bytes may be old, new or garbage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ModelFrame = tuple[int, FrameKind, bytes]
 
 
 class Run:
-    """One life of a process that writes to a journal, and what it must find after its end."""
+    """One run of a process that writes to a journal, and the frames it must find after its end."""
 
     def __init__(self, directory: Path, expected: list[ModelFrame], durable: int) -> None:
         self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
@@ -45,7 +45,8 @@ class Run:
         self.disk = self.files()
 
     def files(self) -> dict[str, bytes]:
-        # The next segment is prepared beside; wait, so that a seed always finds the same files.
+        # A thread prepares the next segment; wait for it, so that a seed always finds the same
+        # files.
         self.journal.spare.pool.submit(int).result()
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
@@ -64,7 +65,7 @@ class Run:
         self.disk = self.files()
 
     def crash(self, directory: Path, chaos: random.Random) -> Path:
-        """Return a directory as the machine finds it when the power is back."""
+        """Return a directory as the machine finds it after a power loss."""
         self.journal.flush()
         files = self.files()
         shutil.copytree(self.directory, directory)
@@ -77,7 +78,7 @@ class Run:
 
 
 def torn(old: bytes, new: bytes, chaos: random.Random) -> bytes:
-    """Mix what was synced with what was only written, sector by sector."""
+    """Mix synced with unsynced bytes, sector by sector."""
     mode = chaos.choice(["old", "new", "prefix", "any"])
     if mode in {"old", "new"}:
         return {"old": old, "new": new}[mode]
@@ -97,7 +98,7 @@ def torn(old: bytes, new: bytes, chaos: random.Random) -> bytes:
 
 
 def iter_equal_prefix(first: bytes, second: bytes) -> list[int]:
-    """Return the bytes with which both begin."""
+    """Return the common prefix of both."""
     equal = []
     for one, other in zip(first, second, strict=True):
         if one != other:
@@ -115,7 +116,9 @@ def payload_of(kind: FrameKind, size: int, chaos: random.Random) -> bytes:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
-def test_all_synced_frames_survive_any_crash_and_no_lost_one_returns(seed: int, lives: int) -> None:
+def test_all_synced_frames_survive_any_crash_and_no_lost_frame_reappears(
+    seed: int, lives: int
+) -> None:
     chaos = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / "life-0"
@@ -126,7 +129,7 @@ def test_all_synced_frames_survive_any_crash_and_no_lost_one_returns(seed: int, 
             for _ in range(chaos.randrange(12)):
                 own = {FrameKind.GONE, FrameKind.CHECKPOINT, FrameKind.MOVED}
                 kind = chaos.choice([k for k in FrameKind if k not in own])
-                # Few different payloads: what is written anew may equal what was lost.
+                # Few different payloads: a new frame may equal a lost one.
                 payload = payload_of(
                     kind, chaos.choice([0, 5, 8, 300]), random.Random(chaos.randrange(2))
                 )
@@ -139,7 +142,7 @@ def test_all_synced_frames_survive_any_crash_and_no_lost_one_returns(seed: int, 
 
 
 @given(st.binary(max_size=40))
-def test_any_format_file_is_understood_or_refused(text: bytes) -> None:
+def test_any_format_file_is_read_or_refused(text: bytes) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "FORMAT").write_bytes(text)
         try:

@@ -1,5 +1,5 @@
-"""Power loss behind every single file operation of the journal and of the metadata store: all that
-was promised is there, and nothing stands in the way of the next start (A3).
+"""Power loss after every single file operation of the journal and of the metadata store: all
+promises hold, and the next start succeeds (A3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
 SEGMENT_BYTES = 4096
 SUBSETS = 6
-"""Of what was not synced so many subsets are tried behind each operation."""
+"""Number of subsets of the unsynced data that are tried after each operation."""
 
 
 def open_journal(directory: Path) -> Journal:
@@ -44,19 +44,19 @@ def recovered(journal: Journal) -> list[bytes]:
 
 
 def life(recorder: Recorder, directory: Path, start: int, count: int) -> None:
-    """Run a journal: frames, a sync now and then, rolls; what is synced is told."""
+    """Run a journal: frames, a sync now and then, rolls; each sync records a promise."""
     journal = open_journal(directory)
     assert recovered(journal) == [payload(number) for number in range(start)]
-    recorder.told(start)
+    recorder.promise(start)
     for number in range(start, start + count):
         journal.write(7, FrameKind.METALOG, payload(number))
         if number % 3 == 0:
             journal.sync()
-            recorder.told(number + 1)
+            recorder.promise(number + 1)
         journal.flush()
         journal.spare.pool.submit(int).result()
     journal.close()
-    recorder.told(start + count)
+    recorder.promise(start + count)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def behind_each(
     recorder: Recorder, tmp_path: Path, check: Callable[[Path, list[object]], None]
 ) -> None:
-    """Let the power go away behind each operation, and look at what is found."""
+    """Lose power after each operation, and check the state that is found."""
     recorder.stop()
     for end in range(len(recorder.operations) + 1):
         for subset in range(SUBSETS):
@@ -80,7 +80,7 @@ def behind_each(
                 check(directory, promises)
 
 
-def test_a_journal_keeps_what_it_promised_behind_every_file_operation(
+def test_a_journal_keeps_its_promises_after_a_power_loss_at_any_file_operation(
     tmp_path: Path, recorder: Recorder
 ) -> None:
     root = tmp_path / "root" / "journal"
@@ -100,10 +100,12 @@ def test_a_journal_keeps_what_it_promised_behind_every_file_operation(
     behind_each(recorder, tmp_path, check)
 
 
-def test_power_loss_after_a_kill_takes_nothing_that_the_life_in_between_recovered(
+def test_frames_recovered_after_a_kill_survive_a_power_loss(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D2: a kill comes before any sync; what the next life finds may be in the page cache only."""
+    """D2: a kill precedes any sync, so the frames that the next process finds may be in the page
+    cache only.
+    """
     life(recorder, tmp_path / "root" / "journal", 0, 20)
     recorder.stop()
     done = recorder.operations
@@ -128,16 +130,16 @@ def test_power_loss_after_a_kill_takes_nothing_that_the_life_in_between_recovere
 
 
 def rewritten(directory: Path, recorder: Recorder) -> None:
-    """Fill segments, discard what is in the first ones, and let them be rewritten and joined."""
+    """Fill segments, discard frames of the first ones, and have them rewritten and joined."""
     one = Rewriter(directory)
     places = one.written(35)
-    recorder.told(35)
+    recorder.promise(35)
     one.discard(*(place for number, place in enumerate(places[:33]) if number % 5))
     one.rest(30)
     one.discard(*places[10:33:5])
     one.write(batch(70))
     one.journal.sync()
-    recorder.told(36)
+    recorder.promise(36)
     one.rest(30)
     assert len(one.sizes()) == 1
     one.close()
@@ -146,19 +148,19 @@ def rewritten(directory: Path, recorder: Recorder) -> None:
 def test_a_crash_in_a_rewrite_leaves_the_old_segments_or_the_new_one(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    """Of what lives nothing is lost, and of what is gone it is known where it was."""
+    """No live frame is lost, and the position of every discarded frame is known."""
     rewritten(tmp_path / "root" / "journal", recorder)
 
     def check(found: Path, promises: list[object]) -> None:
-        told = max((p for p in promises if isinstance(p, int)), default=0)
+        promised = max((p for p in promises if isinstance(p, int)), default=0)
         for _ in range(2):
             again = Rewriter(found / "journal")
             spans = localids(again.found)
             ends = [0, *(end for _, _, end in spans)]
-            assert [first for _, first, _ in spans] == ends[:-1], "one follows on the other"
-            assert ends[-1] >= 2 * told
+            assert [first for _, first, _ in spans] == ends[:-1], "spans are contiguous"
+            assert ends[-1] >= 2 * promised
             living = {first for kind, first, _ in spans if kind is FrameKind.RECORDS}
-            assert not told or living >= {0, 10, 66, 68}
+            assert not promised or living >= {0, 10, 66, 68}
             for frame, place in zip(again.found, again.places, strict=True):
                 if frame is not None and frame[0] is FrameKind.RECORDS:
                     assert again.journal.read(place) == batch(batch_header(frame[1]).first)
@@ -168,7 +170,7 @@ def test_a_crash_in_a_rewrite_leaves_the_old_segments_or_the_new_one(
 
 
 def checkpointed(directory: Path, recorder: Recorder) -> None:
-    """Write frames, with a checkpoint after every few; what is durable is told."""
+    """Write frames, with a checkpoint after every few; durable frames are recorded as promises."""
     for start in (0, 30):
         life = Life(directory, frames=6)
         assert life.role.count == start
@@ -176,12 +178,12 @@ def checkpointed(directory: Path, recorder: Recorder) -> None:
             life.write()
             if number % 2:
                 life.turn()
-                recorder.told(number + 1)
+                recorder.promise(number + 1)
         life.end(clean=bool(start))
-        recorder.told(start + 30)
+        recorder.promise(start + 30)
 
 
-def test_a_power_loss_leaves_no_checkpoint_that_is_ahead_of_its_journal_or_wrong(
+def test_a_power_loss_leaves_no_wrong_checkpoint_and_none_ahead_of_its_journal(
     tmp_path: Path, recorder: Recorder
 ) -> None:
     checkpointed(tmp_path / "root" / "journal", recorder)
@@ -201,7 +203,7 @@ def test_a_power_loss_leaves_no_checkpoint_that_is_ahead_of_its_journal_or_wrong
     behind_each(recorder, tmp_path, check)
 
 
-def test_a_metadata_store_keeps_what_it_promised_behind_every_file_operation(
+def test_a_metadata_store_keeps_its_promises_after_a_power_loss_at_any_file_operation(
     tmp_path: Path, recorder: Recorder
 ) -> None:
     root = tmp_path / "root" / "metadata"
@@ -210,16 +212,16 @@ def test_a_metadata_store_keeps_what_it_promised_behind_every_file_operation(
         with EmbeddedMetadataStore(root, NodeConfig()) as store:
             for number in range(3):
                 await store.compare_and_set("key", b"%d" % number, expected_version=number)
-                recorder.told(("key", number + 1))
-                recorder.told(("epoch", await store.next_sequence("epoch")))
+                recorder.promise(("key", number + 1))
+                recorder.promise(("epoch", await store.next_sequence("epoch")))
 
     asyncio.run(write())
 
     def check(found: Path, promises: list[object]) -> None:
-        told: dict[object, int] = dict(p for p in promises if isinstance(p, tuple))
+        promised: dict[object, int] = dict(p for p in promises if isinstance(p, tuple))
         with EmbeddedMetadataStore(found / "metadata", NodeConfig()) as store:
             value = asyncio.run(store.get("key"))
-            assert (value.version if value else 0) >= told.get("key", 0)
-            assert asyncio.run(store.next_sequence("epoch")) > told.get("epoch", 0)
+            assert (value.version if value else 0) >= promised.get("key", 0)
+            assert asyncio.run(store.next_sequence("epoch")) > promised.get("epoch", 0)
 
     behind_each(recorder, tmp_path, check)

@@ -1,6 +1,6 @@
-"""Journals whose segments are rewritten, against a model that is a list: whatever is discarded,
-made smaller, rewritten, joined and opened again, in any order, what lives is read as it was written
-and recovered in its order, and what is gone is known to be.
+"""Journals whose segments are rewritten, against a list as the model: after discards, shrinking,
+rewrites, joins and reopening in any order, live frames are read and recovered unchanged and in
+order, and discarded ones are known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.unit.runtime.rewriters import Rewriter, batch
 
 
 class Written:
-    """A frame as the model has it; `versions` are what may be read, the smallest last."""
+    """A frame in the model; `versions` are the payloads that may be read, the smallest last."""
 
     def __init__(self, place: Location, payload: bytes, kind: FrameKind) -> None:
         self.place = place
@@ -30,7 +30,7 @@ class Written:
 
 
 class Story:
-    """A journal, the model of it, and what happens to both."""
+    """A journal, its model, and the operations on both."""
 
     def __init__(self, directory: Path, chaos: random.Random) -> None:
         self.chaos = chaos
@@ -62,9 +62,11 @@ class Story:
             written.gone = True
         self.rewriter.discard(*(written.place for written in dead))
 
-    def hollow(self) -> None:
-        """Let parts of some batches be superfluous; they become so when they are rewritten."""
-        told: dict[int, int] = {}
+    def mark_reclaimable(self) -> None:
+        """Mark parts of some batches as reclaimable; a rewrite turns these parts into
+        tombstones.
+        """
+        reclaimable: dict[int, int] = {}
         for written in self._batches():
             if self.chaos.random() < 0.5:
                 found = RecordBatch(written.versions[-1])
@@ -74,8 +76,10 @@ class Story:
                 self.rewriter.role.smaller[written.place] = smaller
                 written.versions.append(smaller)
                 size = len(written.versions[0]) - len(smaller)
-                told[written.place.segment] = told.get(written.place.segment, 0) + size
-        self.rewriter.journal.old.superfluous("storage-0", told, began=self.rewriter.now)
+                reclaimable[written.place.segment] = (
+                    reclaimable.get(written.place.segment, 0) + size
+                )
+        self.rewriter.journal.old.superfluous("storage-0", reclaimable, began=self.rewriter.now)
 
     def rewrite(self) -> None:
         self.rewriter.rest(self.chaos.choice([1, 2, 5, 60]))
@@ -87,29 +91,31 @@ class Story:
         for frame, place in zip(self.rewriter.found, self.rewriter.places, strict=True):
             assert frame is not None
             kind, payload = frame
-            # Notes of what is gone stand between; what lives comes in its order.
+            # Notes of discarded frames lie in between; live frames come in order.
             if kind not in {FrameKind.GONE, FrameKind.GONE_RECORDS}:
                 written = self._next_found(expected, payload)
                 assert kind is written.kind
                 written.versions, written.place, written.gone = [payload], place, False
         assert all(written.gone for written in expected)
         self._check_gone()
-        # What was gone is known by its records now, and by no place.
+        # Discarded frames are known by their records now, not by a location.
         self.model = [written for written in self.model if not written.gone]
 
     @staticmethod
     def _next_found(expected: Iterator[Written], payload: bytes) -> Written:
-        """Return which one it is: the next that lives, or one before it that was discarded while
-        its file was being rewritten, so that a stop came before the mark. That one is whole.
+        """Return the frame that was found: the next live one, or a whole one before it.
+
+        A frame before it was discarded during the rewrite of its file, and the stop came before its
+        mark.
         """
         for written in expected:
             if payload in written.versions:
                 return written
-            assert written.gone, "what lives comes in its order"
-        raise AssertionError("more is found than was written")
+            assert written.gone, "live frames come in order"
+        raise AssertionError("a frame was found that was never written")
 
     def _check_gone(self) -> None:
-        """Every localid was written once, and is in one frame."""
+        """Check that every localid is in exactly one frame."""
         localids: list[list[int]] = [[], []]
         for frame in self.rewriter.found:
             assert frame is not None
@@ -128,12 +134,18 @@ class Story:
 
 
 @given(st.integers(0, 2**32))
-def test_what_lives_is_read_and_recovered_whatever_is_rewritten(seed: int) -> None:
+def test_live_frames_are_read_and_recovered_after_any_rewrites(seed: int) -> None:
     chaos = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         story = Story(Path(temporary), chaos)
         for _ in range(chaos.randint(2, 14)):
-            steps = [story.write, story.discard, story.hollow, story.rewrite, story.open_again]
+            steps = [
+                story.write,
+                story.discard,
+                story.mark_reclaimable,
+                story.rewrite,
+                story.open_again,
+            ]
             chaos.choices(steps, [4, 4, 2, 5, 1])[0]()
             story.check()
         story.open_again()

@@ -1,7 +1,7 @@
 """A storage node under any order, loss, repetition and restart, against a dictionary.
 
-The model is what a writer sent, what was ordered (seqnum → record), and which frames the disk had
-confirmed. It never looks into the node: it knows it by what it says.
+The model holds the batches that a writer sent, the order (seqnum → record), and the frames that the
+disk confirmed. It uses only the messages of the node, never its internal state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Sent:
 
 
 class Writer:
-    """What is known of one shard: its writer's epoch, what was sent, ordered and reported."""
+    """State of one shard in the model: its writer's epoch, and the records sent, ordered and
+    reported.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -66,12 +68,14 @@ class Writer:
         return self.batches[-1].end if self.batches else 0
 
     def ends(self, upto: int) -> list[int]:
-        """Where a cut or a new writer may be: ends of batches from what is ordered on."""
+        """Positions where a cut or a new writer may begin: batch ends from the ordered position
+        on.
+        """
         return [self.ordered] + [b.end for b in self.batches if self.ordered < b.end <= upto]
 
 
 class StorageOfTwoShards(RuleBasedStateMachine):
-    """One node, two shards, a small cache, a disk that loses what it has not confirmed."""
+    """One node, two shards, a small cache, a disk that loses unconfirmed frames."""
 
     @initialize(
         cache=st.sampled_from([0, 300, 100_000]),
@@ -94,7 +98,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         for shard in SHARDS:
             self.take_over(shard, 0)
 
-    # --- what the node says
+    # --- messages of the node
 
     def hear(self, sent: Iterable[Send]) -> None:
         for message in messages(sent):
@@ -149,14 +153,14 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), size=st.integers(1, 4))
     def append(self, shard: int, size: int) -> None:
-        """Send again what is not ordered, and one batch more."""
+        """Resend unordered batches, and send one batch more."""
         writer = self.writers[shard]
         writer.batches.append(Sent(shard, writer.end, writer.epoch, size))
         self.resend(shard)
 
     @rule(shard=st.sampled_from(SHARDS), gap=st.integers(1, 3), old=st.booleans())
     def send_what_must_not_be_stored(self, shard: int, gap: int, *, old: bool) -> None:
-        """A batch behind a gap, or of a writer before."""
+        """A batch after a gap, or of a previous writer."""
         writer = self.writers[shard]
         first, epoch = (writer.end, writer.epoch - 1) if old else (writer.end + gap, writer.epoch)
         stray = Sent(shard, first, epoch, 2)
@@ -166,7 +170,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), choice=st.integers(0, 9))
     def take_over(self, shard: int, choice: int) -> None:
-        """A new writer opens the shard at some batch from what is ordered on."""
+        """A new writer opens the shard at some batch end from the ordered position on."""
         self.confirm()
         writer = self.writers[shard]
         writer.epoch += 1
@@ -185,7 +189,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule()
     def hold(self) -> None:
-        """Let the disk confirm nothing for a while."""
+        """Let the disk confirm nothing until the next `confirm`."""
         self.machine.holding = True
 
     @rule()
@@ -193,18 +197,18 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         """Let the disk confirm everything."""
         self.machine.holding = False
         held, self.machine.held = self.machine.held, []
-        # Confirmed first: what is said next may rely on it.
+        # Confirmed first: the next message may rely on it.
         self.hear(self.machine.turn(*held))
 
     @rule()
     def take_checkpoint(self) -> None:
-        """A checkpoint is taken between two turns, when all that was written was told."""
+        """Take a checkpoint between two iterations, when all written frames were confirmed."""
         self.confirm()
         self.machine.take_checkpoint()
 
     @rule(loss=st.integers(0, 20))
     def crash(self, loss: int) -> None:
-        """Lose some of what was not confirmed, or can be derived again; start again."""
+        """Lose some unconfirmed or derivable frames, and restart."""
         machine = self.machine
         held = {getattr(event, "location", None) for event in machine.held}
         durable = [
@@ -222,7 +226,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(cuts=st.lists(st.integers(0, 9), min_size=2, max_size=2))
     def order(self, cuts: list[int]) -> None:
-        """The primary orders some of what was reported."""
+        """The primary orders some of the reported records."""
         counts = {}
         tail = len(self.truth)
         for shard, cut in zip(SHARDS, cuts, strict=True):
@@ -241,7 +245,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     @rule(start=st.integers(0, 5), count=st.integers(1, 5), late=st.booleans())
     @precondition(lambda self: self.metalog)
     def deliver(self, start: int, count: int, *, late: bool) -> None:
-        """Some entries arrive: repeated, early or in turn."""
+        """Some entries arrive: repeated, early or in order."""
         first = max(0, self.machine.node.position - start) + (count if late else 0)
         self.publish(first, first + count)
 
@@ -252,7 +256,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the time."""
         self.hear(self.machine.wait(seconds))
 
     # --- reads
@@ -260,7 +264,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     @rule(shard=st.sampled_from(SHARDS), chosen=st.sets(st.integers(0, 40), min_size=1))
     @precondition(lambda self: self.truth)
     def read(self, shard: int, chosen: set[int]) -> None:
-        """Read seqnums that exist, of this shard or not, applied here or not yet."""
+        """Read existing seqnums, of this shard or not, applied here or not yet."""
         self.requests += 1
         seqnums = tuple(sorted({number % len(self.truth) for number in chosen}))
         self.reading[self.requests] = seqnums
@@ -268,7 +272,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         self.hear(self.machine.tell(wanted, sender=INDEX))
 
     def teardown(self) -> None:
-        """In the end everything that was ordered is there, with its tags."""
+        """Finally, check that every ordered record is there, with its tags."""
         if not hasattr(self, "machine"):
             return
         self.confirm()

@@ -1,10 +1,12 @@
-"""What the index tier tells the Tag Cache and the Answer Cache, late, against a scan of the log.
+"""Late answers of the index tier to the Tag Cache and the Answer Cache, against a scan of the log.
 
-A log of a few tags grows; the cache applies it position by position and evicts and cuts under small
-limits. Questions are asked (is the tag new, which are its newest records, which record is next),
-answered truthfully about the log below their limit, and taken in much later, in any order, twice or
-never. Whatever the cache proves is right at all bounds; and where there is room for everything,
-every tag that was told of is fully known (thesis 5.7, PITFALLS A19).
+A log of a few tags grows. The cache applies it position by position, and evicts and cuts under
+small limits. Questions are asked: is the tag new, which are its newest records, which record is
+next. They are answered correctly for the log below their limit. The answers arrive much later, in
+any order, twice or never.
+
+Every proven answer of the cache is exact at all bounds. Where there is room for everything, every
+announced tag is fully known (thesis 5.7, PITFALLS A19).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LATE_MAX = 12
 
 
 class Question(NamedTuple):
-    """What the index tier was asked, about the log below `limit`."""
+    """A question to the index tier, about the log below `limit`."""
 
     kind: str
     tag: int
@@ -39,7 +41,7 @@ class Question(NamedTuple):
 
 
 class Log:
-    """The whole truth, and a cache that is told some of it."""
+    """The whole log, and a cache that receives parts of it."""
 
     def __init__(self, cache: TagCache, seed: int) -> None:
         self.cache = cache
@@ -47,7 +49,7 @@ class Log:
         self.records: list[tuple[int, ...]] = []
         self.position = 0
         self.asked: list[Question] = []
-        self.told: set[int] = set()
+        self.answered: set[int] = set()
 
     def grow(self) -> None:
         """Append a few records and apply their index data."""
@@ -77,7 +79,7 @@ class Log:
             self.asked.pop(0)
 
     def answer(self) -> None:
-        """Take in the answer to any question that was asked, which may be asked again later."""
+        """Apply the answer to any question that was asked, which may be asked again later."""
         if not self.asked:
             return
         question = self.chance.choice(self.asked)
@@ -86,7 +88,7 @@ class Log:
         if self.chance.random() < 0.1:
             self.cache.give_up(question.tag, question.limit)
             return
-        self.told.add(question.tag)
+        self.answered.add(question.tag)
         below = self.of(question.tag, question.limit)
         if question.kind == "new":
             first = First(below[0], ShardId(0)) if below else None
@@ -147,14 +149,14 @@ def run(seed: int, seqnums_max: int, per_tag_max: int, bytes_max: int, steps: in
     per_tag_max=st.sampled_from([1, 2, 5, 1000]),
     bytes_max=st.sampled_from([600, 2_000, 1 << 30]),
 )
-def test_a19_what_is_proven_is_right_however_late_the_index_tier_answers(
+def test_proven_answers_are_exact_for_any_delay_of_the_index_tier(
     seed: int, seqnums_max: int, per_tag_max: int, bytes_max: int
 ) -> None:
     run(seed, seqnums_max, per_tag_max, bytes_max, steps=40)
 
 
 @pytest.mark.parametrize("planted", ["an eviction forgotten", "a limit ignored"])
-def test_the_check_notices_a_planted_race(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_a_planted_race(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if planted == "an eviction forgotten":
         monkeypatch.setattr(Expectations, "lose", forgotten)
         monkeypatch.setattr(Expectations, "lose_all", forgotten)
@@ -165,11 +167,11 @@ def test_the_check_notices_a_planted_race(planted: str, monkeypatch: pytest.Monk
 
 
 def forgotten(_expectations: Expectations, _lost: object) -> None:
-    """A bug: what was expected of an evicted tag is taken in."""
+    """A bug: the answer about an evicted tag is applied."""
 
 
 def whatever_limit(expectations: Expectations, tag: int, _limit: int) -> bool:
-    """A bug: an answer to an earlier question is taken for one to this."""
+    """A bug: an answer to an earlier question is applied to this one."""
     return expectations._limits.pop(tag, None) is not None
 
 
@@ -179,13 +181,13 @@ def run_seeds(seeds: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_room_for_everything_a_tag_that_was_told_of_is_known_from_its_first_record_on(
+def test_with_room_for_everything_an_announced_tag_is_known_from_its_first_record_on(
     seed: int,
 ) -> None:
     log = Log(TagCache(10_000, 1000), seed)
     for _ in range(10):
         log.grow()
-    cache = TagCache(10_000, 1000, position=log.position)  # joins now, knowing nothing
+    cache = TagCache(10_000, 1000, position=log.position)  # starts now, empty
     log.cache = cache
     start = len(log.records)
     for tag in TAGS:
@@ -211,7 +213,7 @@ def test_with_room_for_everything_a_tag_that_was_told_of_is_known_from_its_first
     seed=st.integers(0, 10**6),
     entries_max=st.sampled_from([1, 2, 7, 1000]),
 )
-def test_kept_answers_stay_right_while_the_log_grows(seed: int, entries_max: int) -> None:
+def test_cached_answers_stay_exact_while_the_log_grows(seed: int, entries_max: int) -> None:
     chance = random.Random(seed)
     cache = AnswerCache(entries_max)
     tags_of: list[int] = []
