@@ -161,7 +161,7 @@ def test_the_check_detects_a_planted_race(planted: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(Expectations, "lose", forgotten)
         monkeypatch.setattr(Expectations, "lose_all", forgotten)
     else:
-        monkeypatch.setattr(Expectations, "fulfil", whatever_limit)
+        monkeypatch.setattr(Expectations, "fulfil", any_limit)
     with pytest.raises(AssertionError):
         run_seeds(300)
 
@@ -170,7 +170,7 @@ def forgotten(_expectations: Expectations, _lost: object) -> None:
     """A bug: the answer about an evicted tag is applied."""
 
 
-def whatever_limit(expectations: Expectations, tag: int, _limit: int) -> bool:
+def any_limit(expectations: Expectations, tag: int, _limit: int) -> bool:
     """A bug: an answer to an earlier question is applied to this one."""
     return expectations._limits.pop(tag, None) is not None
 

@@ -106,7 +106,7 @@ class Model:
         said = [n for n, e in enumerate(self._history[:place]) if _by(e) == event.executor]
         if all(n <= event.seen for n in said):
             self._dead.add(event.executor)
-            for id_ in [i for i, who in self.runs.items() if who == event.executor]:
+            for id_ in [i for i, owner in self.runs.items() if owner == event.executor]:
                 self.runs[id_] = None
 
 

@@ -22,14 +22,14 @@ LIMITS = Limits(
 )
 
 
-def nobody(link: Link, call: int, message: Question | Greeting) -> None:
-    """Serves nothing: for an end that only asks."""
-    raise AssertionError(f"nobody was to be asked {message}")
+def refuse_questions(link: Link, call: int, message: Question | Greeting) -> None:
+    """Refuse every question: for an end that only asks."""
+    raise AssertionError(f"this end serves no questions, not {message}")
 
 
 def link_pair(
     serve: Serve,
-    asked_back: Serve = nobody,
+    asked_back: Serve = refuse_questions,
     *,
     message_bytes_max: int = LIMITS.message_bytes_max,
     delay_s: Callable[[], float] = float,

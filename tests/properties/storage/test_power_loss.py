@@ -18,7 +18,7 @@ from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment_scan import Damage
-from tests.properties.storage.power_loss import Recorder, Synced, Told
+from tests.properties.storage.power_loss import Promised, Recorder, Synced
 from tests.unit.runtime.counting import Life
 from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
@@ -109,7 +109,7 @@ def test_frames_recovered_after_a_kill_survive_a_power_loss(
     life(recorder, tmp_path / "root" / "journal", 0, 20)
     recorder.stop()
     done = recorder.operations
-    ready = next(count for count, operation in enumerate(done) if isinstance(operation, Told))
+    ready = next(count for count, operation in enumerate(done) if isinstance(operation, Promised))
     for count in (n for n in range(ready, len(done)) if isinstance(done[n], Synced)):
         root = tmp_path / f"killed-{count}"
         root.mkdir()

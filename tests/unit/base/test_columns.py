@@ -19,17 +19,17 @@ U64 = st.integers(0, 2**64 - 1)
 
 
 @given(st.lists(st.one_of(U64, st.integers(0, 300))))
-def test_a_column_of_any_integers_comes_back(values: list[int]) -> None:
+def test_a_column_of_any_integers_survives_a_round_trip(values: list[int]) -> None:
     column = np.array(values, np.uint64)
     assert unpacked(packed(column)).tolist() == values
 
 
-def test_what_grows_evenly_takes_a_few_bytes_in_all() -> None:
+def test_an_evenly_growing_column_takes_a_few_bytes_in_total() -> None:
     assert len(packed(np.arange(0, 190_000_000, 190, dtype=np.uint64))) < 10_000
 
 
 @given(st.binary(max_size=60))
-def test_other_bytes_are_refused(other: bytes) -> None:
+def test_bytes_that_are_no_column_are_refused(other: bytes) -> None:
     whole = packed(np.arange(5, dtype=np.uint64))
     for payload in (other, whole[:-1], bytes([2]) + whole[1:]):
         with pytest.raises(MalformedFrameError):
@@ -53,8 +53,8 @@ def columns_of(values: Sequence[int]) -> list[array[int]]:
         max_size=40,
     )
 )
-def test_a_copy_in_packs_is_what_the_columns_were(steps: list[tuple[str, int, bool]]) -> None:
-    """Whatever changes meanwhile, and whenever a copy is packed, if it is at all."""
+def test_a_packed_copy_equals_the_columns_at_its_time(steps: list[tuple[str, int, bool]]) -> None:
+    """With any later changes, and with the copy packed at any time or never."""
     values: list[int] = []
     packs = Packs()
     with patch.object(columns, "PACK_ROWS", 4):
@@ -62,7 +62,7 @@ def test_a_copy_in_packs_is_what_the_columns_were(steps: list[tuple[str, int, bo
             if step == "grow":
                 values += range(100 * number, 100 * number + number)
             elif step == "forget":
-                packs.copied(columns_of(values))  # it could not be written
+                packs.copied(columns_of(values))  # the write of this copy failed
             elif step == "copy":
                 said, before = packs.copied(columns_of(values)), columns_of(values)
                 if late and values:
@@ -83,7 +83,7 @@ def test_a_copy_in_packs_is_what_the_columns_were(steps: list[tuple[str, int, bo
                     values[place] += 1
 
 
-def test_only_what_is_new_is_copied() -> None:
+def test_only_new_values_are_copied() -> None:
     packs = Packs()
     with patch.object(columns, "PACK_ROWS", 4):
         first = packs.copied(columns_of(range(11)))()

@@ -1,4 +1,4 @@
-"""Claims about the error tree (`indilog.base.errors`)."""
+"""The error tree (`indilog.base.errors`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_error_is_in_one_tree(kind: type[Exception]) -> None:
     assert issubclass(kind, IndilogError)
 
 
-def test_only_what_changed_nothing_may_be_retried_as_it_is() -> None:
+def test_only_operations_without_effect_are_retryable() -> None:
     # An unknown outcome, a crashed worker and a lost record must never be retried blindly.
     assert {kind.__name__ for kind in ALL if kind.retryable} == {
         "NotReadyError",
@@ -44,7 +44,7 @@ def test_only_what_changed_nothing_may_be_retried_as_it_is() -> None:
     }
 
 
-def test_what_may_have_happened_is_one_kind_of_error() -> None:
+def test_unknown_outcomes_share_one_error_class() -> None:
     assert {kind.__name__ for kind in ALL if issubclass(kind, OutcomeUnknownError)} == {
         "OutcomeUnknownError",
         "AppendOutcomeUnknownError",
@@ -53,14 +53,14 @@ def test_what_may_have_happened_is_one_kind_of_error() -> None:
     }
 
 
-def test_too_large_says_size_and_limit() -> None:
+def test_a_too_large_error_names_size_and_limit() -> None:
     error = TooLargeError("The record's size in bytes", size=2_000_000, limit=1_048_576)
     assert "2,000,000" in str(error)
     assert "1,048,576" in str(error)
     assert (error.size, error.limit) == (2_000_000, 1_048_576)
 
 
-def test_trimmed_says_where_reading_is_possible() -> None:
+def test_a_trimmed_error_names_the_first_readable_seqnum() -> None:
     error = TrimmedError(17)
     assert error.first_seqnum == 17
     assert "17" in str(error)

@@ -1,4 +1,4 @@
-"""Claims about tags and identifiers (`indilog.base.ids`)."""
+"""Tags and identifiers (`indilog.base.ids`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_two_logs_never_share_a_tag() -> None:
     assert tag_hash("orders", "new") != tag_hash("mail", "new")
 
 
-def test_the_end_of_a_log_name_and_the_start_of_a_tag_do_not_run_together() -> None:
+def test_the_boundary_between_log_name_and_tag_changes_the_hash() -> None:
     assert tag_hash("ab", "c") != tag_hash("a", "bc")
 
 
@@ -33,44 +33,44 @@ def test_the_text_seven_and_the_integer_seven_are_different_tags() -> None:
     assert tag_hash("orders", "7") != tag_hash("orders", 7)
 
 
-def test_no_tag_is_the_empty_tag() -> None:
+def test_no_tag_hashes_to_the_empty_tag() -> None:
     hashes = [tag_hash("orders", f"t{i}") for i in range(2000)] + [log_tag("orders")]
     assert EMPTY_TAG not in hashes
     assert all(0 < value < 2**64 for value in hashes)
 
 
-def test_hashes_are_the_same_for_ever() -> None:
-    # They are on disk: a change of the hash would lose every sub-stream.
+def test_hashes_never_change() -> None:
+    # Hashes are on disk: a change of the hash would lose every sub-stream.
     assert log_tag("orders") == 0xC24491F699D72AB8
     assert tag_hash("orders", "customer:7") == 0x2DD0A14C0363B0D
     assert tag_hash("orders", 7) == 0xB32F806540B7E32C
 
 
 @pytest.mark.parametrize("tag", ["", "a\x1fb", "\ud800", "x" * (TAG_BYTES_MAX + 1)])
-def test_text_that_is_no_tag_is_refused(tag: str) -> None:
+def test_text_that_is_no_valid_tag_is_refused(tag: str) -> None:
     with pytest.raises(InvalidTagError):
         tag_hash("orders", tag)
 
 
 @pytest.mark.parametrize("tag", [0, -1, 2**64, True, 1.5, b"x", None])
-def test_a_value_that_is_no_tag_is_refused(tag: UserTag) -> None:
+def test_a_value_of_another_type_is_no_tag(tag: UserTag) -> None:
     with pytest.raises(InvalidTagError):
         tag_hash("orders", tag)
 
 
-def test_the_longest_tag_and_the_largest_integer_are_taken() -> None:
+def test_the_longest_tag_and_the_largest_integer_are_accepted() -> None:
     assert tag_hash("orders", "x" * TAG_BYTES_MAX)
     assert tag_hash("orders", 2**64 - 1)
     assert tag_hash("orders", "é" * (TAG_BYTES_MAX // 2))
 
 
-def test_a_tag_is_measured_in_bytes() -> None:
+def test_the_length_of_a_tag_is_measured_in_bytes() -> None:
     with pytest.raises(InvalidTagError, match=f"{TAG_BYTES_MAX} bytes, this one is"):
         tag_hash("orders", "é" * (TAG_BYTES_MAX // 2 + 1))
 
 
 @pytest.mark.parametrize("name", ["", "a\x1fb", "\ud800", "x" * (LOG_NAME_BYTES_MAX + 1)])
-def test_text_that_is_no_log_name_is_refused(name: str) -> None:
+def test_text_that_is_no_valid_log_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidTagError):
         log_tag(name)
 
@@ -85,14 +85,14 @@ def test_a_tag_given_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("tag", [True, 1.0, 1 + 0j])
-def test_what_equals_a_tag_is_refused_also_after_that_tag_was_used(tag: UserTag) -> None:
+def test_a_value_equal_to_a_cached_tag_is_refused_for_its_type(tag: UserTag) -> None:
     assert tag_columns("orders", (1, "t"))
     for tags in ((tag, "t"), (1, tag)):
         with pytest.raises(InvalidTagError):
             tag_columns("orders", tags)
 
 
-def test_the_columns_kept_are_bounded_in_bytes() -> None:
+def test_cached_columns_are_bounded_in_bytes() -> None:
     kept = _ColumnsCache(100_000)
     for n in range(10_000):
         tags = (f"{n}-" + "x" * 200,)
@@ -101,7 +101,7 @@ def test_the_columns_kept_are_bounded_in_bytes() -> None:
     assert 10 < len(kept) < 100_000 / 1_000
 
 
-def test_columns_in_use_are_kept_while_others_come_and_go() -> None:
+def test_columns_in_use_stay_cached_while_others_are_evicted() -> None:
     kept = _ColumnsCache(100_000)
     columns = tag_columns("orders", ("hot",))
     kept.put("orders", ("hot",), columns)
@@ -115,7 +115,7 @@ def test_the_names_column_spells_log_and_tags() -> None:
     assert names_decoded(names) == ("orders", ("s7", 7, "i7", "7"))
 
 
-def test_names_bear_the_hashes_that_the_record_was_appended_with() -> None:
+def test_names_match_the_hashes_that_the_record_was_appended_with() -> None:
     hashes, names = tag_columns("orders", ("new", 7))
     assert all(names_bear(names, tag) for tag in hashes)
     others = (*tag_columns("orders", ("7", "old"))[0][1:], *tag_columns("order", ("new",))[0])
@@ -138,7 +138,7 @@ def test_two_majorities_always_overlap(members: int, wanted: int) -> None:
     assert 2 * majority(members) > members
 
 
-def test_an_empty_tag_is_refused_in_words_that_fit_reads_and_appends() -> None:
+def test_the_message_about_an_empty_tag_fits_reads_and_appends() -> None:
     for use in (lambda: tag_columns("orders", ("",)), lambda: tag_hash("orders", "")):
         with pytest.raises(InvalidTagError, match=r"^A tag must not be empty; leave it out"):
             use()

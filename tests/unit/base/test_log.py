@@ -1,4 +1,4 @@
-"""Claims about what every `Log` shares (`indilog.base.log`); the rest is the contract suite's."""
+"""What every `Log` shares (`indilog.base.log`); the contract suite covers the rest."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def record(seqnum: int = 1, data: bytes = b"x", tags: tuple[UserTag, ...] = ("a"
     return Record(seqnum, tag_columns("orders", tags)[1], data, 1.5, 2.5)
 
 
-def test_a_record_spells_its_tags_as_they_were_given() -> None:
+def test_a_record_returns_its_tags_as_they_were_appended() -> None:
     assert record().tags == ("a", 7)
 
 
-def test_records_are_equal_when_place_and_contents_are() -> None:
+def test_records_with_equal_position_and_contents_are_equal() -> None:
     assert record() == record()
     assert len({record(), record()}) == 1
     assert record() != record(seqnum=2)
@@ -37,19 +37,19 @@ def test_a_records_repr_stays_short() -> None:
     assert len(repr(record(data=b"x" * 10_000))) < 120
 
 
-def test_a_session_never_goes_back() -> None:
+def test_the_position_of_a_session_never_decreases() -> None:
     session = Session(3)
     session.saw(7)
     session.saw(5)
     assert session.position == 7
 
 
-def test_a_record_at_the_limits_is_taken() -> None:
+def test_a_record_at_the_limits_is_accepted() -> None:
     check_record(b"x" * 10, ["a"] * 2, bytes_max=10, tags_max=2)
 
 
-def test_a_record_over_a_limit_is_refused_with_the_limit() -> None:
-    # PITFALLS A33: fails at once with the limit in the message.
+def test_a_record_over_a_limit_is_refused_and_the_limit_named() -> None:
+    # PITFALLS A33: the append fails at once with the limit in the message.
     with pytest.raises(TooLargeError, match="11, the limit is 10"):
         check_record(b"x" * 11, [], bytes_max=10, tags_max=2)
     with pytest.raises(TooLargeError, match="3, the limit is 2"):
@@ -63,13 +63,13 @@ def test_text_is_neither_data_nor_a_list_of_tags() -> None:
         check_record(b"", "ab", bytes_max=10, tags_max=2)
 
 
-def test_a_bound_beyond_every_seqnum_is_cut_to_the_last() -> None:
+def test_a_bound_above_every_seqnum_is_reduced_to_the_last_seqnum() -> None:
     assert check_bound(0) == 0
     assert check_bound(MAX_SEQNUM + 1) == MAX_SEQNUM
 
 
 @pytest.mark.parametrize("bound", [-1, 1.0, True, "1", None])
-def test_what_is_no_seqnum_is_no_bound(bound: object) -> None:
+def test_a_value_that_is_no_seqnum_is_refused_as_a_bound(bound: object) -> None:
     with pytest.raises(ValueError, match="A bound is a seqnum"):
         check_bound(bound)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Lines that repeat are counted; the first of each kind is always written."""
+"""Repeated log lines are counted; the first line of each kind is always written."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ def _restored() -> Iterator[None]:
 
 
 class Log:
-    """Keeps the lines, and the time."""
+    """Keeps the written counts, and the time."""
 
     def __init__(self, **limits: Any) -> None:  # noqa: ANN401 - of any kind
         self.now = 0.0
-        self.told: list[tuple[str, int]] = []
+        self.logged: list[tuple[str, int]] = []
         self.repeats = Repeats(self._tell, clock=lambda: self.now, **limits)
 
     def _tell(self, _event: str, *, of: str, count: int, **_: object) -> None:
-        self.told.append((of, count))
+        self.logged.append((of, count))
 
     def written(self, event: str, lines: int, level: str = "warning", logger: str = "") -> int:
         return sum(self.repeats.is_written(logger, level, event) for _ in range(lines))
 
 
-def test_lines_above_the_limit_are_counted_and_the_count_is_written_at_the_window_end() -> None:
+def test_lines_over_the_limit_are_counted_and_the_count_is_logged_after_the_window() -> None:
     log = Log(lines_max=3, window_s=10.0)
     assert log.written("a", 5) == 3
     log.now = 9.9
     assert log.written("a", 2) == 0
-    assert log.told == []
+    assert log.logged == []
     log.now = 10.0
     assert log.written("a", 1) == 1, "the first one of a window is written"
-    assert log.told == [("a", 4)]
+    assert log.logged == [("a", 4)]
 
 
-def test_the_next_line_of_any_kind_writes_counts_of_ended_windows() -> None:
+def test_the_next_line_of_any_kind_logs_the_counts_of_closed_windows() -> None:
     log = Log(lines_max=1, window_s=10.0)
     log.written("a", 3)
     log.now = 5.0
     log.written("b", 2)
     log.now = 10.0
     log.written("c", 1)
-    assert log.told == [("a", 2)]
+    assert log.logged == [("a", 2)]
     log.now = 15.0
     log.written("c", 1)
-    assert log.told == [("a", 2), ("b", 1)]
+    assert log.logged == [("a", 2), ("b", 1)]
 
 
 def test_kinds_differ_by_event_level_and_logger() -> None:
@@ -74,11 +74,11 @@ def test_kinds_differ_by_event_level_and_logger() -> None:
                 assert log.written(event, 3, level, logger) == 1
 
 
-def test_remembered_kinds_are_bounded_and_forgotten_counts_are_written() -> None:
+def test_remembered_kinds_are_bounded_and_the_count_of_an_evicted_kind_is_logged() -> None:
     log = Log(lines_max=1, kinds_max=10)
     log.written("first", 3)
     assert [log.written(f"kind {number}", 1) for number in range(1_000)] == [1] * 1_000
-    assert log.told == [("first", 2)]
+    assert log.logged == [("first", 2)]
     assert len(log.repeats._windows) == 10
 
 
@@ -90,16 +90,18 @@ def test_lines_with_a_limit_of_their_own_are_not_counted() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_loop_writes_a_count_without_a_further_line() -> None:
-    told = asyncio.Event()
-    repeats = Repeats(lambda *_, **__: told.set(), lines_max=1, window_s=0.05)
+async def test_the_loop_logs_a_count_although_no_further_line_is_logged() -> None:
+    logged = asyncio.Event()
+    repeats = Repeats(lambda *_, **__: logged.set(), lines_max=1, window_s=0.05)
     for _ in range(3):
         repeats.is_written("", "info", "a")
-    await asyncio.wait_for(told.wait(), 30)
+    await asyncio.wait_for(logged.wait(), 30)
 
 
-def test_a_process_writes_no_more_of_a_line_that_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of structlog and of the standard library, whatever the line's fields or arguments are."""
+def test_a_process_suppresses_repeated_lines_over_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lines of structlog and of the standard library, with any fields or arguments."""
     now = 0.0
     monkeypatch.setattr(log_repeats, "LINES_MAX", 2)
     out = io.StringIO()
@@ -112,6 +114,6 @@ def test_a_process_writes_no_more_of_a_line_that_repeats(monkeypatch: pytest.Mon
     structlog.get_logger().info("later")
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["event"] for line in lines[:3]] == ["upload cut", "Exception 0", "request failed"]
-    told = {line["of"]: line["count"] for line in lines if line["event"] == "log lines left out"}
-    assert told == {"upload cut": 48, "Exception %d": 48, "request failed": 48}
+    logged = {line["of"]: line["count"] for line in lines if line["event"] == "log lines left out"}
+    assert logged == {"upload cut": 48, "Exception %d": 48, "request failed": 48}
     assert len(lines) == 6 + 3 + 1

@@ -1,5 +1,5 @@
-"""Claims about subscriptions (`indilog.base.subscription`): what they hold, what they cost, and how
-they ride out an interruption.
+"""Subscriptions (`indilog.base.subscription`): memory, cost, and behaviour on interruptions
+(A29).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class WatchedLog(HookedLog):
-    """Keeps what was read from it; `errors` come first."""
+    """Records the reads from it; the `errors` are raised first."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__("orders", logs=logs)
@@ -58,7 +58,6 @@ async def taken(log: Log, count: int, *, resume_s: float = 0.0) -> list[bytes]:
 
 
 async def test_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
-    """Case A29 of docs/PITFALLS.md."""
     log = WatchedLog(MemoryLogs())
     for n in range(10 * SUBSCRIBE_PAGE):
         await log.append(b"%d" % n, tags=["t"])
@@ -70,7 +69,6 @@ async def test_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
 
 
 async def test_a_slow_subscriber_holds_two_pages_bounded_in_bytes() -> None:
-    """Case A29 of docs/PITFALLS.md."""
     log = WatchedLog(MemoryLogs(page_bytes_max=10_000))
     for _ in range(100):
         await log.append(bytes(1_000), tags=["t"])
@@ -98,7 +96,7 @@ async def test_the_next_page_is_read_while_one_is_consumed() -> None:
     assert [bound for bound, _ in log.reads] == [n * SUBSCRIBE_PAGE for n in range(4)]
 
 
-async def test_an_idle_subscription_has_one_read_under_way_and_no_timer(
+async def test_an_idle_subscription_has_one_read_in_flight_and_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Case A29 of docs/PITFALLS.md."""
@@ -124,7 +122,7 @@ async def test_an_idle_subscription_has_one_read_under_way_and_no_timer(
     assert await following == [b"a", b"b"]
 
 
-async def test_an_interrupted_subscription_goes_on_at_the_next_seqnum(
+async def test_an_interrupted_subscription_resumes_at_the_next_seqnum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscription, "_PAUSE_S_MIN", 0.0)
@@ -139,7 +137,7 @@ async def test_an_interrupted_subscription_goes_on_at_the_next_seqnum(
     assert len(log.reads) >= 4 + 3 * 3
 
 
-async def test_a_subscription_gives_up_when_the_platform_stays_away(
+async def test_a_subscription_fails_when_the_platform_stays_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscription, "_PAUSE_S_MIN", 0.01)
@@ -151,7 +149,7 @@ async def test_a_subscription_gives_up_when_the_platform_stays_away(
 
 
 @pytest.mark.parametrize("resume_s", [0.0, 60.0])
-async def test_an_error_that_no_repetition_heals_ends_a_subscription_at_once(
+async def test_a_final_error_ends_a_subscription_at_once(
     resume_s: float,
 ) -> None:
     log = WatchedLog(MemoryLogs())
@@ -161,7 +159,7 @@ async def test_an_error_that_no_repetition_heals_ends_a_subscription_at_once(
     assert len(log.reads) == 1
 
 
-async def test_a_sign_of_life_comes_while_nothing_else_does() -> None:
+async def test_an_idle_subscription_yields_heartbeats() -> None:
     log = WatchedLog(MemoryLogs())
     async with aclosing(pages(log, None, 0, idle_s=0.01)) as given:
         assert await anext(given) == []

@@ -1,4 +1,4 @@
-"""Claims about logs and metrics (`indilog.base.telemetry`)."""
+"""Logs and metrics (`indilog.base.telemetry`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_log_line_is_one_json_object() -> None:
     assert line["timestamp"].endswith("Z")
 
 
-def test_lines_of_the_standard_library_look_the_same() -> None:
+def test_lines_of_the_standard_library_have_the_same_format() -> None:
     stream = io.StringIO()
     configure_logging("json", "info", stream)
     logging.getLogger("uvicorn").info("listening on %d", 8080)
@@ -62,7 +62,7 @@ def test_lines_of_the_standard_library_look_the_same() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_an_exception_is_shown_with_its_traceback(log_format: str) -> None:
+def test_an_exception_is_logged_with_its_traceback(log_format: str) -> None:
     stream = io.StringIO()
     configure_logging(log_format, "info", stream)  # type: ignore[arg-type]
     try:
@@ -118,7 +118,7 @@ def test_syncs_fall_into_cumulative_buckets() -> None:
     assert seen["indilog_sync_seconds_sum", "storage-0"] == pytest.approx(7.00045)
 
 
-def test_figures_are_asked_for_at_scrape_time() -> None:
+def test_gauges_are_computed_at_scrape_time() -> None:
     hits = 3
     registry = registry_of([])
     registry.register(FiguresCollector(lambda: {"suffix": {"hits": hits}}))

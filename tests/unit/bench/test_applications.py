@@ -29,7 +29,7 @@ async def shown(application: Media, steps: list[Step], options: argparse.Namespa
 
 
 @pytest.mark.asyncio
-async def test_the_papers_figures_stand_below_ours_and_the_verdict_below_the_table(
+async def test_the_papers_figures_follow_ours_and_the_verdict_follows_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "samples"
@@ -48,13 +48,13 @@ async def test_the_papers_figures_stand_below_ours_and_the_verdict_below_the_tab
 @pytest.mark.asyncio
 async def test_a_fault_is_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     application = Media(users=3, movies=3)
-    application.acknowledged["lost"] = "A review that nobody has."
+    application.acknowledged["lost"] = "A review that is not stored."
     faults = await shown(application, [in_a_loop(1)], asked())
     assert faults == ["Review lost was acknowledged and is lost."]
     assert "verdict: NOT correct, 1 faults" in capsys.readouterr().out
 
 
-def test_conflicts_are_those_of_the_rounds_and_a_share_of_their_records() -> None:
+def test_conflicts_are_counted_per_round_and_as_a_share_of_its_records() -> None:
     def one(first: int, last: int) -> Measured:
         return Measured(LoadRun({}), Figures(first, 0, 0), Figures(last, 0, 0))
 

@@ -1,4 +1,4 @@
-"""The comparison of durable functions: what is pinned, what counts, what is printed."""
+"""The comparison of durable functions: pinned packages, counted answers, and messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_packages_are_pinned_by_hash_and_name_no_registry() -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_answer_that_comes_too_late_does_not_count() -> None:
+async def test_an_answer_after_the_round_does_not_count() -> None:
     asked = 0
 
     async def one(caller: int) -> object:
@@ -55,7 +55,7 @@ def test_a_round_without_answers_has_no_latency() -> None:
     assert Round(0, 1.0, 0.0, array("d")).quantile(0.5) == float("inf")
 
 
-def test_what_cannot_be_installed_is_told_in_one_sentence(
+def test_a_failed_installation_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
@@ -65,7 +65,7 @@ def test_what_cannot_be_installed_is_told_in_one_sentence(
 
 
 @pytest.mark.asyncio
-async def test_a_side_that_is_missing_leaves_the_others_in_the_comparison(
+async def test_a_missing_side_does_not_end_the_comparison_of_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @asynccontextmanager
@@ -107,8 +107,8 @@ async def test_a_side_that_is_missing_leaves_the_others_in_the_comparison(
         sides=["a", "b", "c"], operations=["no-op", "counter"], callers=[1, 2], rounds=2,
         seconds=0.01, peers_dir=tmp_path,
     )  # fmt: skip
-    found, told = await flow_peers.compare(asked)
-    assert told == {
+    found, reported = await flow_peers.compare(asked)
+    assert reported == {
         "a": "not measured: npm failed: no network",
         "b": "7",
         "c": "not measured: postgresql is missing",

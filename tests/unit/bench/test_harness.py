@@ -1,4 +1,4 @@
-"""Claims about how benchmarks measure (`bench.support.harness`)."""
+"""How benchmarks measure (`bench.support.harness`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_each_caller_has_one_operation_outstanding() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_round_has_an_operation_of_each_caller_however_slow_the_machine_is() -> None:
+async def test_a_round_has_an_operation_of_each_caller_also_on_a_slow_machine() -> None:
     async def operation(_caller: int) -> None:
         await asyncio.sleep(0)
 
@@ -73,7 +73,7 @@ async def test_a_round_has_an_operation_of_each_caller_however_slow_the_machine_
 
 
 @pytest.mark.asyncio
-async def test_sides_take_turns_and_the_order_turns_round() -> None:
+async def test_sides_alternate_and_their_order_reverses_each_round() -> None:
     order: list[str] = []
 
     async def first(_caller: int) -> None:
@@ -119,8 +119,8 @@ run(main, argparse.Namespace(profile=False))
 
 
 @pytest.mark.parametrize("waits", ["await asyncio.Event().wait()", "time.sleep(600)"])
-def test_a_benchmark_that_is_told_to_end_leaves_no_directory(waits: str) -> None:
-    """By SIGTERM, whether its loop turns or not."""
+def test_a_benchmark_ended_by_sigterm_leaves_no_directory(waits: str) -> None:
+    """Whether its event loop is running or blocked."""
     command = [sys.executable, "-c", BENCHMARK.format(waits=waits)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -131,5 +131,5 @@ def test_a_benchmark_that_is_told_to_end_leaves_no_directory(waits: str) -> None
     assert not directory.exists()
 
 
-def test_latencies_have_the_unit_that_fits() -> None:
+def test_latencies_are_printed_in_a_fitting_unit() -> None:
     assert [latency(v) for v in (2e-6, 2e-4, 2.0)] == ["2.0 µs", "0.20 ms", "2.00 s"]

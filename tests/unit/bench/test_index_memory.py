@@ -1,4 +1,6 @@
-"""A21 in small: the local index stays within its limits over new tags, a complete one grows."""
+"""A21 on a small scale: the local index stays within its limits over new tags, a complete one
+grows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ APPENDS = 160 * RECORDS
 
 
 def small(side: Side) -> NodeConfig:
-    """Limits that are exceeded many times over."""
+    """Limits that are exceeded many times."""
     assert side != "complete"
     return node_config(
         local_index=side,
@@ -26,9 +28,9 @@ def small(side: Side) -> NodeConfig:
 
 
 def traced_bytes(index: object, appends: int) -> list[int]:
-    """Append; return the memory that the index had taken at each tenth of the way."""
+    """Append; return the memory of the index after each tenth of the records."""
     other = indexed("complete")
-    for part in parts_of(RECORDS):  # what is loaded and made once in a process is not the index's
+    for part in parts_of(RECORDS):  # memory allocated once per process does not count
         other.add(part)
     gc.collect()
     tracemalloc.start()
@@ -47,7 +49,7 @@ def traced_bytes(index: object, appends: int) -> list[int]:
 
 
 @pytest.mark.parametrize("side", ["default", "extended"])
-def test_a21_local_index_bytes_stay_flat_over_new_tags(side: Side) -> None:
+def test_local_index_bytes_stay_constant_over_new_tags(side: Side) -> None:
     config = small(side)
     index = indexed(side, config)
     assert isinstance(index, Local)
@@ -59,7 +61,7 @@ def test_a21_local_index_bytes_stay_flat_over_new_tags(side: Side) -> None:
     assert index.hits == (index.reads if side == "extended" else 1), "1: the log's first record"
 
 
-def test_a21_a_complete_index_grows_with_the_log() -> None:
+def test_a_complete_index_grows_with_the_log() -> None:
     index = indexed("complete")
     sizes = traced_bytes(index, APPENDS)
     assert sizes[9] > 1.8 * sizes[4]

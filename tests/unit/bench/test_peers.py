@@ -1,4 +1,6 @@
-"""The comparison with others: reads find what is there, and clients are put together."""
+"""The comparison with other systems: reads find existing records, and results of clients are
+merged.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Kept(Peer):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("callers", [1, 7])
-async def test_every_read_asks_for_a_record_that_was_appended(callers: int) -> None:
+async def test_every_read_requests_an_appended_record(callers: int) -> None:
     side = Kept()
     await side.prepare(callers)
     assert len(side.records) == READ_BACK
@@ -54,7 +56,7 @@ async def test_a_read_that_finds_nothing_ends_the_comparison() -> None:
 
 
 @pytest.mark.asyncio
-async def test_mixed_appends_and_reads_in_turns() -> None:
+async def test_the_mixed_workload_alternates_appends_and_reads() -> None:
     side = Kept()
     await side.prepare(1)
     for _ in range(10):
@@ -62,12 +64,12 @@ async def test_mixed_appends_and_reads_in_turns() -> None:
     assert (len(side.records) - READ_BACK, side.reads) == (5, 5)
 
 
-def test_clients_have_tags_of_their_own_and_the_same_choices_every_time() -> None:
+def test_clients_have_their_own_tags_and_repeatable_choices() -> None:
     assert next(Kept(0)._tags) == next(Kept(0)._tags) != next(Kept(1)._tags)
     assert Kept(1).data == Kept(1).data != Kept(0).data
 
 
-def test_what_clients_measured_at_the_same_time_is_one_round() -> None:
+def test_concurrent_measurements_of_clients_are_one_round() -> None:
     answers = [
         {"seconds": s, "cpu_s": 0.5, "latencies": b64encode(array("d", some).tobytes()).decode()}
         for s, some in ((1.0, [0.1, 0.2]), (1.5, [0.3]))

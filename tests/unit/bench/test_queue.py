@@ -1,4 +1,4 @@
-"""What the queue benchmark's verdict rests on (`bench.queue`)."""
+"""The data behind the queue benchmark's verdict (`bench.queue`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from indilog.testing import MemoryLog
 
 
 def tally(**changed: object) -> Tally:
-    """Return what a good round with two shards saw, but for what is `changed`."""
+    """Return the tally of a correct round with two shards, except for the fields in `changed`."""
     seen = Tally(
         pushed={1, 2, 3, 4},
         acknowledged={1: 1, 2: 1, 3: 1, 4: 1},
@@ -30,7 +30,7 @@ def tally(**changed: object) -> Tally:
         ({"firsts": {0: [(10, 3), (12, 1)]}}, "a shard is not first in, first out"),
     ],
 )
-def test_the_verdict_says_what_went_wrong(changed: dict[str, object], verdict: str) -> None:
+def test_the_verdict_names_the_fault(changed: dict[str, object], verdict: str) -> None:
     assert tally(**changed).verdict() == verdict
 
 

@@ -1,4 +1,4 @@
-"""The reproduction benchmark counts what it says: a short run of two experiments."""
+"""The reproduction benchmark measures what it reports: a short run of two experiments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_new_tags_are_hits_with_detection_and_misses_without() -> None:
         assert side.reads == sum(len(v) for k, v in side.latencies_s.items() if k != "append") > 0
 
 
-def test_without_a_local_index_every_read_asks_the_index_tier_and_a_new_tag_is_local() -> None:
+def test_without_a_local_index_every_read_queries_the_index_tier_and_a_new_tag_is_local() -> None:
     sides = found("types")
     assert sides["tier"].local_hits < 0.05
     assert sides["tier"].share("exact") > 0.3

@@ -1,4 +1,4 @@
-"""The benchmark of BokiStore measures what it says, on a log in memory."""
+"""The benchmark of BokiStore measures what it reports, on a log in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_transfers_keep_the_sum_and_count_their_attempts() -> None:
 
 
 @pytest.mark.asyncio
-async def test_both_pasts_are_read_hot_and_cold() -> None:
+async def test_both_histories_are_read_hot_and_cold() -> None:
     log = MemoryLog("bench")
     for past, operations in PAST.items():
         await aged(Store(log), f"aged:{past}", min(operations, 200))

@@ -1,4 +1,4 @@
-"""The command line without a platform: a person's mistake is one sentence, exit code 2."""
+"""The command line without a platform: a user error is one sentence with exit code 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*arguments: str) -> Result:
 
 
 class Platform:
-    """Answers what commands ask, and keeps it."""
+    """Answers the requests of commands, and keeps them."""
 
     def __init__(self, answer: object, status: int = 200) -> None:
         self.asked: list[httpx.Request] = []
@@ -65,7 +65,7 @@ def test_arguments_are_text_or_json(platform: type[Platform]) -> None:
     assert json.loads(request.content) == {"user": "ann", "n": 3, "tags": [1], "deep": {}}
 
 
-def test_a_trim_says_what_it_did(platform: type[Platform]) -> None:
+def test_a_trim_prints_its_effect(platform: type[Platform]) -> None:
     asked = platform({"until": 7})
     done = run("log", "trim", "orders", "--until", "7", "--tag", "new")
     assert (done.exit_code, done.stdout) == (0, "orders is trimmed below seqnum 7.\n")
@@ -80,10 +80,12 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     assert asked.asked[0].url.query == b"async=true"
 
 
-def test_an_invocation_is_asked_for_until_it_is_over(
+def test_invoke_polls_until_the_invocation_ends(
     platform: type[Platform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the platform answers early that it is not, and for longer than a request waits."""
+    """Also when the platform answers early that it still runs, and beyond the wait of one
+    request.
+    """
     monkeypatch.setattr("indilog.cli.invocations._PAUSE_S", 0.0)
     done = {"invocation": "i-1", "function": "shop.buy", "state": "done", "result": 7}
 
@@ -100,7 +102,7 @@ def test_an_invocation_is_asked_for_until_it_is_over(
     assert [request.url.params["wait"] for request in asked.asked] == ["60.0"] * 2
 
 
-def test_an_invocation_that_is_not_over_is_shown_as_it_is(platform: type[Platform]) -> None:
+def test_a_running_invocation_is_shown_with_its_status(platform: type[Platform]) -> None:
     scheduled = {"invocation": "a/b", "function": "shop.buy", "state": "scheduled"}
     asked = platform(scheduled)
     shown = run("invocation", "show", "a/b")
@@ -109,7 +111,7 @@ def test_an_invocation_that_is_not_over_is_shown_as_it_is(platform: type[Platfor
     assert request.url.raw_path == b"/invocations/a%2Fb?wait=0.0"
 
 
-def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
+def test_an_idempotency_key_is_sent_with_a_call(platform: type[Platform]) -> None:
     asked = platform(7)
     assert run("invoke", "shop.buy", "--key", "order-1").stdout == "7\n"
     assert asked.asked[0].headers["idempotency-key"] == "order-1"
@@ -154,7 +156,7 @@ def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
         (("invok",), "No such command 'invok'. Did you mean 'invoke'?"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+def test_a_user_error_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
     assert sentence in done.stderr
@@ -184,7 +186,7 @@ def test_up_where_it_cannot_listen_leaves_no_data_directory(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("arguments", [(), ("log",), ("--help",), ("log", "read", "--help")])
-def test_help_is_printed_where_it_is_asked_for_or_nothing_else_is(
+def test_help_is_printed_on_request_and_without_arguments(
     arguments: tuple[str, ...],
 ) -> None:
     done = run(*arguments)
@@ -199,7 +201,7 @@ def test_a_bound_that_no_record_can_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, 2), (422, 2), (500, 1), (503, 1)])
-def test_what_the_platform_refuses_is_its_sentence(
+def test_a_refusal_is_printed_as_the_platforms_sentence(
     platform: type[Platform], status: int, code: int
 ) -> None:
     platform({"detail": "No app 'shop' is deployed."}, status)
@@ -207,7 +209,7 @@ def test_what_the_platform_refuses_is_its_sentence(
     assert (done.exit_code, done.stderr) == (code, "No app 'shop' is deployed.\n")
 
 
-def test_another_server_is_told_apart(platform: type[Platform]) -> None:
+def test_a_server_that_is_no_platform_is_reported(platform: type[Platform]) -> None:
     platform("x", 404)
     assert "answered 404" in run("status").stderr
 
@@ -227,7 +229,7 @@ def test_deploying_sends_the_sources_and_the_owner(
     assert (asked.asked[1].method, asked.asked[1].url.path) == ("PUT", "/apps/other")
 
 
-def test_undeploying_sends_the_owner_and_says_what_stays(platform: type[Platform]) -> None:
+def test_undeploying_sends_the_owner_and_prints_what_stays(platform: type[Platform]) -> None:
     asked = platform({"name": "shop", "version": 2})
     done = run("undeploy", "shop", "--owner", "ann")
     assert (done.exit_code, done.stdout) == (0, "Undeployed shop, version 2; its logs stay.\n")
@@ -236,7 +238,7 @@ def test_undeploying_sends_the_owner_and_says_what_stays(platform: type[Platform
     assert request.headers["indilog-owner"] == "ann"
 
 
-def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:
+def test_each_record_is_printed_as_one_line(platform: type[Platform]) -> None:
     record = {"seqnum": 3, "tags": ["a", 7], "time": 0.0, "ordered_at": 60.0, "data": "x\ny"}
     platform({"records": [record], "next_bound": 4})
     assert run("log", "read", "orders").stdout == "       3  1970-01-01 00:00:00  a 7  x\\ny\n"
@@ -245,7 +247,7 @@ def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:
     assert json.loads(run("log", "read", "orders", "--json").stdout) == record
 
 
-def test_how_long_ago_is_counted_from_the_logs_own_time(platform: type[Platform]) -> None:
+def test_a_relative_time_is_counted_from_the_logs_own_time(platform: type[Platform]) -> None:
     asked = platform({"time": 86_400.0, "records": [], "next_bound": 0})
     assert run("log", "read", "a/b", "--since", "1h").exit_code == 0
     assert [request.url.path for request in asked.asked] == ["/logs/a/b/now", "/logs/a/b/records"]
@@ -261,14 +263,14 @@ def test_appending_sends_bytes_and_tags(platform: type[Platform]) -> None:
     assert request.content == b"text"
 
 
-def test_a_range_goes_on_page_by_page(platform: type[Platform]) -> None:
+def test_a_range_is_read_page_by_page(platform: type[Platform]) -> None:
     asked = platform({"records": [], "next_bound": 0})
     assert run("log", "range", "orders", "--bound", "5").exit_code == 0
     assert b"bound=5" in asked.asked[0].url.query
 
 
 @pytest.mark.parametrize("command", ["range", "read"])
-def test_reading_goes_on_behind_what_is_lost_with_a_warning(
+def test_reading_continues_after_lost_records_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     lost = {"title": "DataLossError", "detail": "Seqnums 5 to 8 are lost.", "next_seqnum": 9}
@@ -291,11 +293,11 @@ def test_reading_goes_on_behind_what_is_lost_with_a_warning(
     assert done.stderr == "warning: Seqnums 5 to 8 are lost.\n"
 
 
-def test_a_bound_below_what_is_left_names_the_option(platform: type[Platform]) -> None:
+def test_a_bound_below_the_trim_floor_names_the_option(platform: type[Platform]) -> None:
     platform({"title": "TrimmedError", "detail": "Trimmed.", "next_seqnum": 541}, 410)
     done = run("log", "read", "orders", "--bound", "3")
-    told = "Records below seqnum 541 were trimmed; read from there: --bound 541.\n"
-    assert (done.exit_code, done.stderr) == (2, told)
+    output = "Records below seqnum 541 were trimmed; read from there: --bound 541.\n"
+    assert (done.exit_code, done.stderr) == (2, output)
 
 
 @pytest.mark.parametrize(
@@ -310,10 +312,10 @@ def test_a_bound_below_what_is_left_names_the_option(platform: type[Platform]) -
          {"since": "2026-11-21T18:00:00+00:00"}),
     ],
 )  # fmt: skip
-def test_no_bound_is_sent_that_nobody_named(
+def test_no_bound_is_sent_without_the_option(
     platform: type[Platform], arguments: tuple[str, ...], sent: dict[str, str]
 ) -> None:
-    """So the platform begins at what is left of a trimmed log."""
+    """Without a bound the platform begins at the first untrimmed record."""
     asked = platform({"detail": "The end."}, 404)
     run("log", *arguments)
     [request] = asked.asked
@@ -339,7 +341,7 @@ def test_status_and_apps_are_readable(platform: type[Platform]) -> None:
     assert "indilog deploy" in run("apps").stdout
 
 
-def test_watching_deploys_again_when_a_file_changes_and_survives_a_refusal(
+def test_watching_redeploys_when_a_file_changes_and_survives_a_refusal(
     platform: type[Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "shop.py"
@@ -362,7 +364,7 @@ def test_watching_deploys_again_when_a_file_changes_and_survives_a_refusal(
     assert sent == ["x = 0", "x = 1", "x = 2", "x = 3"]
 
 
-def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
+def test_last_and_follow_print_the_last_records_in_order_and_continue_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def record(seqnum: int) -> dict[str, object]:
@@ -374,7 +376,7 @@ def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
             assert (asked["direction"], asked["limit"]) == ("prev", "2")
             return httpx.Response(200, json={"records": [record(7), record(5)], "next_bound": 4})
         assert request.url.path.endswith("/stream")
-        if asked["bound"] == "10":  # it came back for what follows; that is enough
+        if asked["bound"] == "10":  # the command requested the records after the first page
             return httpx.Response(404, json={"detail": "The end."})
         assert asked["bound"] == "8"
         return httpx.Response(200, text=f"data: {json.dumps(record(9))}\n\n")
@@ -390,7 +392,7 @@ def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
 
 
 @pytest.mark.parametrize("fault", [httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
-def test_what_may_have_been_done_is_not_called_unreachable(
+def test_an_unknown_outcome_is_not_reported_as_unreachable(
     monkeypatch: pytest.MonkeyPatch, fault: type[httpx.TransportError]
 ) -> None:
     def broken(request: httpx.Request) -> httpx.Response:
@@ -417,7 +419,7 @@ def test_what_may_have_been_done_is_not_called_unreachable(
         (("--off",), {"age_s": None, "size_bytes": None}),
     ],
 )
-def test_a_retention_is_sent_as_a_whole(
+def test_a_retention_policy_is_sent_as_a_whole(
     platform: type[Platform], options: tuple[str, ...], policy: dict[str, object]
 ) -> None:
     asked = platform(policy)
@@ -427,11 +429,11 @@ def test_a_retention_is_sent_as_a_whole(
     assert json.loads(request.content) == policy
 
 
-def test_a_retention_is_told_in_words(platform: type[Platform]) -> None:
+def test_a_retention_policy_is_printed_as_a_sentence(platform: type[Platform]) -> None:
     asked = platform({"age_s": 3600.0, "size_bytes": 5000})
-    told = run("log", "retention", "orders").stdout
+    output = run("log", "retention", "orders").stdout
     assert (
-        told
+        output
         == "orders keeps what was ordered in the last 1 hour, of that its newest 5,000 bytes.\n"
     )
     assert asked.asked[0].method == "GET"
@@ -444,6 +446,6 @@ def test_a_retention_is_told_in_words(platform: type[Platform]) -> None:
     [("--age", "0s"), ("--age", "7"), ("--size", "0"), ("--size", "-1"), ("--size", "10iB"),
      ("--off", "--age", "7d")],
 )  # fmt: skip
-def test_a_retention_that_makes_no_sense_is_one_sentence(options: tuple[str, ...]) -> None:
+def test_an_invalid_retention_policy_is_refused_in_one_sentence(options: tuple[str, ...]) -> None:
     done = run("log", "retention", "orders", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Claims about following a log from the command line, without a platform."""
+"""Following a log from the command line, without a platform."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = tuple[str, ...]
 
 
 class Streams(httpx.SyncByteStream):
-    """A body that breaks after its lines."""
+    """A response body that breaks after its lines."""
 
     def __init__(self, lines: LINES) -> None:
         self._lines = lines
@@ -28,7 +28,7 @@ class Streams(httpx.SyncByteStream):
 
 
 class House:
-    """A gateway that answers by a script, a clock, and what was shown."""
+    """A gateway that answers by a script, a clock, and the printed output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: LINES | int | Exception) -> None:
         self.asked: list[str | None] = []
@@ -76,7 +76,7 @@ def record(seqnum: int) -> str:
     return "data: " + json.dumps({"seqnum": seqnum})
 
 
-def test_a_broken_stream_goes_on_at_the_next_seqnum(
+def test_a_broken_stream_resumes_at_the_next_seqnum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     away = httpx.ConnectError("away")
@@ -88,7 +88,7 @@ def test_a_broken_stream_goes_on_at_the_next_seqnum(
     assert "went away; waiting up to 60 s" in capsys.readouterr().err
 
 
-def test_a_stream_that_began_at_a_time_goes_on_where_it_was(
+def test_a_stream_that_began_at_a_time_resumes_after_its_last_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     house = House(monkeypatch, (": alive",), (record(5),))
@@ -99,7 +99,7 @@ def test_a_stream_that_began_at_a_time_goes_on_where_it_was(
     assert house.since[:3] == ["17.5", "17.5", None]
 
 
-def test_a_platform_that_stays_away_is_given_up_with_one_sentence(
+def test_a_platform_that_stays_unreachable_ends_the_command_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     house = House(monkeypatch, (record(5),))
@@ -110,7 +110,7 @@ def test_a_platform_that_stays_away_is_given_up_with_one_sentence(
     assert capsys.readouterr().err.splitlines()[-1].startswith("No platform answers at")
 
 
-def test_a_platform_that_was_never_there_is_not_waited_for(
+def test_an_unreachable_platform_at_the_start_ends_the_command_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     house = House(monkeypatch)

@@ -19,5 +19,5 @@ from indilog.cli.quantities import duration_text
         (864_000_000.0, "10,000 days"),
     ],
 )
-def test_a_duration_is_told_in_days_hours_minutes_and_seconds(seconds: float, text: str) -> None:
+def test_a_duration_is_printed_in_days_hours_minutes_and_seconds(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

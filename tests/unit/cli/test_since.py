@@ -1,4 +1,4 @@
-"""Claims about times as people write them."""
+"""Times as people write them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NOW = 1_000_000.0
     ("text", "ago"),
     [("0s", 0), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172_800), ("1.5h", 5400)],
 )
-def test_a_duration_is_how_long_ago(text: str, ago: float) -> None:
+def test_a_duration_means_that_long_ago(text: str, ago: float) -> None:
     assert seconds_of(text, lambda: NOW) == NOW - ago
 
 
-def test_longer_ago_than_1970_is_the_beginning() -> None:
+def test_a_time_before_1970_means_the_start_of_the_log() -> None:
     assert seconds_of("100w", lambda: NOW) == 0.0
 
 
@@ -31,6 +31,6 @@ def test_a_date_and_time_is_iso_8601_and_local_without_a_zone() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "10 m", "10x", "yesterday", "1h-2m"])
-def test_what_is_neither_is_refused(text: str) -> None:
+def test_text_that_is_neither_a_duration_nor_a_date_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--since is how long ago"):
         seconds_of(text, lambda: NOW)

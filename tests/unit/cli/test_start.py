@@ -1,4 +1,4 @@
-"""Claims about `./start` (`indilog.cli.start`) that need no platform."""
+"""`./start` (`indilog.cli.start`) without a platform."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from indilog.cli import start
 from indilog.cli.start import PlatformLog, StartError, stop, wait_ready, what_next, why_it_stops
 from indilog.config import NodeConfig, node_config
 
-NOBODY = "http://127.0.0.1:9"
-"""Nothing listens on the discard port."""
+UNREACHABLE = "http://127.0.0.1:9"
+"""No process listens on the discard port."""
 WAITING = "import signal; print(1, flush=True); signal.pause()"
 
 app = Typer()
@@ -28,7 +28,7 @@ app.command()(start.start)
 
 @contextmanager
 def child(code: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run Python code in a process; the block begins when it has printed something, or ended."""
+    """Run Python code in a process; the block begins after its first output or its end."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -40,7 +40,7 @@ def test_setup_only_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["--setup-only"]).exit_code == 0
 
 
-def test_its_help_speaks_of_the_command_that_a_person_typed(
+def test_the_help_names_the_command_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["start.py", "--help"])
@@ -55,10 +55,10 @@ def test_a_wrong_option_is_one_sentence(
     monkeypatch.setattr(sys, "argv", ["start.py", "--port", "abc"])
     with pytest.raises(SystemExit, match="2"):
         start.main()
-    told = capsys.readouterr().err
-    assert told.startswith("Invalid value for '--port': ")
-    assert told.endswith("see `./start --help`.\n")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("Invalid value for '--port': ")
+    assert output.endswith("see `./start --help`.\n")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--port", "0"], ["--bogus"]])
@@ -68,7 +68,7 @@ def test_a_wrong_option_starts_nothing(arguments: list[str]) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[PlatformLog]:
-    """The log of a run of the platform, in a file where an earlier run has written."""
+    """The log file of a run of the platform, to which an earlier run has written."""
     (tmp_path / "platform.log").write_text("An earlier run did not find its port.\n")
     made = PlatformLog(tmp_path, NodeConfig())
     yield made
@@ -76,33 +76,33 @@ def log(tmp_path: Path) -> Iterator[PlatformLog]:
 
 
 def reason_of(log: PlatformLog, *lines: str) -> StartError:
-    """Return what a person is told when the platform has written `lines` and ended with 2."""
+    """Return the message for a platform that logged `lines` and ended with exit code 2."""
     log.output.write("".join(f"{line}\n" for line in lines).encode())
     log.output.flush()
     with child("import sys; sys.exit(2)") as process:
         process.wait(30)
         with pytest.raises(StartError) as caught:
-            wait_ready(process, NOBODY, log)
+            wait_ready(process, UNREACHABLE, log)
     assert caught.value.status == 2
     return caught.value
 
 
-def test_a_platform_that_ends_says_why_in_its_own_sentence_alone(log: PlatformLog) -> None:
-    told = reason_of(log, '{"event": "journal recovered"}', "The directory is in use.")
-    assert str(told) == "The directory is in use."
+def test_the_end_of_a_platform_is_reported_with_its_own_sentence_alone(log: PlatformLog) -> None:
+    output = reason_of(log, '{"event": "journal recovered"}', "The directory is in use.")
+    assert str(output) == "The directory is in use."
 
 
-def test_without_a_sentence_only_the_end_of_this_run_is_shown(log: PlatformLog) -> None:
-    told = str(reason_of(log, *(f'{{"event": "{n}"}}' for n in range(100))))
-    assert '"99"' in told
-    assert '"50"' not in told
-    assert told.endswith("The platform did not start.")
+def test_without_a_sentence_only_the_last_lines_of_this_run_are_shown(log: PlatformLog) -> None:
+    output = str(reason_of(log, *(f'{{"event": "{n}"}}' for n in range(100))))
+    assert '"99"' in output
+    assert '"50"' not in output
+    assert output.endswith("The platform did not start.")
 
 
-def test_a_traceback_is_shown_whole(log: PlatformLog) -> None:
-    told = str(reason_of(log, "Traceback (most recent call last):", "  File x", "KeyError: 1"))
-    assert "File x" in told
-    assert "earlier run" not in told
+def test_a_traceback_is_shown_in_full(log: PlatformLog) -> None:
+    output = str(reason_of(log, "Traceback (most recent call last):", "  File x", "KeyError: 1"))
+    assert "File x" in output
+    assert "earlier run" not in output
 
 
 def test_a_second_start_on_the_same_directory_is_one_sentence(log: PlatformLog) -> None:
@@ -117,16 +117,16 @@ def test_a_file_in_place_of_the_directory_is_refused_in_one_sentence(tmp_path: P
         PlatformLog(tmp_path / "file", NodeConfig())
 
 
-def test_a_log_that_has_grown_large_begins_anew(tmp_path: Path) -> None:
+def test_a_large_log_file_is_rotated_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "platform.log").write_text("x" * 11)
     PlatformLog(tmp_path, node_config(log_bytes_max=10)).output.close()
     assert (tmp_path / "platform.log").read_text() == ""
 
 
-def test_a_log_that_grows_while_the_platform_runs_is_begun_anew_and_few_old_ones_stay(
+def test_a_log_file_is_rotated_while_the_platform_runs_and_few_old_ones_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The platform writes into the same file all the time, at its end."""
+    """The platform appends to the same file throughout."""
     monkeypatch.setattr(start, "_ROTATE_S", 0.01)
     log = PlatformLog(tmp_path, node_config(log_bytes_max=100, log_files_kept=2))
     writes = (
@@ -150,7 +150,7 @@ def test_a_log_that_grows_while_the_platform_runs_is_begun_anew_and_few_old_ones
 
 
 @pytest.mark.parametrize("apps", [["social"], ["media", "travel"], ["travel", "other"], []])
-def test_only_what_is_deployed_is_suggested(
+def test_only_missing_applications_are_suggested(
     monkeypatch: pytest.MonkeyPatch, apps: list[str]
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -158,20 +158,20 @@ def test_only_what_is_deployed_is_suggested(
 
     real = httpx.Client
     monkeypatch.setattr(httpx, "Client", lambda **_: real(transport=httpx.MockTransport(answer)))
-    shown = what_next(NOBODY, Path("/data"))
+    shown = what_next(UNREACHABLE, Path("/data"))
     for app in start.APPLICATIONS:
-        assert (f"{NOBODY}/functions/{app}/" in shown) is (app in apps)
+        assert (f"{UNREACHABLE}/functions/{app}/" in shown) is (app in apps)
     assert ("indilog deploy functions/social" in shown) is (not apps)
-    assert NOBODY in shown
+    assert UNREACHABLE in shown
 
 
-def test_why_it_stops_repeats_the_options_that_were_given() -> None:
-    told = why_it_stops(asked=False, data=start.DEFAULT_DATA, port=start.DEFAULT_PORT)
-    assert "No terminal" in told
-    assert "`./start --no-demo --stay`" in told
-    told = why_it_stops(asked=True, data=Path("/a b"), port=9000)
-    assert "terminal" not in told
-    assert "`./start --data '/a b' --port 9000 --no-demo --stay`" in told
+def test_the_stop_message_repeats_the_given_options() -> None:
+    output = why_it_stops(asked=False, data=start.DEFAULT_DATA, port=start.DEFAULT_PORT)
+    assert "No terminal" in output
+    assert "`./start --no-demo --stay`" in output
+    output = why_it_stops(asked=True, data=Path("/a b"), port=9000)
+    assert "terminal" not in output
+    assert "`./start --data '/a b' --port 9000 --no-demo --stay`" in output
 
 
 def test_a_bad_graph_is_one_sentence_before_anything_runs(
@@ -194,28 +194,28 @@ def test_bad_hotels_are_one_sentence_before_anything_runs(
     monkeypatch.setattr(start, "check_port_free", lambda _: None)
     arguments = ["--data", str(tmp_path / "data"), "--travel-data", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 2
-    told = capfd.readouterr().err
-    assert told == f"{tmp_path}/hotels.json cannot be read: No such file or directory.\n"
+    output = capfd.readouterr().err
+    assert output == f"{tmp_path}/hotels.json cannot be read: No such file or directory.\n"
     assert not (tmp_path / "data").exists()
 
 
-def test_a_platform_that_takes_too_long_is_given_up(
+def test_a_platform_that_takes_too_long_fails_the_start(
     log: PlatformLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "READY_S_MAX", 0.0)
     with child(WAITING) as process:
         with pytest.raises(StartError, match="not ready"):
-            wait_ready(process, NOBODY, log)
+            wait_ready(process, UNREACHABLE, log)
         stop(process)
 
 
-def test_stopping_asks_before_it_kills() -> None:
+def test_a_stop_sends_a_termination_request_before_a_kill() -> None:
     with child(WAITING) as process:
         stop(process)
         assert process.returncode == -signal.SIGTERM
 
 
-def test_what_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "STOP_S_MAX", 0.0)
     with child(
         f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITING}"

@@ -1,5 +1,5 @@
-"""What stands for a platform in these tests: an app's functions over a log in memory, and as much
-HTTP before them as the demos need.
+"""A stub of the platform: an app's functions over a log in memory, and the HTTP that the demos
+need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from indilog.testing import MemoryLogs
 
 
 class Functions:
-    """An app's functions; they can call each other."""
+    """An app's functions, which can call each other."""
 
     def __init__(self, app: App, logs: MemoryLogs | None = None) -> None:
         self.app = app
@@ -28,7 +28,7 @@ class Functions:
         self.sent: list[asyncio.Task[bytes]] = []
 
     def context(self, session: Session | None = None) -> Context:
-        """Return a context, which is now that of the task (`indilog.apps.app.current_context`)."""
+        """Return a context, and make it the task's (`indilog.apps.app.current_context`)."""
         context = Context(self.logs, self, session=session, invocation_id=str(next(self._ids)))
         context.begin()
         return context
@@ -51,7 +51,7 @@ class Functions:
 
 
 class Gateway:
-    """Speaks as much HTTP as the demos need; `tamper` may change an answer."""
+    """Serves the HTTP that the demos need; `tamper` may change an answer."""
 
     def __init__(self, app: App) -> None:
         self.functions = Functions(app)
@@ -103,8 +103,8 @@ class Gateway:
     async def invoke(self, function: str, arguments: bytes) -> tuple[int, bytes]:
         self.calls.append(function)
         result: Any = await self.functions.call(function, arguments, Session())
-        told = self.tamper(function, result)
-        return told if isinstance(told, tuple) else (200, told)
+        reply = self.tamper(function, result)
+        return reply if isinstance(reply, tuple) else (200, reply)
 
 
 @asynccontextmanager

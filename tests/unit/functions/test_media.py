@@ -43,14 +43,14 @@ async def test_a_review_is_stored_with_itself_its_user_and_its_movie() -> None:
     expected = media.Review(review, "ann", "m1", "Good.", 7)
     assert await media.movie(functions.context(), "Up") == media.Reviews(1, 7.0, [expected])
     assert await media.reader(functions.context(), "ann") == media.Reviews(1, 7.0, [expected])
-    assert not await objects_of(functions).get("upload:q"), "nothing is left of the upload"
+    assert not await objects_of(functions).get("upload:q"), "the upload is deleted"
     assert sorted(functions.calls) == [
         "upload_movie_id", "upload_rating", "upload_text", "upload_unique_id", "upload_user",
     ]  # fmt: skip
 
 
 @pytest.mark.asyncio
-async def test_whichever_part_comes_fifth_stores_the_review() -> None:
+async def test_any_part_that_arrives_fifth_stores_the_review() -> None:
     for number, order in enumerate(itertools.permutations(PARTS)):
         functions = await with_ann_and_up()
         request, store = f"q{number}", objects_of(functions)
@@ -63,12 +63,12 @@ async def test_whichever_part_comes_fifth_stores_the_review() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_repeated_request_leaves_one_review_wherever_it_broke_off_before() -> None:
+async def test_a_repeated_request_leaves_one_review_after_a_failure_at_any_part() -> None:
     for parts in range(6):
         functions = await with_ann_and_up()
         store = objects_of(functions)
         here = PARTS | {"id": media._review_id("q")}
-        for part in list(here)[:parts]:  # the fifth part is there, its review is not stored
+        for part in list(here)[:parts]:  # with all five parts and without the stored review
             await store.merge("upload:q", "", {part: here[part]})
         reviews = {
             await media.compose(functions.context(), **REVIEW, request="q") for _ in range(2)
@@ -79,7 +79,7 @@ async def test_a_repeated_request_leaves_one_review_wherever_it_broke_off_before
 
 
 class Dying(Functions):
-    """Functions whose workers die after they have run, the first `deaths` times each."""
+    """Functions whose workers crash after a run, the first `deaths` times each."""
 
     deaths = 0
 
@@ -93,7 +93,7 @@ class Dying(Functions):
 
 
 @pytest.mark.asyncio
-async def test_a_part_whose_worker_died_is_added_again_and_the_review_is_stored_once() -> None:
+async def test_a_part_is_retried_after_a_worker_crash_and_the_review_is_stored_once() -> None:
     functions = Dying(media.app)
     await media.load(functions.context(), ["ann"], {"Up": "m1"})
     functions.deaths = media.UPLOAD_RETRIES
@@ -142,7 +142,7 @@ def test_two_executions_of_the_fifth_part_store_one_review_in_every_interleaving
         ({"request": "\n"}, "1 to 128 characters"),
     ],
 )
-async def test_what_cannot_be_a_review_is_refused_and_leaves_nothing(
+async def test_an_invalid_review_is_refused_without_any_write(
     wrong: dict[str, Any], sentence: str
 ) -> None:
     functions = await with_ann_and_up()
@@ -163,7 +163,7 @@ async def test_only_the_newest_reviews_are_listed_and_all_are_counted() -> None:
 
 
 @pytest.mark.asyncio
-async def test_loading_again_keeps_reviews() -> None:
+async def test_reloading_keeps_reviews() -> None:
     functions = await with_ann_and_up()
     await media.compose(functions.context(), **REVIEW)
     assert await media.load(functions.context(), ["ann", "bob"], {"Up": "m1"}) == 1
@@ -173,11 +173,9 @@ async def test_loading_again_keeps_reviews() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_demo_repeats_what_failed_and_finds_each_review_once() -> None:
+async def test_the_demo_retries_failed_requests_and_finds_each_review_once() -> None:
     async with serving(media.app) as gateway:
-        fails = iter(
-            [True, False, True]
-        )  # few, so that a slow machine is through with them in time
+        fails = iter([True, False, True])  # few requests, so that a slow machine finishes in time
 
         def tamper(function: str, result: bytes) -> bytes | tuple[int, bytes]:
             if function == "compose" and next(fails, False):
@@ -197,7 +195,7 @@ async def test_the_demo_repeats_what_failed_and_finds_each_review_once() -> None
         assert "once with itself" in " ".join(console.file.getvalue().split())
 
 
-def test_the_check_finds_what_is_not_there_once() -> None:
+def test_the_check_detects_missing_and_duplicate_reviews() -> None:
     application = Media(users=1, movies=1)
     application.acknowledged = {"r1": "a", "r2": "b", "r3": "c"}
     movie = {"title": "Up", "count": 2, "stars": 9, "reviews": ["r2", "r3"]}

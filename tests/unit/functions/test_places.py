@@ -1,4 +1,4 @@
-"""Where hotels are, and which ones are read from files."""
+"""Locations of hotels, and hotels read from files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from functions.travel.places import distance_km, nearest
         ((10.0, 20.0), (10.0, 20.0), 0),
     ],
 )
-def test_distances_are_those_of_an_atlas(
+def test_distances_agree_with_an_atlas(
     one: tuple[float, float], other: tuple[float, float], km: float
 ) -> None:
     assert distance_km(one, other) == pytest.approx(km, rel=0.005, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_nearest_are_at_most_five_within_ten_kilometres_nearest_first(seed: int) -> None:
+def test_a_search_returns_at_most_five_hotels_within_ten_kilometres_nearest_first(
+    seed: int,
+) -> None:
     choose = random.Random(seed)
     places = {
         str(n): (choose.uniform(37.6, 37.9), choose.uniform(-122.6, -122.3)) for n in range(40)
@@ -41,7 +43,7 @@ def test_the_nearest_are_at_most_five_within_ten_kilometres_nearest_first(seed: 
     assert found == [hotel for km, hotel in away if km <= 10][:5]
 
 
-def test_generated_hotels_follow_from_the_seed() -> None:
+def test_generated_hotels_are_determined_by_the_seed() -> None:
     assert generated_hotels(seed=3) == generated_hotels(seed=3) != generated_hotels(seed=4)
     assert len({hotel.id for hotel in generated_hotels()}) == hotels.HOTELS
 
@@ -58,7 +60,7 @@ def written(directory: Path, **files: object) -> Path:
     return directory
 
 
-def test_hotels_are_read_and_filled_up_with_generated_ones(tmp_path: Path) -> None:
+def test_hotels_from_a_file_are_completed_with_generated_ones(tmp_path: Path) -> None:
     found = read_hotels(written(tmp_path), count=9)
     first = found[0]
     assert (first.id, first.name, first.address) == ("7", "Clift", "Geary St")
@@ -66,7 +68,7 @@ def test_hotels_are_read_and_filled_up_with_generated_ones(tmp_path: Path) -> No
     assert sorted(hotel.id for hotel in found) == [str(n) for n in range(1, 10)]
 
 
-def test_more_hotels_than_are_wanted_are_all_taken(tmp_path: Path) -> None:
+def test_more_hotels_than_requested_are_all_used(tmp_path: Path) -> None:
     assert [hotel.id for hotel in read_hotels(written(tmp_path), count=0)] == ["7"]
 
 
@@ -79,7 +81,7 @@ def test_more_hotels_than_are_wanted_are_all_taken(tmp_path: Path) -> None:
         ({"geo": [{"hotelId": "7", "lat": 91, "lon": 0}]}, "geo.json is not as expected"),
     ],
 )
-def test_a_file_that_is_something_else_is_one_sentence(
+def test_a_malformed_file_is_refused_in_one_sentence(
     tmp_path: Path, files: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(HotelDataError, match=sentence) as caught:
@@ -87,11 +89,11 @@ def test_a_file_that_is_something_else_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_directory_without_hotels_is_one_sentence_and_exit_code_2(
+def test_a_directory_without_hotels_is_refused_in_one_sentence_with_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["hotels", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         hotels.main()
-    told = capsys.readouterr().err
-    assert told == f"{tmp_path}/hotels.json cannot be read: No such file or directory.\n"
+    output = capsys.readouterr().err
+    assert output == f"{tmp_path}/hotels.json cannot be read: No such file or directory.\n"

@@ -1,4 +1,4 @@
-"""Claims about the configuration (`indilog.config`)."""
+"""The configuration (`indilog.config`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from indilog.config import ClusterConfig, Config, NodeConfig, config_from, node_
 from indilog.config.node import GROUP_OF, flat_settings
 
 
-def test_the_defaults_agree_with_themselves() -> None:
+def test_the_defaults_are_consistent() -> None:
     assert config_from() == Config()
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
+def test_later_sources_override_earlier_ones(tmp_path: Path) -> None:
     file = tmp_path / "indilog.toml"
     file.write_text(
         "[node.gateway]\nport = 1\nhost = '127.0.0.2'\n"
@@ -103,7 +103,7 @@ def test_a_contradiction_is_one_sentence_that_names_the_field(
         config_from(overrides=overrides)
 
 
-def test_a_page_may_be_as_large_as_leaves_room_for_the_batch_that_exceeds_it() -> None:
+def test_a_page_limit_leaves_room_for_the_batch_that_exceeds_it() -> None:
     room = (16 << 20) - (4 << 20) - 128 * 1024
     assert (
         config_from(overrides={"node": {"page_bytes_max": room}}).node.messages.page_bytes_max
@@ -120,19 +120,19 @@ def test_a_page_may_be_as_large_as_leaves_room_for_the_batch_that_exceeds_it() -
         ("INDILOG_NODE_PROT", "did you mean INDILOG_NODE_PORT?"),
     ],
 )
-def test_an_unknown_setting_from_the_environment_is_told_by_its_variable(
+def test_an_unknown_setting_from_the_environment_is_named_by_its_variable(
     variable: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"variable {variable} names no .*{words}"):
         config_from(environment={variable: "1"})
 
 
-def test_a_path_may_come_as_a_path() -> None:
+def test_a_path_setting_accepts_a_path_object() -> None:
     config = config_from(overrides={"node": {"data_dir": Path("here")}})
     assert config.node.data_dir == Path("here")
 
 
-def test_a_cache_may_be_switched_off() -> None:
+def test_a_cache_can_be_disabled() -> None:
     config = config_from(
         overrides={
             "node": {
@@ -147,20 +147,20 @@ def test_a_cache_may_be_switched_off() -> None:
     assert config.node.caches.suffix_cuts_max == 0
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no configuration file .*absent\.toml"):
         config_from(tmp_path / "absent.toml")
 
 
 @pytest.mark.parametrize("content", [b"[node\n", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_malformed_toml_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
         config_from(file)
 
 
-def test_no_part_can_be_changed_after_the_start() -> None:
+def test_the_configuration_is_immutable() -> None:
     node = NodeConfig()
     for part in (ClusterConfig(), node, node.journal, Config()):
         (name, *_) = (field.name for field in dataclasses.fields(part))
@@ -168,7 +168,7 @@ def test_no_part_can_be_changed_after_the_start() -> None:
             setattr(part, name, 1)
 
 
-def test_a_file_has_a_table_for_each_group(tmp_path: Path) -> None:
+def test_a_file_has_one_table_per_group(tmp_path: Path) -> None:
     file = tmp_path / "indilog.toml"
     file.write_text(
         "[node]\ndata_dir = 'here'\n[node.journal]\nsegment_bytes = 67108864\n"
@@ -195,7 +195,7 @@ def test_a_file_has_a_table_for_each_group(tmp_path: Path) -> None:
         ("node = 1", r"\[node\] must be a table of settings"),
     ],
 )
-def test_a_file_with_a_setting_in_the_wrong_place_is_refused(
+def test_a_file_with_a_setting_in_the_wrong_table_is_refused(
     tmp_path: Path, content: str, sentence: str
 ) -> None:
     file = tmp_path / "indilog.toml"
@@ -205,7 +205,7 @@ def test_a_file_with_a_setting_in_the_wrong_place_is_refused(
 
 
 def test_every_setting_of_a_node_may_be_given_without_its_group() -> None:
-    """The environment, the command line and the run's record in the metadata store do so."""
+    """The environment, the command line and the run record in the metadata store use this form."""
     settings = flat_settings(NodeConfig())
     assert settings.keys() == GROUP_OF.keys()
     assert node_config(**settings) == NodeConfig()

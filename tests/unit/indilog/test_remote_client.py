@@ -1,4 +1,4 @@
-"""Claims about `indilog.connect` without a connection: before there is one, and when it is lost."""
+"""`indilog.connect` without a connection: before the first one, and after a lost one."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ from tests.support.link_pair import LIMITS
 @pytest.mark.parametrize(
     "url", ["", "banana", "localhost:8080", "http://", "ftp://here", "http://here:x", "http://[", 3]
 )
-async def test_what_is_no_url_is_told_so_not_that_nobody_answers(url: str) -> None:
+async def test_a_malformed_url_is_refused_before_any_connection(url: str) -> None:
     with pytest.raises(ValueError, match=r"A platform's URL is like http://"):
         async with indilog.connect(url):
             pass
 
 
 @pytest.mark.parametrize("url", ["http://here:8080", "https://[::1]/", "http://here/below"])
-def test_a_url_is_taken_without_the_slash_at_its_end(url: str) -> None:
+def test_a_trailing_slash_of_a_url_is_removed(url: str) -> None:
     assert check_url(url) == url.rstrip("/")
 
 
 @pytest.mark.asyncio
-async def test_who_is_cut_off_while_deploying_or_undeploying_is_told_to_repeat_it() -> None:
+async def test_a_connection_lost_during_a_deployment_raises_an_error_that_says_to_repeat_it() -> (
+    None
+):
     class CutOff(RemoteClient):
         async def ask(self, question: Question) -> Answer:
             return failed(LinkLostError("The connection closed."))
@@ -57,7 +59,7 @@ async def test_who_is_cut_off_while_deploying_or_undeploying_is_told_to_repeat_i
 
 
 class Platform:
-    """A gateway that accepts WebSockets, and welcomes them when the test lets it."""
+    """A gateway that accepts WebSockets, and greets a client when the test permits it."""
 
     def __init__(self) -> None:
         self.may_welcome = asyncio.Event()
@@ -102,7 +104,7 @@ def tasks() -> int:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["silent", "cancelled", "another version"])
-async def test_a_connection_that_is_not_welcomed_leaves_nothing_behind(
+async def test_a_connection_without_a_greeting_leaves_no_task_or_socket(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(remote_client, "_CONNECT_S", 0.05 if how == "silent" else 5.0)
@@ -125,7 +127,7 @@ async def test_a_connection_that_is_not_welcomed_leaves_nothing_behind(
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_is_closed_while_it_connects_stays_closed() -> None:
+async def test_a_client_closed_while_connecting_stays_closed() -> None:
     """Otherwise an append that was reconnecting would be written after `close`."""
     async with listening() as platform:
         client = RemoteClient(platform.url, token="t")
@@ -147,10 +149,10 @@ async def test_a_client_that_is_closed_while_it_connects_stays_closed() -> None:
 
 @pytest.mark.asyncio
 async def test_reads_after_an_outcome_see_what_the_invocation_wrote() -> None:
-    class Told(RemoteClient):
+    class ReturningStatus(RemoteClient):
         async def ask(self, question: Question) -> Answer:
             return InvocationTold("i", "app.f", "done", Returned(7, b"1"))
 
-    client = Told("http://here:8080")
+    client = ReturningStatus("http://here:8080")
     assert await client.invocation("i") is not None
     assert client.session.position == 7

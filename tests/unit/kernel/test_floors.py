@@ -1,4 +1,4 @@
-"""Floors of many tags, and the records that are dead by them, against plain dictionaries."""
+"""Trim floors of many tags, and the records that are dead by them, against plain dictionaries."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ TAGS = st.integers(1, 40)
 
 
 @given(st.lists(st.tuples(TAGS, st.integers(0, 100)), max_size=60), st.integers(0, 60))
-def test_the_highest_floor_of_a_tag_holds(raised: list[tuple[int, int]], asked_after: int) -> None:
+def test_the_highest_floor_of_a_tag_applies(
+    raised: list[tuple[int, int]], asked_after: int
+) -> None:
     floors, model = Floors(), dict[int, int]()
     for place, (tag, until) in enumerate(raised):
         assert floors.raise_to(tag, until) == (until > model.get(tag, 0))
         model[tag] = max(until, model.get(tag, 0))
         if place == asked_after:
-            list(floors.above(0, 1))  # moves the recent ones into the arrays
+            list(floors.above(0, 1))  # moves the recent floors into the arrays
         assert floors.of(tag) == model[tag]
     tags = array("Q", range(42))
     each = floors.of_each(np.frombuffer(tags, np.uint64)).tolist()
@@ -45,11 +47,11 @@ FLOORS = st.lists(
 
 
 @given(RECORDS, FLOORS, st.integers(0, 20), st.sets(st.integers(0, 11)))
-def test_a_record_is_dead_below_its_log_or_in_all_its_tags(
+def test_a_record_is_dead_below_its_logs_floor_or_all_its_tag_floors(
     records: list[tuple[int, list[int]]],
     floors: list[Floor],
     first: int,
-    hollow: set[int],
+    lost_tags: set[int],
 ) -> None:
     trimmed = Trimmed()
     trimmed.apply(floors)
@@ -59,7 +61,7 @@ def test_a_record_is_dead_below_its_log_or_in_all_its_tags(
     }
     counts, column, expected = [], array("Q"), []
     for place, (log, tags) in enumerate(records):
-        if place in hollow:
+        if place in lost_tags:
             counts.append(0)
             expected.append(True)
             continue
@@ -72,26 +74,26 @@ def test_a_record_is_dead_below_its_log_or_in_all_its_tags(
 
 
 @given(FLOORS, st.integers(1, 4))
-def test_pages_name_every_floor_once(floors: list[Floor], size: int) -> None:
+def test_pages_contain_every_floor_once(floors: list[Floor], size: int) -> None:
     trimmed = Trimmed()
     trimmed.apply(floors)
-    told: list[Floor] = []
+    received: list[Floor] = []
     last, after = False, NO_FLOORS
     while not last:
         page, last = trimmed.page(after, size)
         assert len(page) <= size
-        told += page
+        received += page
         after = Trimmed.cursor_after(page)
     other = Trimmed()
-    other.apply(told)
-    assert len(told) == len({(f.tag, f.of_log) for f in told})
+    other.apply(received)
+    assert len(received) == len({(f.tag, f.of_log) for f in received})
     for floor in floors:
         mine = (trimmed.logs if floor.of_log else trimmed.tags).of(floor.tag)
         assert (other.logs if floor.of_log else other.tags).of(floor.tag) == mine
 
 
 def log_of(tag: int) -> int:
-    """Return the log that a tag of 10 to 14 belongs to."""
+    """Return the log of a tag from 10 to 14."""
     return tag % 3 + 1
 
 
@@ -109,10 +111,10 @@ FLOORS_WITH_LOGS = st.lists(
 
 
 @given(FLOORS_WITH_LOGS, st.lists(FLOORS_WITH_LOGS, max_size=20), st.integers(1, 4))
-def test_pages_cover_the_floors_of_the_first_one_while_trims_go_on(
+def test_pages_cover_all_floors_of_the_first_page_during_trims(
     floors: list[Floor], between: list[list[Floor]], size: int
 ) -> None:
-    """A trim between two pages may drop floors of tags that no page has had."""
+    """A trim between two pages may drop floors of tags that no page contained yet."""
     trimmed, other = Trimmed(), Trimmed()
     trimmed.apply(floors)
     promised = dict[tuple[int, bool], int]()
@@ -147,7 +149,7 @@ def test_a_tag_floor_dropped_between_two_pages_is_covered_by_a_later_page() -> N
 
 
 @given(FLOORS_WITH_LOGS, st.integers(0, 30))
-def test_a_floor_that_the_log_has_reached_goes_and_nothing_is_alive_again(
+def test_a_tag_floor_below_the_logs_floor_is_dropped_and_revives_no_record(
     floors: list[Floor], merged_after: int
 ) -> None:
     trimmed = Trimmed()
@@ -173,7 +175,7 @@ def test_a_floor_that_the_log_has_reached_goes_and_nothing_is_alive_again(
     assert again.page(NO_FLOORS, 100) == (page, True)
 
 
-def test_a_floor_of_which_the_log_is_not_said_stays() -> None:
+def test_a_floor_without_a_known_log_is_kept() -> None:
     trimmed = Trimmed()
     trimmed.apply([Floor(10, 5, of_log=False), Floor(1, 9, of_log=True)])
     assert trimmed.tags.of(10) == 5

@@ -1,4 +1,4 @@
-"""Claims about which index shard has which metalog position, against a walk over all of them."""
+"""The index shard of each metalog position, against a walk over all positions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def schedules(draw: st.DrawFn) -> tuple[IndexEra, ...]:
 
 
 def owners(eras: tuple[IndexEra, ...]) -> list[int]:
-    """The index shard of each position, position by position: round robin over the shards of the
-    era.
-    """
+    """The owner of each position: round robin over the index shards of the era."""
     found: list[int] = []
     for position in range(3 * END):
         shards = eras[0].shards
@@ -79,7 +77,7 @@ def test_an_engine_follows_every_position() -> None:
     assert EVERY_POSITION.after(7, 3) == 10
 
 
-def test_a_change_of_index_shards_says_nothing_new_about_earlier_positions() -> None:
+def test_a_change_of_index_shards_keeps_the_owners_of_earlier_positions() -> None:
     view = view_of(index_shards=3)
     more = with_index_tier_of(view, view_of(index_shards=4), 10)
     fewer = with_index_tier_of(more, view_of(index_shards=1), 20)
@@ -88,7 +86,7 @@ def test_a_change_of_index_shards_says_nothing_new_about_earlier_positions() -> 
     assert [fewer.index_shard_at(p) for p in (9, 10, 11, 19, 20, 21)] == [0, 2, 3, 3, 0, 0]
 
 
-def test_a_change_at_a_position_replaces_one_that_nothing_came_after() -> None:
+def test_a_change_replaces_an_earlier_change_at_the_same_position() -> None:
     more = with_index_tier_of(view_of(index_shards=3), view_of(index_shards=4), 10)
     again = with_index_tier_of(more, view_of(index_shards=2), 10)
     assert again.eras == (IndexEra(0, (0, 1, 2)), IndexEra(10, (0, 1)))

@@ -1,4 +1,4 @@
-"""Claims about the epochs by which copies of the metalog are compared."""
+"""Epoch lineages, by which copies of the metalog are compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def lineage_of(epochs: Sequence[int], base: int = 0) -> Lineage:
 
 
 def logs(chance: Random) -> tuple[list[int], list[int]]:
-    """Return two metalogs that are equal up to some position and of different incarnations then."""
+    """Return two metalogs that are equal up to some position and of different incarnations after
+    it.
+    """
     common = sorted(chance.choices(range(1, 5), k=chance.randrange(8)))
     ours = sorted(chance.choices([5, 7], k=chance.randrange(5)))
     theirs = sorted(chance.choices([6, 8], k=chance.randrange(5)))
@@ -33,8 +35,8 @@ def logs(chance: Random) -> tuple[list[int], list[int]]:
 
 
 @given(st.integers(0, 2**32))
-def test_a_comparison_says_up_to_where_a_copy_equals_a_page(seed: int) -> None:
-    """Held against the lists themselves."""
+def test_a_comparison_returns_the_position_up_to_which_a_copy_equals_a_page(seed: int) -> None:
+    """Compared with the lists themselves."""
     chance = Random(seed)
     ours, theirs = logs(chance)
     base = chance.randint(0, len(ours))
@@ -60,7 +62,7 @@ def test_a_comparison_says_up_to_where_a_copy_equals_a_page(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_what_was_cut_off_is_as_if_it_had_never_been_there(seed: int) -> None:
+def test_a_truncated_lineage_equals_one_that_never_had_the_entries(seed: int) -> None:
     chance = Random(seed)
     ours, theirs = logs(chance)
     base = chance.randint(0, len(ours))
@@ -75,7 +77,7 @@ def test_what_was_cut_off_is_as_if_it_had_never_been_there(seed: int) -> None:
     assert [lineage.before(p) for p in range(25)] == [expected.before(p) for p in range(25)]
 
 
-def test_a_copy_of_the_first_entries_is_a_prefix_and_no_other_one_is() -> None:
+def test_only_a_copy_of_the_first_entries_is_a_prefix() -> None:
     lineage = Lineage()
     for epoch in (1, 1, 2, 4):
         lineage.append(Epoch(epoch))

@@ -1,4 +1,4 @@
-"""Claims about ranges of lost records (`indilog.kernel.lost_ranges`), against a set of seqnums."""
+"""Ranges of lost records (`indilog.kernel.lost_ranges`), against a set of seqnums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seqnums_of(ranges: LostRanges) -> set[int]:
 
 
 @given(RANGES, st.integers(0, 80), st.integers(0, 80))
-def test_the_lost_records_of_a_range_are_those_of_a_set(
+def test_the_lost_records_of_a_range_equal_those_of_a_set(
     added: list[LostRange], start: int, end: int
 ) -> None:
     ranges = LostRanges(added, ranges_max=100)
@@ -39,7 +39,7 @@ def test_the_lost_records_of_a_range_are_those_of_a_set(
 
 
 @given(RANGES, st.integers(1, 5))
-def test_beyond_the_limit_more_counts_as_lost_and_never_less(
+def test_above_the_limit_more_records_count_as_lost_and_never_fewer(
     added: list[LostRange], ranges_max: int
 ) -> None:
     ranges = LostRanges(added, ranges_max=ranges_max)
@@ -47,7 +47,7 @@ def test_beyond_the_limit_more_counts_as_lost_and_never_less(
     assert seqnums_of(ranges) >= {seqnum for one in added for seqnum in range(*one)}
 
 
-def test_at_the_limit_the_nearest_neighbours_become_one() -> None:
+def test_at_the_limit_the_two_nearest_ranges_are_merged() -> None:
     ranges = LostRanges([LostRange(0, 1), LostRange(10, 11), LostRange(14, 15)], ranges_max=3)
     assert len(ranges) == 3
     ranges.add(LostRange(30, 31))
@@ -65,7 +65,7 @@ def test_at_the_limit_the_nearest_neighbours_become_one() -> None:
         ([(7, 8), (5, 6)], False),
     ],
 )
-def test_a_message_says_ranges_of_its_own_records(
+def test_a_message_contains_only_lost_ranges_of_its_own_records(
     said: list[tuple[int, int]], *, possible: bool
 ) -> None:
     assert within([LostRange(*one) for one in said], 5, 10) is possible

@@ -1,4 +1,4 @@
-"""Claims about metalog entries and their replay (`indilog.kernel.metalog`)."""
+"""Metalog entries and their replay (`indilog.kernel.metalog`)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def entry(position: int, **counts: int) -> NewRecords:
     )
 
 
-def test_an_entry_survives_its_encoding() -> None:
+def test_an_entry_survives_an_encoding_round_trip() -> None:
     written = entry(7, s0=3, s65535=1)
     assert entry_decoded(entry_encoded(written)) == written
 
 
-def test_no_entry_is_larger_than_its_bound_nor_much_smaller_when_its_numbers_are_great() -> None:
+def test_the_size_bound_of_an_entry_is_safe_and_tight() -> None:
     big, largest = 2**63, 2**64 - 1
     shards = {ShardId(65535 - n): big for n in range(300)}
     writers = {shard: Epoch(big) for shard in shards}
@@ -50,7 +50,7 @@ def test_bytes_that_are_no_entry_are_refused(payload: bytes) -> None:
         entry_decoded(payload)
 
 
-def test_an_entry_of_a_type_to_come_is_refused_and_not_guessed() -> None:
+def test_an_entry_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(MalformedFrameError):
         entry_decoded(entry_encoded(entry(1, s0=1)).replace(b"\xa1N", b"\xa1T"))
 
@@ -63,7 +63,7 @@ def test_order_inside_an_entry_is_ascending_by_shard() -> None:
     ]  # fmt: skip
 
 
-def test_a_shard_goes_on_where_its_last_cut_ended() -> None:
+def test_a_shard_continues_at_the_end_of_its_last_cut() -> None:
     replay = MetalogReplay()
     replay.apply(entry(0, s0=2, s1=1))
     (span,) = replay.apply(entry(1, s1=4))
@@ -87,6 +87,6 @@ def test_replays_do_not_share_their_cut() -> None:
     assert cut == {0: 1}
 
 
-def test_an_entry_out_of_turn_is_our_own_mistake() -> None:
+def test_an_entry_out_of_order_trips_an_assertion() -> None:
     with pytest.raises(AssertionError):
         MetalogReplay().apply(entry(1, s0=1))

@@ -1,4 +1,4 @@
-"""Claims about the record batch (`indilog.kernel.records`)."""
+"""The record batch (`indilog.kernel.records`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def batch_of(*records: tuple[bytes, tuple[str, ...]], first: int = 5) -> bytes:
 TWO = batch_of((b"hello", ("a", "b")), (b"", ()))
 
 
-def test_a_batch_returns_what_was_added() -> None:
+def test_a_batch_returns_the_added_records() -> None:
     batch = RecordBatch(TWO)
     assert len(batch) == 2
     assert batch.record(0) == (b"hello", tag_columns("orders", ("a", "b"))[1], 1_700_000)
     assert batch.record(1) == (b"", tag_columns("orders", ())[1], 1_700_000)
 
 
-def test_the_header_says_whose_records_and_which_localids() -> None:
+def test_the_header_holds_the_shard_and_the_localids() -> None:
     header = batch_header(TWO)
     assert (header.shard, header.epoch, header.logspace) == (3, 9, 0)
     assert (header.first, header.end, header.records, header.tags) == (5, 7, 2, 4)
@@ -41,7 +41,7 @@ def test_tag_columns_are_the_bytes_of_the_batch() -> None:
     assert tags == b"".join(tag.to_bytes(8, "little") for tag in wanted)
 
 
-def test_the_layout_is_the_one_on_every_disk() -> None:
+def test_the_batch_layout_never_changes() -> None:
     # Written by version 2; a change of these bytes needs a new version.
     assert TWO[:6] == b"ILRB\x02\x00"
     assert HEADER_BYTES == 58
@@ -49,20 +49,20 @@ def test_the_layout_is_the_one_on_every_disk() -> None:
     assert TWO.endswith(b"orders\x1fsa\x1fsbordershello")
 
 
-def test_the_builder_knows_the_size_beforehand() -> None:
+def test_the_builder_predicts_the_size_of_the_batch() -> None:
     builder = BatchBuilder()
     for data in (b"x" * 100, b""):
         builder.add(data, *tag_columns("orders", ("t",)))
     assert builder.bytes == len(builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=0))
 
 
-def test_every_cut_short_batch_is_refused() -> None:
+def test_every_truncated_batch_is_refused() -> None:
     for size in range(len(TWO)):
         with pytest.raises(MalformedFrameError):
             RecordBatch(TWO[:size])
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for bit in range(8 * len(TWO)):
         damaged = bytearray(TWO)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -80,7 +80,7 @@ def flipped(batch: bytes, bit: int) -> bytes:
     return bytes(damaged)
 
 
-def test_damage_to_data_costs_the_record_that_it_hit_and_no_tags() -> None:
+def test_damage_to_data_loses_only_the_data_of_its_record() -> None:
     whole = RecordBatch(THREE)
     for bit in range(8 * DATA_AT, 8 * len(THREE)):
         batch = RecordBatch(flipped(THREE, bit), partly=True)
@@ -110,6 +110,6 @@ def test_an_unknown_version_is_refused_by_number() -> None:
         batch_header(TWO[:4] + b"\x03" + TWO[5:])
 
 
-def test_an_empty_batch_is_our_own_mistake() -> None:
+def test_an_empty_batch_trips_an_assertion() -> None:
     with pytest.raises(AssertionError):
         BatchBuilder().build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=0)

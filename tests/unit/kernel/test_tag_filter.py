@@ -1,4 +1,6 @@
-"""What a filter says is not there was never added; of the rest it errs about once in a hundred."""
+"""A tag filter never misses an added tag, and about one in a hundred of the other tags passes
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,8 @@ TAGS = st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=300)
 
 
 @given(tags=TAGS, tags_max=st.integers(0, 5000), bytes_max=st.integers(8, 4096))
-def test_every_tag_that_was_added_may_be_there(
-    tags: list[int], tags_max: int, bytes_max: int
-) -> None:
-    """However large the filter was made, and however far it was folded."""
+def test_every_added_tag_passes_the_filter(tags: list[int], tags_max: int, bytes_max: int) -> None:
+    """For filters of any size, folded any number of times."""
     builder = TagFilterBuilder(tags_max, bytes_max=bytes_max)
     for start in range(0, len(tags), 100):
         builder.add(np.array(tags[start : start + 100], np.uint64))
@@ -29,7 +29,7 @@ def test_every_tag_that_was_added_may_be_there(
 
 @pytest.mark.parametrize("tags_max", [20_000, 2_000_000])
 @pytest.mark.parametrize("kind", ["hashes", "small numbers"])
-def test_of_other_tags_few_may_be_there(tags_max: int, kind: str) -> None:
+def test_few_other_tags_pass_the_filter(tags_max: int, kind: str) -> None:
     chance = random.Random(1)
     numbers = (
         range(1, 40_001) if kind == "small numbers" else map(chance.getrandbits, [64] * 40_000)
@@ -42,7 +42,7 @@ def test_of_other_tags_few_may_be_there(tags_max: int, kind: str) -> None:
     assert sum(map(found.may_hold, others.tolist())) < 0.02 * len(others)
 
 
-def test_more_tags_than_it_was_made_for_make_it_err_more_and_never_miss() -> None:
+def test_an_overfull_filter_has_more_false_positives_and_no_misses() -> None:
     tags = np.arange(1, 5001, dtype=np.uint64)
     builder = TagFilterBuilder(10, bytes_max=1024)
     builder.add(tags)
@@ -55,6 +55,6 @@ def test_an_empty_filter_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("bits", [b"", bytes(7), bytes(24)])
-def test_what_can_be_no_filter_is_refused(bits: bytes) -> None:
+def test_bytes_that_are_no_filter_are_refused(bits: bytes) -> None:
     with pytest.raises(ValueError, match="power of two"):
         TagFilter(bits)

@@ -1,4 +1,4 @@
-"""Claims about views (`indilog.kernel.view`)."""
+"""Views (`indilog.kernel.view`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_default_view_is_one_of_everything_and_two_index_shards() -> None:
     assert view.backups == ()
 
 
-def test_every_replica_of_a_shard_is_another_node() -> None:
+def test_replicas_of_a_shard_are_on_different_nodes() -> None:
     view = view_of(storage_nodes=3, replicas=3, engines=4)
     for placement in view.shards.values():
         assert len(set(placement.replicas)) == 3
@@ -29,7 +29,7 @@ def test_first_replicas_are_spread_over_the_storage_nodes() -> None:
     assert {p.replicas[0] for p in view.shards.values()} == set(view.storage_nodes)
 
 
-def test_each_engine_writes_a_shard_of_its_own() -> None:
+def test_each_engine_writes_its_own_shard() -> None:
     view = view_of(engines=3)
     assert [view.shard_written_by(engine) for engine in view.engines] == [0, 1, 2]
     assert view.shard_written_by(NodeId("engine-9")) is None
@@ -69,12 +69,12 @@ def test_a_node_with_two_roles_is_refused() -> None:
         twice.check()
 
 
-def test_a_view_survives_its_encoding() -> None:
+def test_a_view_survives_an_encoding_round_trip() -> None:
     view = view_of(storage_nodes=2, replicas=2, addresses={NodeId("engine-0"): "tcp://x:1"})
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
 
 
-def test_the_newest_view_that_knows_a_shard_says_where_it_is() -> None:
+def test_the_newest_view_with_a_shard_locates_it() -> None:
     old = view_of(engines=2)
     moved = ShardPlacement(replicas=(NodeId("storage-7"),), writer=NodeId("engine-0"))
     new = msgspec.structs.replace(old, number=ViewNumber(2), shards={ShardId(0): moved})

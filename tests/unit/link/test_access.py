@@ -1,4 +1,4 @@
-"""Claims about how a program finds a platform and its token: it is sent to that platform alone."""
+"""How a program finds a platform and its token, which is sent to that platform alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ URL = "http://127.0.0.1:7001"
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where platforms are registered in this test."""
+    """The directory in which this test registers platforms."""
     path = tmp_path / "running"
     monkeypatch.setattr(running_platforms, "directory_of_user", lambda: path)
     return path
@@ -30,7 +30,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def up(directory: Path, tmp_path: Path) -> Iterator[Path]:
-    """Register a platform at `URL`; gives its token file."""
+    """Register a platform at `URL`; yield its token file."""
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     found = running_at(
@@ -63,7 +63,7 @@ def test_a_platform_of_this_machine_is_found_by_its_own_url_only() -> None:
 
 @pytest.mark.usefixtures("up")
 def test_localhost_becomes_the_address_that_the_platform_listens_on() -> None:
-    """Else `localhost` could lead to what another user runs on the same port of `::1`."""
+    """Otherwise `localhost` could lead to another user's process on the same port of `::1`."""
     found = reach("http://localhost:7001/", environment={})
     assert (found.url, found.token) == (URL, TOKEN)
     assert found.headers == {"authorization": f"Bearer {TOKEN}"}
@@ -81,7 +81,7 @@ def test_the_environments_token_belongs_to_the_environments_url() -> None:
 
 
 @pytest.mark.usefixtures("up")
-def test_the_caller_comes_before_the_environment_and_that_before_the_machine() -> None:
+def test_the_callers_token_precedes_the_environments_and_that_the_machines() -> None:
     environment = {"INDILOG_TOKEN": "second", "INDILOG_URL": URL}
     assert reach(URL, token="first", environment=environment).token == "first"
     assert token(URL, **environment) == "second"
@@ -98,13 +98,13 @@ def test_no_token_goes_to_another_machine_in_plain_text() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["two words", "line\nbreak", "ä", "t\r\nHost: evil"])
-def test_what_cannot_be_a_token_is_refused(directory: Path, wrong: str) -> None:
+def test_a_malformed_token_is_refused(directory: Path, wrong: str) -> None:
     with pytest.raises(ValueError, match="A token is ASCII text without spaces"):
         reach(URL, token=wrong, environment={})
 
 
-def test_a_platform_that_is_gone_is_not_found(up: Path, directory: Path) -> None:
-    """Its port may be another's by now; so a file without the lock of its process is stale."""
+def test_a_dead_platform_is_not_found(up: Path, directory: Path) -> None:
+    """Another process may use its port now, so a file without the lock of its process is stale."""
     [entry] = directory.glob("*.json")
     left = entry.read_bytes()
     assert entry.stat().st_mode & 0o777 == 0o600
@@ -139,17 +139,17 @@ def test_the_files_of_killed_platforms_are_removed_by_the_next_one(
 
 
 @pytest.mark.usefixtures("up")
-def test_a_directory_that_others_can_enter_is_not_believed(directory: Path) -> None:
+def test_a_directory_that_other_users_can_enter_is_ignored(directory: Path) -> None:
     directory.chmod(0o755)
     assert token(URL) == ""
     found = running_at("::1", 7002, token_file=None, certificate=None, socket=directory)
     with pytest.raises(PermissionError), registered(found):
-        raise AssertionError("it was registered there")
+        raise AssertionError("a platform was registered in an unsafe directory")
     directory.chmod(0o700)
     assert token(URL) == TOKEN
 
 
-def test_a_link_in_the_directorys_place_is_not_believed(
+def test_a_symbolic_link_in_place_of_the_directory_is_ignored(
     up: Path, directory: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -160,7 +160,7 @@ def test_a_link_in_the_directorys_place_is_not_believed(
     elsewhere.rename(directory)
 
 
-def test_a_platform_without_authentication_wants_no_token(directory: Path) -> None:
+def test_a_platform_without_authentication_needs_no_token(directory: Path) -> None:
     found = running_at("127.0.0.1", 7001, token_file=None, certificate=None, socket=directory)
     with registered(found):
         assert token(URL) == ""

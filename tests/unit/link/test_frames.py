@@ -1,4 +1,4 @@
-"""Frames of a link: whole again however the stream is cut, refused when they are none."""
+"""Frames of a link: whole again for any cut of the stream, refused when malformed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from indilog.link.frames import ClientFrame, FrameReader, frame_written
 from indilog.link.link_messages import Done, LogAppend, LogAppendBatch, LogTail, RecordsFound
 
 
-def test_frames_come_back_in_order_from_one_piece() -> None:
+def test_frames_of_one_chunk_are_decoded_in_order() -> None:
     stream = bytearray()
     frame_written(stream, 1, LogAppend("orders", 3, b"data", ("a", 7)))
     frame_written(stream, 2, LogTail("orders", 4))
@@ -22,7 +22,7 @@ def test_frames_come_back_in_order_from_one_piece() -> None:
     ]
 
 
-def test_a_frame_arrives_byte_by_byte() -> None:
+def test_a_frame_is_decoded_from_single_bytes() -> None:
     stream = bytearray()
     frame_written(stream, 9, Done(5))
     reader = FrameReader(1024)
@@ -30,7 +30,7 @@ def test_a_frame_arrives_byte_by_byte() -> None:
     assert [(f.call, f.message) for f in found] == [(9, Done(5))]
 
 
-def test_a_frame_at_the_limit_passes_and_one_byte_more_is_refused() -> None:
+def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused() -> None:
     stream = bytearray()
     size = frame_written(stream, 1, LogAppend("l", 0, b"x" * 100, ())) - 4
     assert len(FrameReader(size).frames(bytes(stream))) == 1
@@ -77,7 +77,7 @@ MANY = 4_000_000
     ids=["records", "tags", "counts", "tags of a record", "sources"],
 )
 def test_a_list_too_long_is_refused_before_it_is_decoded(body: bytes) -> None:
-    """Shown by memory, which holds what is decoded."""
+    """Shown by the memory, which would hold the decoded list."""
     stream = len(body).to_bytes(4, "big") + body
     reader = FrameReader(16 * 2**20, ClientFrame)
     tracemalloc.start()
@@ -107,7 +107,7 @@ def test_a_batch_keeps_its_records_and_their_tags() -> None:
 
 
 @pytest.mark.parametrize("counts", [(1,), (1, 0), (0, 0), (2, 1), (1, 0, 0)])
-def test_a_batch_whose_tags_are_not_as_many_as_it_says_is_refused(counts: tuple[int, ...]) -> None:
+def test_a_batch_with_a_wrong_tag_count_is_refused(counts: tuple[int, ...]) -> None:
     batch = LogAppendBatch("orders", 0, (b"a", b"b"), (1, 2), counts)
     with pytest.raises(ValueError, match="not as many"):
         list(batch.entries())

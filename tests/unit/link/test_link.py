@@ -1,4 +1,4 @@
-"""A link: answers find their questions, an end of the stream fails every open one, once."""
+"""A link: answers find their questions; the end of the stream fails every open question once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from indilog.link.link_messages import (
     TailFound,
     failed,
 )
-from tests.support.link_pair import link_pair, nobody
+from tests.support.link_pair import link_pair, refuse_questions
 
 pytestmark = pytest.mark.asyncio
 QUESTION = LogTail("orders", 0)
@@ -60,9 +60,9 @@ async def test_answers_in_any_order_find_their_questions() -> None:
     assert ours.calls_open == 0
 
 
-async def test_what_is_sent_in_one_turn_leaves_in_one_write() -> None:
+async def test_messages_of_one_loop_iteration_leave_in_one_write() -> None:
     writes: list[bytes] = []
-    link = Link(nobody, message_bytes_max=1024)
+    link = Link(refuse_questions, message_bytes_max=1024)
     link.connected(lambda data: writes.append(bytes(data)), lambda: None, int)
     for _ in range(5):
         link.post(QUESTION, lambda _: None)
@@ -71,7 +71,7 @@ async def test_what_is_sent_in_one_turn_leaves_in_one_write() -> None:
     assert len(writes) == 1
 
 
-async def test_both_ends_ask_with_the_same_numbers() -> None:
+async def test_both_ends_may_use_the_same_question_numbers() -> None:
     ours, theirs = link_pair(echo, echo)
     answers = await asyncio.gather(ours.ask(LogTail("l", 1)), theirs.ask(LogTail("l", 5)))
     assert list(answers) == [TailFound(1, 2), TailFound(5, 6)]
@@ -89,9 +89,9 @@ async def test_a_lost_stream_fails_every_open_question_once() -> None:
         ours.post(QUESTION, answers.append)
 
 
-async def test_the_loss_is_told_before_the_questions_fail() -> None:
+async def test_the_loss_is_announced_before_the_questions_fail() -> None:
     story: list[str] = []
-    link = Link(nobody, message_bytes_max=1024, on_lost=lambda _: story.append("lost"))
+    link = Link(refuse_questions, message_bytes_max=1024, on_lost=lambda _: story.append("lost"))
     link.connected(lambda _: None, lambda: None, int)
     link.post(QUESTION, lambda _: story.append("failed"))
     link.lost()
@@ -100,7 +100,7 @@ async def test_the_loss_is_told_before_the_questions_fail() -> None:
 
 async def test_a_malformed_frame_closes_the_link() -> None:
     closed = asyncio.Event()
-    link = Link(nobody, message_bytes_max=1024)
+    link = Link(refuse_questions, message_bytes_max=1024)
     link.connected(lambda _: None, closed.set, int)
     answers: list[Answer] = []
     link.post(QUESTION, answers.append)
@@ -110,7 +110,7 @@ async def test_a_malformed_frame_closes_the_link() -> None:
     assert len(answers) == 1
 
 
-async def test_being_cancelled_cancels_the_question_at_the_other_end() -> None:
+async def test_a_cancelled_question_is_cancelled_at_the_other_end() -> None:
     questions = Collected()
     ours, _ = link_pair(questions)
     asking = asyncio.ensure_future(ours.ask(QUESTION))
@@ -138,14 +138,14 @@ async def test_a_late_answer_to_an_abandoned_question_is_ignored() -> None:
     assert not ours.is_lost
 
 
-async def test_a_question_over_the_limit_is_refused_and_the_link_goes_on() -> None:
+async def test_a_question_over_the_limit_is_refused_and_the_link_stays_open() -> None:
     ours, _ = link_pair(echo, message_bytes_max=200)
     with pytest.raises(TooLargeError, match="the limit is 200"):
         await ours.ask(LogTail("x" * 300, 0))
     assert await ours.ask(QUESTION) == TailFound(0, 1)
 
 
-async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
+async def test_the_announced_limit_of_the_other_end_applies_in_both_directions() -> None:
     def large(link: Link, call: int, message: Question | Greeting) -> None:
         link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
 
@@ -158,7 +158,7 @@ async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
         await ours.ask(LogTail("x" * 300, 0))
 
 
-async def test_an_answer_over_the_limit_arrives_as_a_failure_that_says_so() -> None:
+async def test_an_answer_over_the_limit_arrives_as_a_failure_with_the_limit() -> None:
     def large(link: Link, call: int, message: Question | Greeting) -> None:
         link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
 
@@ -168,8 +168,8 @@ async def test_an_answer_over_the_limit_arrives_as_a_failure_that_says_so() -> N
     assert answer.kind == "TooLargeError"
 
 
-async def test_a_peer_that_does_not_read_is_asked_nothing_more() -> None:
-    link = Link(nobody, message_bytes_max=1024)
+async def test_a_peer_that_does_not_read_gets_no_more_questions() -> None:
+    link = Link(refuse_questions, message_bytes_max=1024)
     link.connected(lambda _: None, lambda: None, lambda: QUEUE_BYTES_MAX + 1)
     with pytest.raises(OverloadedError):
         link.post(QUESTION, lambda _: None)
@@ -177,7 +177,7 @@ async def test_a_peer_that_does_not_read_is_asked_nothing_more() -> None:
 
 async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> None:
     writes: list[bytes] = []
-    link = Link(nobody, message_bytes_max=4096)
+    link = Link(refuse_questions, message_bytes_max=4096)
     link.connected(
         lambda data: writes.append(bytes(data)), lambda: None, lambda: QUEUE_BYTES_MAX + 1
     )
@@ -187,7 +187,7 @@ async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> 
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "failure"),
     [
         (Returned(7, b"1"), "CallOutcomeUnknownError"),
         (RecordsFound(7, ()), "OverloadedError"),
@@ -195,10 +195,12 @@ async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> 
         (Accepted("i"), None),
     ],
 )
-async def test_nobody_is_told_that_nothing_was_done_of_what_was_done(
-    answer: Answer, told: str | None
+async def test_the_answer_of_a_completed_operation_is_never_replaced_by_a_failure(
+    answer: Answer, failure: str | None
 ) -> None:
-    """What did something is answered: a failure would be no smaller, and a caller repeats it."""
+    """A failure would be no smaller than these answers, and it would make the caller repeat the
+    operation.
+    """
     answers: list[Answer] = []
     ours, theirs = link_pair(lambda link, call, _: link.answer(call, answer))
     theirs.connected(
@@ -208,11 +210,11 @@ async def test_nobody_is_told_that_nothing_was_done_of_what_was_done(
     for _ in range(5):
         await asyncio.sleep(0)
     [got] = answers
-    if told is None:
+    if failure is None:
         assert got == answer
     else:
         assert isinstance(got, Failed)
-        assert got.kind == told
+        assert got.kind == failure
 
 
 async def test_a_refusal_of_the_server_is_the_answer() -> None:
@@ -226,7 +228,7 @@ async def test_a_refusal_of_the_server_is_the_answer() -> None:
 
 
 async def test_only_large_answers_are_replaced_for_a_peer_that_does_not_read() -> None:
-    """An invocation that was cancelled is told so: that was recorded."""
+    """The answer to a cancelled invocation is kept, because its outcome was recorded."""
     cancelled = InvocationTold("i", "app.f", "failed", failed(NotReadyError("Cancelled.")))
     assert unless_large(cancelled) is cancelled
     replaced = unless_large(InvocationTold("i", "app.f", "done", Returned(7, b"1")))

@@ -1,4 +1,6 @@
-"""Errors as messages: of the class they had, with their attributes, or of the nearest one known."""
+"""Errors as messages: they arrive with their class and attributes, or as the nearest known
+class.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from indilog.link.link_messages import LinkLostError, error_from, failed
 
 
 def carried(error: Exception) -> Exception:
-    """Send an error over a stream and return what comes out."""
+    """Send an error over a stream and return the received error."""
     stream = bytearray()
     frame_written(stream, 1, failed(error, 7))
     [frame] = FrameReader(4096).frames(bytes(stream))
@@ -35,13 +37,13 @@ def carried(error: Exception) -> Exception:
         if value not in (TooLargeError, TrimmedError)
     ],
 )
-def test_every_error_of_the_tree_arrives_as_itself(kind: type[IndilogError]) -> None:
+def test_every_error_of_the_tree_keeps_its_class(kind: type[IndilogError]) -> None:
     arrived = carried(kind("One sentence."))
     assert type(arrived) is kind
     assert str(arrived) == "One sentence."
 
 
-def test_attributes_arrive() -> None:
+def test_error_attributes_arrive() -> None:
     large = carried(TooLargeError("The record's size in bytes", size=9, limit=8))
     assert isinstance(large, TooLargeError)
     assert (large.size, large.limit) == (9, 8)
@@ -72,5 +74,5 @@ def test_mistakes_in_arguments_arrive_as_pythons_own_errors() -> None:
     assert type(carried(KeyError("x"))) is IndilogError
 
 
-def test_a_lost_link_is_worth_trying_again() -> None:
+def test_a_lost_link_is_a_retryable_error() -> None:
     assert LinkLostError("Gone.").retryable

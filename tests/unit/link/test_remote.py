@@ -1,4 +1,4 @@
-"""The log over a link: the same promises and the same words as the log itself."""
+"""The log over a link: the same promises and messages as the log itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served:
             self.service.cancel(call)
 
     async def until_answering(self, questions: int) -> None:
-        """Let the loop go on until so many questions are being answered."""
+        """Run the loop until the given number of questions is being answered."""
         while self.service.questions != questions:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
 
@@ -49,7 +49,7 @@ def remote(logs: LogSource, session: Session | None = None) -> tuple[Log, Link]:
     return RemoteLogs(LinkAsker(ours)).log("orders", session or Session()), ours
 
 
-async def test_every_call_gives_what_the_log_itself_gives() -> None:
+async def test_every_call_returns_the_result_of_the_log_itself() -> None:
     logs = MemoryLogs()
     log, _ = remote(logs)
     there = logs.log("orders")
@@ -86,8 +86,10 @@ OPERATIONS: dict[str, Callable[[Log], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_an_answer_raises_the_session_to_where_the_operation_was_done(operation: str) -> None:
-    """Others append while it is under way."""
+async def test_an_answer_raises_the_session_to_the_position_of_its_operation(
+    operation: str,
+) -> None:
+    """Other sessions append during the operation."""
     logs, session = MemoryLogs(), Session()
     await logs.log("orders").append(b"before", tags=["t"])
     log, _ = remote(logs, session)
@@ -97,7 +99,7 @@ async def test_an_answer_raises_the_session_to_where_the_operation_was_done(oper
     assert session.position == logs.position
 
 
-async def test_a_question_that_fails_raises_the_session_too() -> None:
+async def test_a_failed_question_raises_the_session_too() -> None:
     logs, session = MemoryLogs(), Session()
     await logs.log("orders").append(b"a", tags=["t"])
     await logs.log("orders").trim(1)
@@ -107,7 +109,7 @@ async def test_a_question_that_fails_raises_the_session_too() -> None:
     assert session.position == logs.position
 
 
-async def test_a_waiting_read_ends_when_a_record_comes() -> None:
+async def test_a_waiting_read_ends_when_a_record_arrives() -> None:
     logs = MemoryLogs()
     log, _ = remote(logs)
     waiting = asyncio.ensure_future(log.read_next("new", wait=60))
@@ -119,7 +121,7 @@ async def test_a_waiting_read_ends_when_a_record_comes() -> None:
     assert record.data == b"it"
 
 
-async def test_a_read_that_nobody_waits_for_ends_at_the_other_end_too() -> None:
+async def test_a_cancelled_read_ends_at_the_other_end_too() -> None:
     served = Served(MemoryLogs())
     ours, _ = link_pair(served)
     log = RemoteLogs(LinkAsker(ours)).log("orders", Session())
@@ -131,7 +133,7 @@ async def test_a_read_that_nobody_waits_for_ends_at_the_other_end_too() -> None:
     await served.until_answering(0)
 
 
-async def test_what_is_too_large_is_refused_here_with_the_limit() -> None:
+async def test_a_record_over_a_limit_is_refused_at_the_client_with_the_limit() -> None:
     asked: list[Question | Greeting] = []
     ours, _ = link_pair(lambda _link, _call, message: asked.append(message))
     log = RemoteLogs(LinkAsker(ours)).log("orders", Session())
@@ -149,7 +151,7 @@ async def test_what_is_too_large_is_refused_here_with_the_limit() -> None:
     assert asked == []
 
 
-async def test_what_the_platform_refuses_arrives_as_its_error() -> None:
+async def test_a_refusal_of_the_platform_arrives_as_its_error() -> None:
     log, _ = remote(MemoryLogs(ClusterConfig(record_bytes_max=10)))
     with pytest.raises(TooLargeError, match="the limit is 10"):
         await log.append(b"x" * 11)
@@ -189,7 +191,7 @@ async def test_more_questions_than_the_bound_are_refused() -> None:
     await served.until_answering(0)
 
 
-async def test_a_question_cancelled_before_it_began_takes_no_room() -> None:
+async def test_a_question_cancelled_before_its_start_does_not_count_against_the_limit() -> None:
     served = Served(MemoryLogs())
     ours, _ = link_pair(served)
     served(ours, 1, LogTail("orders", 0))
@@ -197,7 +199,7 @@ async def test_a_question_cancelled_before_it_began_takes_no_room() -> None:
     await served.until_answering(0)
 
 
-async def test_a_failure_of_the_log_itself_does_not_leave_the_asker_waiting() -> None:
+async def test_a_failure_of_the_log_itself_is_answered() -> None:
     class Broken:
         def log(self, name: str, session: Session) -> Log:
             raise RuntimeError("planted")
@@ -208,7 +210,7 @@ async def test_a_failure_of_the_log_itself_does_not_leave_the_asker_waiting() ->
         await log.tail()
 
 
-async def test_a_failed_is_told_apart_from_a_wrong_answer() -> None:
+async def test_a_failure_is_distinguished_from_an_answer_of_the_wrong_type() -> None:
     def wrong(link: Link, call: int, message: Question | Greeting) -> None:
         link.answer(call, Failed("NoSuchError", "Sentence.", {}))
 

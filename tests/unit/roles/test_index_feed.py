@@ -1,4 +1,6 @@
-"""`IndexFeed`: positions come out in order, once, complete, and what waits is bounded in bytes."""
+"""`IndexFeed`: positions are returned in order, once and complete, and waiting ones are bounded in
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def taken(feed: IndexFeed) -> list[int]:
     return [ready.position for ready in feed.take()]
 
 
-def test_positions_come_out_in_order_however_they_come_in() -> None:
+def test_positions_are_returned_in_order_for_any_order_of_arrival() -> None:
     one = feed()
     one.put([block(2, A), block(1, A)])
     assert taken(one) == []
@@ -52,7 +54,7 @@ def test_positions_come_out_in_order_however_they_come_in() -> None:
     assert (one.behind, one.end, one.position) == (False, 3, 3)
 
 
-def test_a_position_waits_for_all_its_shards_and_gives_them_ascending() -> None:
+def test_a_position_waits_for_all_its_shards_and_returns_them_ascending() -> None:
     one = feed()
     one.put([block(0, B, productive=(A, B))])
     assert taken(one) == []
@@ -78,7 +80,7 @@ def test_the_first_of_two_parts_of_a_shard_counts_and_foreign_shards_do_not() ->
     assert taken(one) == []
 
 
-def test_what_was_taken_or_is_of_another_feed_is_passed_over() -> None:
+def test_positions_already_taken_or_of_another_feed_are_ignored() -> None:
     one = feed(2, positions=EVERY_THIRD)
     assert one.position == 4
     one.put([block(position, A) for position in (1, 2, 3, 5, 6)])
@@ -102,7 +104,7 @@ def test_positions_beyond_the_horizon_are_dropped() -> None:
     assert one.end == 5
 
 
-def test_a_rejected_block_is_missed_again() -> None:
+def test_a_rejected_block_counts_as_missing_again() -> None:
     one = feed()
     one.put([block(0, A), block(1, A)])
     for ready in one.take():
@@ -113,7 +115,7 @@ def test_a_rejected_block_is_missed_again() -> None:
     assert taken(one) == [0, 1]
 
 
-def test_beyond_its_bytes_the_farthest_positions_are_dropped_and_the_nearest_kept() -> None:
+def test_over_the_byte_limit_the_farthest_positions_are_dropped_first() -> None:
     one = feed(bytes_max=100_000)
     one.put([block(position, A, tags=1000) for position in range(1, 11)])
     assert one.end == 11
@@ -125,7 +127,7 @@ def test_beyond_its_bytes_the_farthest_positions_are_dropped_and_the_nearest_kep
     assert 3 <= len(kept) < 8
 
 
-def test_the_next_position_is_kept_however_large_it_is() -> None:
+def test_the_next_position_is_kept_at_any_size() -> None:
     one = feed(bytes_max=1000)
     one.put([block(0, A, productive=(A, B), tags=1000), block(1, A)])
     assert one.end == 1
@@ -133,7 +135,7 @@ def test_the_next_position_is_kept_however_large_it_is() -> None:
     assert taken(one) == [0]
 
 
-def test_bytes_that_were_taken_count_no_more() -> None:
+def test_bytes_of_taken_positions_are_no_longer_counted() -> None:
     one = feed(bytes_max=30_000)
     for position in range(1000):
         one.put([block(position, A, tags=1000)])
@@ -147,7 +149,7 @@ arrivals = st.lists(st.tuples(positions, st.sets(st.sampled_from([A, B]))), max_
 
 
 @given(arrivals, st.integers(0, 5000))
-def test_any_order_loss_and_repetition_gives_a_prefix_in_order_and_what_is_lost_can_come_again(
+def test_any_order_loss_and_repetition_yields_a_prefix_and_lost_positions_can_be_resent(
     arrived: list[tuple[int, set[ShardId]]], bytes_max: int
 ) -> None:
     one = feed(bytes_max=bytes_max)
@@ -158,7 +160,7 @@ def test_any_order_loss_and_repetition_gives_a_prefix_in_order_and_what_is_lost_
             assert {part.shard for part in ready.parts} == {A, B}
             out.append(ready.position)
     assert out == list(range(len(out)))
-    while len(out) < 12:  # a feed that asks again from its position makes progress
+    while len(out) < 12:  # a request from the next position makes progress
         before = len(out)
         one.put(
             [block(position, A, B, productive=(A, B), tags=20) for position in range(before, 12)]

@@ -1,4 +1,4 @@
-"""`tags_sorted`: the records of each tag, and the indexes that take them in so."""
+"""`tags_sorted`: the records of each tag, and the indexes that apply sorted rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TAGS = range(100, 110)
 
 
 def parts_of(chance: random.Random, positions: int) -> list[ShardTags]:
-    """Parts that ascend, of records with the tag of the log and up to three others, also twice."""
+    """Ascending parts, of records with the tag of the log and up to three others, also repeated
+    ones.
+    """
     parts, first = [], 5
     for _ in range(positions):
         records = [[LOG, *chance.choices(TAGS, k=chance.randrange(4))] for _ in range(20)]
@@ -33,7 +35,7 @@ def parts_of(chance: random.Random, positions: int) -> list[ShardTags]:
 
 
 def records_of(parts: list[ShardTags]) -> dict[int, list[tuple[int, int]]]:
-    """Each tag's seqnums and shards, found out record by record."""
+    """Each tag's seqnums and shards, computed record by record."""
     found: dict[int, list[tuple[int, int]]] = {}
     for part in parts:
         tags = iter(array("Q", part.tags))
@@ -44,7 +46,7 @@ def records_of(parts: list[ShardTags]) -> dict[int, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_are_those_of_each_tag_and_in_the_order_of_the_last_ones(seed: int) -> None:
+def test_rows_are_grouped_by_tag_in_the_order_of_each_tags_last_record(seed: int) -> None:
     parts = parts_of(random.Random(seed), 1 + seed)
     rows = rows_by_tag(parts)
     wanted = records_of(parts)
@@ -59,7 +61,7 @@ def test_rows_are_those_of_each_tag_and_in_the_order_of_the_last_ones(seed: int)
     assert lasts == sorted(lasts)
 
 
-def test_what_is_few_or_of_many_tags_is_not_sorted() -> None:
+def test_few_records_or_records_of_many_tags_are_not_sorted() -> None:
     few = ShardTags(ShardId(0), 0, 4, b"\x01" * 4, array("Q", [LOG] * 4).tobytes())
     assert rows_by_tag([few]) is None
     tags = array("Q", [tag for number in range(100) for tag in (LOG, 1000 + number)]).tobytes()
@@ -67,7 +69,7 @@ def test_what_is_few_or_of_many_tags_is_not_sorted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_indexes_find_waiting_rows_at_the_next_lookup(seed: int) -> None:
+def test_a_lookup_finds_records_whose_sorting_was_deferred(seed: int) -> None:
     chance = random.Random(seed)
     parts = parts_of(chance, 40)
     index, local = TagIndex(), LocalIndex(NodeConfig(), tail=5)
@@ -86,7 +88,7 @@ def test_indexes_find_waiting_rows_at_the_next_lookup(seed: int) -> None:
     local.check_invariants()
 
 
-def test_no_more_waits_than_the_limit() -> None:
+def test_the_number_of_waiting_entries_is_limited() -> None:
     index, local = TagIndex(), LocalIndex(NodeConfig())
     tags = array("Q", [LOG] * 100).tobytes()
     for early in range(2 * WAITING_MAX // 100):
@@ -101,7 +103,7 @@ def test_no_more_waits_than_the_limit() -> None:
         assert len(local._waiting) < WAITING_MAX
 
 
-def test_a_small_cache_keeps_its_limits_when_much_comes_at_once() -> None:
+def test_a_small_cache_keeps_its_limits_under_many_rows_at_once() -> None:
     parts = parts_of(random.Random(1), 50)
     cache = TagCache(100, 10)
     rows = rows_by_tag(parts)

@@ -27,7 +27,7 @@ class Counter:
         count: frames, replayed or in the checkpoint. replayed: those that were replayed.
         restored: what the checkpoint said; None: there was none.
         gone: segments that were missing. lost: frames that could not be read.
-        unsaved: what it has beside its frames.
+        unsaved: its state that no frame holds.
     """
 
     def __init__(self) -> None:

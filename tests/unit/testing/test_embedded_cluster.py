@@ -1,4 +1,4 @@
-"""Claims about `indilog.testing.cluster`, and about names of logs, alike in every kind of log."""
+"""`indilog.testing.cluster`, and the names of logs, equal in every kind of log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indilog.testing import MemoryLog, MemoryLogs, cluster
 
 
 @pytest.mark.asyncio
-async def test_a_test_gets_a_whole_platform_by_either_import() -> None:
+async def test_a_test_gets_a_complete_platform_by_either_import() -> None:
     assert indilog.testing.cluster is cluster
     async with indilog.testing.cluster() as client:
         log = client.log("a/b")
@@ -27,7 +27,7 @@ async def test_a_test_gets_a_whole_platform_by_either_import() -> None:
 
 @pytest.mark.parametrize("name", ["$apps", "$x", "", "x" * 129, 3, None, ["a"], "a\x1fb"])
 @pytest.mark.asyncio
-async def test_a_name_that_no_log_of_a_user_may_have_is_refused_everywhere(
+async def test_a_reserved_log_name_is_refused_by_every_kind_of_log(
     name: Any,  # noqa: ANN401 - also what is no text
 ) -> None:
     for log in (
@@ -40,5 +40,5 @@ async def test_a_name_that_no_log_of_a_user_may_have_is_refused_everywhere(
             log(name)
 
 
-def test_a_name_may_have_slashes() -> None:
+def test_a_log_name_may_contain_slashes() -> None:
     assert check_log_name("a/b") == "a/b"

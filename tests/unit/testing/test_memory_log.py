@@ -1,4 +1,4 @@
-"""What the in-memory log offers beside the interface (that is in `tests/contract`)."""
+"""What the in-memory log offers in addition to the interface (which `tests/contract` covers)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from indilog.testing import MemoryLog, MemoryLogs
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_log_alone_has_a_logspace_of_its_own() -> None:
+async def test_a_single_log_has_its_own_logspace() -> None:
     assert [await MemoryLog("x").append(b"a"), await MemoryLog("x").append(b"b")] == [0, 0]
 
 
-async def test_logs_of_one_source_are_the_same_log_by_name() -> None:
+async def test_logs_of_one_source_with_the_same_name_are_the_same_log() -> None:
     logs = MemoryLogs()
     await logs.log("x").append(b"a")
     assert await logs.log("x").read(0) is not None
@@ -40,7 +40,7 @@ async def test_limits_come_from_the_configuration() -> None:
         await log.append(b"", tags=["a", "b", "c"])
 
 
-async def test_a_page_is_bounded_in_bytes_but_has_a_record() -> None:
+async def test_a_page_is_bounded_in_bytes_but_holds_at_least_one_record() -> None:
     log = MemoryLog("x", logs=MemoryLogs(page_bytes_max=10))
     await log.append_batch([Entry(b"01234")] * 3 + [Entry(b"x" * 50)])
     assert [record.seqnum for record in await log.read_range()] == [0, 1]
@@ -58,7 +58,7 @@ async def test_aux_data_can_be_made_to_vanish() -> None:
     assert [record.aux for record in await log.read_range()] == [None, None, None]
 
 
-async def test_time_is_the_clocks() -> None:
+async def test_record_times_come_from_the_given_clock() -> None:
     log = MemoryLog("x", logs=MemoryLogs(clock=lambda: 42.5))
     await log.append(b"")
     record = await log.read(0)

@@ -1,4 +1,4 @@
-"""What one test changes for the whole process does not reach the next one."""
+"""Process-wide changes by one test do not reach the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.process_state import process_state
 
 
-def test_what_commands_set_for_their_process_is_put_back() -> None:
+def test_process_settings_of_commands_are_restored() -> None:
     before = process_state()
     signal.signal(signal.SIGTERM, lambda *_: None)
     sys.excepthook = lambda *_: None
@@ -26,7 +26,9 @@ def test_what_commands_set_for_their_process_is_put_back() -> None:
     assert process_state() == before
 
 
-def test_what_a_test_forgot_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_resource_that_a_test_leaked_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = process_state()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "FORGOTTEN", "1")

@@ -52,23 +52,23 @@ def test_an_error_of_one_execution_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_who_waits_for_an_event_goes_on_when_another_has_set_it(first: int) -> None:
-    event, told = Event(), list[str]()
+def test_an_execution_waiting_for_an_event_resumes_after_another_sets_it(first: int) -> None:
+    event, story = Event(), list[str]()
 
     async def waits() -> None:
-        told.append("waits")
+        story.append("waits")
         await event.wait()
-        told.append("goes on")
+        story.append("goes on")
 
     async def sets() -> None:
-        told.append("sets")
+        story.append("sets")
         event.set()
 
     run_stepped([waits(), sets()], lambda ready: first if first in ready else ready[0])
-    assert told == (["waits", "sets", "goes on"], ["sets", "waits", "goes on"])[first]
+    assert story == (["waits", "sets", "goes on"], ["sets", "waits", "goes on"])[first]
 
 
-def test_executions_that_wait_for_each_other_are_found_out() -> None:
+def test_a_deadlock_of_executions_is_detected() -> None:
     async def waits() -> None:
         await Event().wait()
 

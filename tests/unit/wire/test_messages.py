@@ -1,4 +1,4 @@
-"""Claims about the wire messages and their envelope (`indilog.wire.messages`)."""
+"""The wire messages and their envelope (`indilog.wire.messages`)."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ def test_an_envelope_keeps_kinds_order_and_contents() -> None:
     assert envelope_decoded(memoryview(envelope_encoded(sent))) == sent
 
 
-def test_every_message_travels_under_a_name_of_its_own() -> None:
+def test_every_message_has_its_own_tag_on_the_wire() -> None:
     tags = [kind.__struct_config__.tag for kind in KINDS]
     assert len(set(tags)) == len(tags) == len(KINDS)
 
 
-def test_only_metalog_entries_on_their_way_to_a_backup_promise_nothing() -> None:
+def test_only_metalog_entries_sent_to_a_backup_promise_nothing() -> None:
     assert [kind for kind in KINDS if not kind.promises] == [MetalogAppend]
 
 
-def test_messages_cannot_be_changed_by_who_gets_them() -> None:
-    # In one process they are passed by reference.
+def test_messages_are_immutable() -> None:
+    # Messages within one process are passed by reference.
     assert all(kind.__struct_config__.frozen for kind in KINDS)
     with pytest.raises(AttributeError):
         MESSAGES[0].stored = {}  # type: ignore[misc, union-attr]
 
 
-def test_every_cut_short_envelope_is_refused() -> None:
+def test_every_truncated_envelope_is_refused() -> None:
     frame = envelope_encoded(envelope(*MESSAGES))
     for size in range(len(frame)):
         with pytest.raises(MalformedFrameError):

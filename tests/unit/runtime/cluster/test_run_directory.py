@@ -50,7 +50,7 @@ def test_a_run_that_ends_removes_its_own_directory() -> None:
 
 
 def test_directories_that_belong_to_no_run_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "indilog-run-of-somebody").mkdir()
+    (tmp_path / "indilog-run-of-another").mkdir()
     (tmp_path / "indilog-run-file").touch()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "owner").touch()
