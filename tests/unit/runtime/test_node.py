@@ -61,7 +61,7 @@ async def test_answers_and_messages_leave_after_the_sync_of_earlier_writes() -> 
     assert await asyncio.wait_for(answered, 5) == (5, 1)
     await turns()
     assert house.story[:2] == ["write b'entry'", "sync"]
-    assert sorted(house.story[2:]) == ["send 2 to engine-0", "answered caller"]
+    assert sorted(house.story[2:]) == ["answered caller", "send 2 to engine-0"]
     await house.shell.close()
 
 
