@@ -1,7 +1,7 @@
-"""What a hostile page tries against a platform: everything that a browser lets a page send.
+"""The requests of a hostile page against a platform: everything that a browser lets a page send.
 
-`ATTACK` is JavaScript that runs in that page; it gives what it could read. `MODES` are those of
-`fetch`, `KINDS` what a body may claim to be; null: nothing.
+`ATTACK` is JavaScript that runs in that page; it returns what it could read. `MODES` are those of
+`fetch`, `KINDS` the content types that a body may claim; null: none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, with a new empty profile, for tests that act as pages do."""
+"""A real headless Chromium with a new empty profile, for tests that act as pages do."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Chromium refuses some of these requests itself; other browsers do not, so neither shall this.
+    # Chromium refuses some of these requests itself. Other browsers do not, so this protection is
+    # off.
     "--disable-features=LocalNetworkAccessChecks",
 )
 
 
 @contextmanager
 def chromium(names: Mapping[str, str]) -> Iterator[Browser]:
-    """Run Chromium while the block runs; skip the test where there is none.
+    """Run Chromium for the duration of the block; skip the test if it is not installed.
 
     Args:
-        names: host name → address, as if a DNS server said so.
+        names: host name → address, as if resolved by a DNS server.
     """
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:

@@ -1,5 +1,6 @@
-"""A page of another origin, in a real Chromium, cannot deploy, read or invoke anything, whether its
-visitor is signed in at the platform or not; nor can a page whose name was rebound to this machine.
+"""A page of another origin, in a real Chromium, cannot deploy, read or invoke anything, with a
+signed-in visitor or without. Nor can a page whose name was rebound to this machine.
+
 The platform's own page can, so the attacks are real ones.
 """
 
@@ -41,14 +42,14 @@ PAGE = b"<!doctype html><title>evil</title><body>"
 JSON = "application/json"
 Kinds: TypeAlias = Sequence[str | None]
 SENT_MIN = 100
-"""Requests that reach the platform in one attack, at least; browsers withhold some themselves."""
+"""Minimum number of requests that reach the platform in one attack; browsers withhold some."""
 REFUSED = {400, 401, 403, 415, 421}
 OTHER_NAME, REBOUND_NAME = "evil.example", "rebound.example"
 pytestmark = [pytest.mark.browser, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 class Evil(BaseHTTPRequestHandler):
-    """Serves an empty page, under any name."""
+    """Serves an empty page, under any host name."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -68,16 +69,16 @@ class World(NamedTuple):
     browser: Browser
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:  # noqa: ANN401
-        """Ask the platform with its token."""
+        """Send a request to the platform with its token."""
         return httpx.request(method, self.url + path, headers=reach(self.url).headers, **more)
 
     def refused(self) -> int:
-        """Return how many requests the platform's rules have refused."""
+        """Return the number of requests that the platform's rules have refused."""
         count: int = self.ask("GET", "/status").json()["gateway"]["requests_refused"]
         return count
 
     def state(self) -> tuple[list[str], list[str], object]:
-        """Return what an attack could change: applications, records, a policy."""
+        """Return the state that an attack could change: applications, records, a policy."""
         apps = [app["name"] for app in self.ask("GET", "/apps").json()["apps"]]
         records = self.ask("GET", "/logs/edge/records").json()["records"]
         policy = self.ask("GET", "/logs/edge/retention").json()
@@ -108,21 +109,21 @@ def world_in(directory: Path, browser: Browser) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Run one Chromium for all tests; each has a context of its own in it."""
+    """Run one Chromium for all tests; each test has its own context in it."""
     with chromium({OTHER_NAME: "127.0.0.1", REBOUND_NAME: "127.0.0.1"}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[World]:
-    """Run what all tests that change nothing share."""
+    """Run the processes shared by all tests that change nothing."""
     with world_in(tmp_path_factory.mktemp("browser"), browser) as there:
         yield there
 
 
 @contextmanager
 def visitor(world: World, *, signed_in: bool) -> Iterator[BrowserContext]:
-    """Give a browser's window with cookies of its own, signed in at the platform or not."""
+    """Yield a browser window with its own cookies, signed in at the platform or not."""
     context = world.browser.new_context()
     try:
         if signed_in:
@@ -140,7 +141,7 @@ def visitor(world: World, *, signed_in: bool) -> Iterator[BrowserContext]:
 def attacked(
     world: World, page: Page, gateway: str, *, modes: Sequence[str] = MODES, kinds: Kinds = KINDS
 ) -> tuple[list[tuple[str, str]], list[int]]:
-    """Attack from a page; return what it read, and how the platform answered."""
+    """Attack from a page; return what it read, and the platform's status codes."""
     statuses: list[int] = []
 
     def note(response: Response) -> None:
@@ -162,10 +163,10 @@ def nothing_was_read(seen: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", OTHER_NAME])
 @pytest.mark.parametrize("signed_in", [False, True])
-def test_a_page_of_another_origin_can_do_nothing(
+def test_a_page_of_another_origin_can_neither_read_nor_change_anything(
     world: World, name: str, *, signed_in: bool
 ) -> None:
-    """Also on another port of the platform's address, which browsers send its cookies to."""
+    """Also on another port of the platform's address, to which browsers send its cookies."""
     before, refused = world.state(), world.refused()
     with visitor(world, signed_in=signed_in) as context:
         page = context.new_page()
@@ -173,14 +174,14 @@ def test_a_page_of_another_origin_can_do_nothing(
         seen, statuses = attacked(world, page, world.url)
     nothing_was_read(seen)
     assert len(seen) > 100
-    # A page is not told how most of them were answered, so the platform's count says it.
+    # A page does not learn the status of most requests, so the platform's count is checked.
     assert world.refused() - refused > SENT_MIN, "the browser sent them"
-    assert set(statuses) <= REFUSED | {200}, "the page to sign in is for everybody"
+    assert set(statuses) <= REFUSED | {200}, "the sign-in page needs no token"
     assert world.state() == before
 
 
-def test_a_name_rebound_to_this_machine_can_do_nothing(world: World) -> None:
-    """The page came from its own server under that name; then the name means 127.0.0.1."""
+def test_a_page_of_a_rebound_name_can_neither_read_nor_change_anything(world: World) -> None:
+    """The page came from its own server under that name; then the name resolves to 127.0.0.1."""
     before, refused = world.state(), world.refused()
     with visitor(world, signed_in=True) as context:
         page = context.new_page()
@@ -196,13 +197,18 @@ def test_a_name_rebound_to_this_machine_can_do_nothing(world: World) -> None:
     assert world.state() == before
 
 
-def test_the_own_page_of_a_person_who_signed_in_can(tmp_path: Path, browser: Browser) -> None:
-    """Else the tests above could not fail."""
+def test_the_platforms_own_page_can_do_all_of_it_after_a_sign_in(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """Otherwise the tests above could not fail."""
     with world_in(tmp_path, browser) as world, visitor(world, signed_in=True) as context:
         page = context.new_page()
         faults: list[str] = []
         elsewhere: list[str] = []
-        page.on("console", lambda told: faults.append(told.text) if told.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: faults.append(message.text) if message.type == "error" else None,
+        )
         page.on(
             "request",
             lambda asked: None if asked.url.startswith(world.url) else elsewhere.append(asked.url),
@@ -226,7 +232,7 @@ def test_the_own_page_of_a_person_who_signed_in_can(tmp_path: Path, browser: Bro
         assert policy == {"age_s": 86400, "size_bytes": None}
 
 
-def test_the_link_signs_in_one_browser_and_says_so_to_the_next(world: World) -> None:
+def test_the_sign_in_link_works_once_and_the_next_browser_gets_an_explanation(world: World) -> None:
     link = world.ask("POST", "/session/codes").json()["path"]
     with visitor(world, signed_in=False) as first, visitor(world, signed_in=False) as second:
         page = first.new_page()

@@ -30,7 +30,7 @@ async def logs(kind: Kind, tmp_path: Path) -> AsyncIterator[LogSource]:
 
 @pytest.fixture
 def name(tmp_path: Path) -> str:
-    """A name that no test has used, also where tests share a running platform."""
+    """A name that no other test uses, also where tests share a running platform."""
     return f"{tmp_path.parent.parent.name}/{tmp_path.name}-{next(_fresh)}"[-100:]
 
 
@@ -41,5 +41,5 @@ def log(logs: LogSource, name: str) -> Log:
 
 @pytest.fixture
 def session_of(logs: LogSource, name: str) -> Callable[[], Log]:
-    """Give the same log in a session of its own, as another person has it."""
+    """Return the same log in a session of its own, like that of another client."""
     return lambda: logs.log(name, Session())

@@ -1,9 +1,9 @@
 """The kinds of log that the contract suite runs against.
 
 A further kind is one entry in `KINDS`: an async context manager that takes a directory of its own
-and gives a `LogSource`. Setup and teardown may run in different tasks of one event loop, so it must
-not hold a task group or a timeout open. The source may already hold other logs' records, so a slow
-kind may share one running platform between tests.
+and yields a `LogSource`. Setup and teardown may run in different tasks of one event loop, so a kind
+must not hold a task group or a timeout open. The source may already hold other logs' records, so a
+slow kind may share one running platform between tests.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Kind:
     """One implementation of `Log`, and how to start it.
 
     Attributes:
-        open: gives a source that keeps its data below the directory.
-        durable: what was appended is there when the same directory is opened again.
+        open: yields a source that keeps its data below the directory.
+        durable: acknowledged records are there when the same directory is opened again.
         marks: of every test of this kind, e.g. `pytest.mark.cluster`.
     """
 
@@ -75,8 +75,8 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
 
 
 class LinkedSource:
-    """Logs at the other end of three links: one after the other has the next log that is opened,
-    so that a session goes over several.
+    """Logs at the other end of three links: each opened log uses the next link, so that a session
+    spans several links.
     """
 
     def __init__(self, logs: LogSource) -> None:
@@ -88,7 +88,7 @@ class LinkedSource:
 
 @asynccontextmanager
 async def linked(directory: Path) -> AsyncIterator[LogSource]:
-    """An embedded platform as its workers have it: over links, in this process."""
+    """An embedded platform as its workers see it: over links, in this process."""
     async with embedded_platform(directory) as logs:
         yield LinkedSource(logs)
 
@@ -109,7 +109,7 @@ async def remote_processes(directory: Path) -> AsyncIterator[LogSource]:
 
 @functools.cache
 def running_platform(*options: str) -> PlatformProcess:
-    """Start a platform once for all tests of this process; it is ended with the process."""
+    """Start a platform once for all tests of this process; it ends with the process."""
     life = contextlib.ExitStack()
     directory = life.enter_context(tempfile.TemporaryDirectory(prefix="indilog-contract-"))
     running = life.enter_context(platform(Path(directory), *options))

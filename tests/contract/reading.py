@@ -13,7 +13,7 @@ def data_of(records: Sequence[Record]) -> list[bytes]:
 
 
 async def all_of(log: Log, tag: UserTag | None = None) -> list[Record]:
-    """Page to the end, as the interface says: until an empty page."""
+    """Page to the end, which is an empty page according to the interface."""
     found: list[Record] = []
     while page := await log.read_range(tag, found[-1].seqnum + 1 if found else 0):
         found += page

@@ -1,4 +1,4 @@
-"""Workflows on every kind of log: two processes execute runs, and one of them vanishes."""
+"""Workflows on every kind of log: two processes execute runs, and one of them crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS = 10
 
 
 class Sessions:
-    """Access to one log, a session for each time it is asked for."""
+    """Access to one log, with a new session for each request."""
 
     def __init__(self, session_of: Callable[[], Log]) -> None:
         self._session_of = session_of
@@ -28,7 +28,7 @@ class Sessions:
         return log
 
 
-async def test_every_run_ends_though_a_process_vanishes(session_of: Callable[[], Log]) -> None:
+async def test_every_run_ends_although_a_process_crashes(session_of: Callable[[], Log]) -> None:
     begun = asyncio.Event()
     done: list[str] = []
 

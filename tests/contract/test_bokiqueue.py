@@ -1,4 +1,4 @@
-"""A queue on every kind of log: two consumers share the work, and one of them vanishes."""
+"""A queue on every kind of log: two consumers share the work, and one of them crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 MESSAGES = 30
 
 
-async def test_each_message_is_acknowledged_once_though_a_consumer_vanishes(
+async def test_each_message_is_acknowledged_once_although_a_consumer_crashes(
     session_of: Callable[[], Log],
 ) -> None:
     def process() -> Queue:
@@ -36,5 +36,5 @@ async def test_each_message_is_acknowledged_once_though_a_consumer_vanishes(
         if number == MESSAGES // 2:
             lost = await process().take(wait=0.5, lease=0.2)
     await asyncio.gather(*consuming)
-    assert sorted(done) == list(range(MESSAGES)), f"vanished with {lost}"
+    assert sorted(done) == list(range(MESSAGES)), f"crashed with {lost}"
     assert (await process().stats()).depth == 0

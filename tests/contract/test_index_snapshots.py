@@ -35,7 +35,7 @@ def index_nodes(platform: Platform) -> list[IndexNode]:
 
 
 async def append_round(log: Log, number: int) -> None:
-    """Append in waves, so that both index shards get their part."""
+    """Append in waves, so that both index shards get a share."""
     for first in range(number * ROUND, (number + 1) * ROUND, WAVE):
         wave = range(first, first + WAVE)
         await asyncio.gather(
@@ -61,7 +61,7 @@ async def check(log: Log, rounds: int) -> None:
 
 
 async def snapshots_opened(platform: Platform) -> None:
-    """Wait until all index nodes have begun with what an earlier start wrote."""
+    """Wait until all index nodes have loaded the snapshots of an earlier start."""
     async with asyncio.timeout(60):
         while not all(node.status()["snapshot_rows"] for node in index_nodes(platform)):
             await platform.logs.log("orders").tail()
@@ -116,8 +116,8 @@ def test_a_platform_that_lost_snapshots_rebuilds_its_index_from_storage(
     uvloop.run(story())
 
 
-def test_what_was_trimmed_stays_trimmed_though_snapshots_have_it(tmp_path: Path) -> None:
-    """A22, with most of the index on the disk: whole and per tag, before and after a restart."""
+def test_trimmed_records_stay_trimmed_although_snapshots_contain_them(tmp_path: Path) -> None:
+    """A22, with most of the index on disk: whole and per tag, before and after a restart."""
 
     async def check_trimmed(log: Log, until: int, of_tag: int) -> None:
         for n in range(0, ROUND, ROUND // 20):
@@ -129,9 +129,9 @@ def test_what_was_trimmed_stays_trimmed_though_snapshots_have_it(tmp_path: Path)
                 record = await log.read_next(f"only-{n}", until)
                 assert record is not None
                 assert record.data == b"%d" % n
-        with pytest.raises(TrimmedError) as told:
+        with pytest.raises(TrimmedError) as raised:
             await log.read_next(3, until)
-        assert told.value.first_seqnum == of_tag
+        assert raised.value.first_seqnum == of_tag
         found = await log.read_range(tag=3, bound=of_tag, limit=1000)
         assert [record.seqnum for record in found] == [
             record.seqnum
@@ -161,7 +161,7 @@ def test_what_was_trimmed_stays_trimmed_though_snapshots_have_it(tmp_path: Path)
                 await log.append(b"%d" % n, tags=["after"])
             await snapshots_written(platform)
             after = sum(node.status()["snapshot_rows"] for node in index_nodes(platform))
-            assert after < before / 2, "what is trimmed leaves the disk"
+            assert after < before / 2, "rows of trimmed records are removed from the disk"
             assert len(await log.read_range(tag="after", bound=ROUND, limit=1000)) == WAVE
 
     uvloop.run(story())

@@ -1,4 +1,4 @@
-"""The service that runs invocations while the log takes nothing, or is away."""
+"""The invocation service while the log refuses appends or is unreachable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
     ("part", "what"),
     [("_run_round", "invocations not advanced"), ("_read_on", "invocations not followed")],
 )
-async def test_a_fault_that_lasts_is_not_logged_at_every_try(
+async def test_a_lasting_fault_is_not_logged_at_every_retry(
     monkeypatch: pytest.MonkeyPatch, part: str, what: str, fault: Exception
 ) -> None:
     monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
@@ -40,15 +40,17 @@ async def test_a_fault_that_lasts_is_not_logged_at_every_try(
     service = service_of(MemoryLogs(ClusterConfig()), NodeConfig(), Node(), "one")
     service._unread, service._unadvanced = Notices(60.0), Notices(60.0)
     monkeypatch.setattr(service, part, failing)
-    with capture_logs() as told:
+    with capture_logs() as logged:
         await service.start()
         await enough.wait()
         await service.stop()
-    assert [line["event"] for line in told].count(what) == 1
+    assert [line["event"] for line in logged].count(what) == 1
 
 
 class UnsteadyLogs(HookedLogs):
-    """While it is away nothing that was appended can be read; `failed` counts that."""
+    """Logs that are unreachable at times: then no record can be read; `failed` counts these
+    reads.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +64,14 @@ class UnsteadyLogs(HookedLogs):
         return records
 
 
-async def test_a_log_that_fails_again_after_a_read_is_logged_at_once(
+async def test_a_second_outage_of_the_log_is_logged_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
     logs = UnsteadyLogs()
     service = service_of(logs, NodeConfig(), Node(), "one")
     service._unread = Notices(60.0)
-    with capture_logs() as told:
+    with capture_logs() as logged:
         await service.start()
         for _ in range(2):
             logs.failed, logs.is_away = asyncio.Semaphore(0), True
@@ -77,6 +79,6 @@ async def test_a_log_that_fails_again_after_a_read_is_logged_at_once(
             for _ in range(5):
                 await logs.failed.acquire()
             logs.is_away = False
-            assert await service.status_of("nothing") is None, "it reads up to now"
+            assert await service.told("nothing") is None, "it reads up to the tail"
         await service.stop()
-    assert [line["event"] for line in told].count("invocations not followed") == 2
+    assert [line["event"] for line in logged].count("invocations not followed") == 2

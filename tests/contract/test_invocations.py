@@ -1,4 +1,4 @@
-"""The service that runs invocations, over a log and without workers: what is recorded is run."""
+"""The invocation service, over a log and without workers: every recorded invocation runs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ FAST: dict[str, Any] = {
     "invocation_retry_s_max": 0.02,
     "invocation_tries_max": 3,
     "app_invocations_open_share_max": 1.0,
-    "app_kept_share_max": 1.0,  # all calls here are of one application
+    "app_kept_share_max": 1.0,  # all calls of these tests are of one application
 }
 
 
 class Node:
-    """Workers that are not there: a call ends with the next outcome, or not at all."""
+    """Replaces the workers: a call ends with the next outcome, or not at all."""
 
     def __init__(self, *outcomes: Returned | Failed) -> None:
         self.outcomes = list(outcomes)
@@ -104,45 +104,45 @@ def crashed() -> Failed:
     return failed(WorkerCrashedError("The worker process died."))
 
 
-async def test_what_was_accepted_runs_and_its_outcome_can_be_asked_for() -> None:
+async def test_an_accepted_invocation_runs_and_its_outcome_is_readable() -> None:
     node = Node(Returned(5, b"[1]"))
     async with running(MemoryLogs(), node) as service:
         id_ = await service.accept("app.f", b"{}")
-        told = await service.status_of(id_, wait_s=30)
-        assert told is not None
-        assert (told.function, told.state) == ("app.f", State.DONE)
-        assert told.outcome == Returned(5, b"[1]")
-        assert await service.status_of("nothing") is None
+        status = await service.told(id_, wait_s=30)
+        assert status is not None
+        assert (status.function, status.state) == ("app.f", State.DONE)
+        assert status.outcome == Returned(5, b"[1]")
+        assert await service.told("nothing") is None
 
 
-async def test_an_outcome_survives_a_restart_and_is_known_on_every_node() -> None:
+async def test_an_outcome_survives_a_restart_and_is_readable_on_every_node() -> None:
     logs = MemoryLogs()
     async with running(logs, Node(failed(ValueError("No.")))) as service:
         id_ = await service.accept("app.f", b"{}")
         assert await service.status_of(id_, wait_s=30) is not None
     async with running(logs, Node()) as again, running(logs, Node(), "b") as other:
         for there in (again, other):
-            told = await there.status_of(id_)
-            assert told is not None
-            assert (told.state, told.outcome) == (State.FAILED, failed(ValueError("No.")))
+            status = await there.told(id_)
+            assert status is not None
+            assert (status.state, status.outcome) == (State.FAILED, failed(ValueError("No.")))
 
 
 async def test_a_timer_survives_a_restart() -> None:
     logs, node = MemoryLogs(), Node(Returned(0, b"1"))
     async with running(logs, Node()) as service:
         id_ = await service.accept("app.f", b"{}", delay_s=0.2)
-        told = await service.status_of(id_)
-        assert told is not None
-        assert told.state == State.SCHEDULED
+        status = await service.told(id_)
+        assert status is not None
+        assert status.state == State.SCHEDULED
     async with running(logs, node) as again:
-        told = await again.status_of(id_, wait_s=30)
-        assert told is not None
-        assert told.state == State.DONE
+        status = await again.told(id_, wait_s=30)
+        assert status is not None
+        assert status.state == State.DONE
     assert node.begun == {id_: 1}
 
 
-async def test_what_a_node_that_vanished_ran_runs_elsewhere() -> None:
-    """A node whose process is gone says nothing; another one takes over a lease later."""
+async def test_the_runs_of_a_crashed_node_are_taken_over_by_another_node() -> None:
+    """A crashed node writes no heartbeat; another node takes over its runs one lease later."""
     logs, gone, other = MemoryLogs(), Node(), Node(Returned(0, b'"other"'))
     config = node_config(**FAST)
     vanished = service_of(logs, config, gone, "a")
@@ -150,29 +150,29 @@ async def test_what_a_node_that_vanished_ran_runs_elsewhere() -> None:
     id_ = await vanished.accept("app.f", b"{}")
     await gone.begins.wait()
     for task in [*vanished._tasks, *vanished._runs._running.values()]:
-        task.cancel()  # as kill -9 would: nothing is said
+        task.cancel()  # like kill -9: no record is appended
     async with running(logs, other, "b") as there:
         assert await there.outcome(id_) == Returned(0, b'"other"')
     assert other.begun == {id_: 1}
 
 
-async def test_two_nodes_do_not_run_what_one_of_them_runs() -> None:
+async def test_a_run_with_a_live_lease_is_not_started_by_another_node() -> None:
     logs, slow, other = MemoryLogs(), Node(), Node()
     async with running(logs, slow) as one, running(logs, other, "b") as two:
         id_ = await one.accept("app.f", b"{}")
         await slow.begins.wait()
         bound = 0
-        for _ in range(9):  # three leases, by what the executor says
+        for _ in range(9):  # three leases, by the executor's heartbeats
             alive = await logs.log("$invocations").read_next("executors", bound, wait=30)
             assert alive is not None
             bound = alive.seqnum + 1
         assert other.begun == {}
-        told = await two.status_of(id_)
-        assert told is not None
-        assert told.state == State.RUNNING
+        status = await two.told(id_)
+        assert status is not None
+        assert status.state == State.RUNNING
 
 
-async def test_a_lost_worker_is_tried_again_and_then_given_up() -> None:
+async def test_a_call_whose_worker_crashes_is_retried_and_finally_fails() -> None:
     node = Node(crashed(), crashed(), Returned(0, b"1"))
     async with running(MemoryLogs(), node) as service:
         id_ = await service.accept("app.f", b"{}")
@@ -186,14 +186,14 @@ async def test_a_lost_worker_is_tried_again_and_then_given_up() -> None:
     assert node.begun == {id_: 3}
 
 
-async def test_what_could_not_begin_is_not_over() -> None:
+async def test_a_call_that_could_not_begin_stays_open() -> None:
     node = Node(failed(OverloadedError("Full.")), failed(NotReadyError("No.")), Returned(0, b"1"))
     async with running(MemoryLogs(), node) as service:
         id_ = await service.accept("app.f", b"{}")
         assert await service.outcome(id_) == Returned(0, b"1")
 
 
-async def test_the_same_key_is_one_run_and_one_result() -> None:
+async def test_a_repeated_key_is_one_run_with_one_result() -> None:
     logs, node, other = MemoryLogs(), Node(), Node()
     async with running(logs, node) as one, running(logs, other, "b") as two:
         ids = await asyncio.gather(*(
@@ -222,7 +222,7 @@ async def test_a_key_survives_a_restart() -> None:
     assert not node.begun
 
 
-async def test_too_many_open_ones_are_refused() -> None:
+async def test_invocations_over_the_open_limit_are_refused() -> None:
     async with running(MemoryLogs(), Node(), invocations_open_max=2) as service:
         for _ in range(2):
             await service.accept("app.f", b"{}", delay_s=100)
@@ -232,23 +232,23 @@ async def test_too_many_open_ones_are_refused() -> None:
 
 
 async def test_one_application_cannot_open_all_invocations_at_once() -> None:
-    """Also not with calls that are being recorded at the same time."""
+    """Also not with calls whose records are being appended at the same time."""
     async with running(
         MemoryLogs(), Node(), invocations_open_max=10, app_invocations_open_share_max=0.5
     ) as service:
         accepting = [service.accept("slow.nap", b"{}", delay_s=900) for _ in range(10)]
-        told = await asyncio.gather(*accepting, return_exceptions=True)
-        refused = [answer for answer in told if isinstance(answer, OverloadedError)]
+        status = await asyncio.gather(*accepting, return_exceptions=True)
+        refused = [answer for answer in status if isinstance(answer, OverloadedError)]
         assert len(refused) == 5
         assert "5 recorded invocations of app slow wait or run" in str(refused[0])
         assert await service.accept("other.f", b"{}", delay_s=900)
-        await service.status_of("x")  # until all are read
+        await service.told("x")  # until all records are read
         with pytest.raises(OverloadedError, match="5 recorded invocations of app slow"):
             await service.accept("slow.nap", b"{}")
 
 
 async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:
-    """No caller would wait for its record: there is room for one caller, and nothing is read."""
+    """No caller could wait for its record: there is room for one caller, and nothing is read."""
     logs, node = MemoryLogs(), Node(*[Returned(0, b"1")] * 3)
     async with running(logs, node, calls_pending_max=1) as service:
         service._tasks[0].cancel()
@@ -266,7 +266,7 @@ async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:
     assert sorted(node.begun.values()) == [1, 1]
 
 
-async def test_a_key_is_known_by_now_however_far_a_node_has_read() -> None:
+async def test_a_key_is_checked_against_the_whole_log_also_on_a_lagging_node() -> None:
     logs = MemoryLogs()
     async with running(logs, Node()) as one, running(logs, Node(), "b") as two:
         two._tasks[0].cancel()
@@ -286,34 +286,36 @@ async def test_a_key_is_known_by_now_however_far_a_node_has_read() -> None:
 
 
 @pytest.mark.parametrize("arguments", [b"{", b'{"\xff":1}', b"[" * 100_000 + b"]" * 100_000])
-async def test_arguments_that_are_no_json_are_others_than_those_of_a_key(arguments: bytes) -> None:
+async def test_arguments_that_are_no_json_differ_from_those_of_a_key(arguments: bytes) -> None:
     async with running(MemoryLogs(), Node()) as service:
         await service.accept("app.f", b"{}", key="k")
         with pytest.raises(InvalidArgumentsError, match="was used with other arguments"):
             service.known("app.f", arguments, "k")
 
 
-async def test_a_key_that_is_none_is_refused() -> None:
+async def test_a_malformed_key_is_refused() -> None:
     async with running(MemoryLogs(), Node()) as service:
         for key in ("x" * 256, "a\nb"):
             with pytest.raises(InvalidArgumentsError, match="1 to 255 printable characters"):
                 await service.accept("app.f", b"{}", key=key)
 
 
-async def test_what_runs_when_the_platform_stops_is_stopped_and_runs_again() -> None:
+async def test_a_run_interrupted_by_a_platform_stop_runs_again_after_the_restart() -> None:
     logs, node, again = MemoryLogs(), Node(), Node(Returned(0, b"1"))
     async with running(logs, node) as service:
         id_ = await service.accept("app.f", b"{}")
         await node.begins.wait()
         assert [call.outcome.cancelled() for call in node.calls] == [False]
     assert node.stopped == [id_]
-    assert [call.outcome.cancelled() for call in node.calls] == [False], "that is the router's"
+    assert [call.outcome.cancelled() for call in node.calls] == [False], (
+        "the router cancels the calls"
+    )
     async with running(logs, again) as later:
         assert await later.outcome(id_) == Returned(0, b"1")
 
 
 async def run_many(service: InvocationService, times: int = 15) -> str:
-    """Run so many invocations that a checkpoint is written; return the last one's id."""
+    """Run enough invocations for a checkpoint to be written; return the last one's id."""
     ids: list[str] = []
     for _ in range(times):
         ids = await asyncio.gather(*(service.accept("app.f", b"{}") for _ in range(60)))
@@ -321,8 +323,10 @@ async def run_many(service: InvocationService, times: int = 15) -> str:
     return ids[-1]
 
 
-async def test_what_is_not_needed_is_trimmed_and_a_late_reader_agrees() -> None:
-    """A timer holds up nothing but its own stream; what was dropped as a repetition stays so."""
+async def test_unneeded_records_are_trimmed_and_a_late_reader_reaches_the_same_state() -> None:
+    """A timer delays only the trim of its own stream; a record dropped as a repetition stays
+    dropped.
+    """
     logs, node = MemoryLogs(), Node(*[Returned(0, b"1")] * 1500)
     async with running(logs, node, results_kept_max=100) as service:
         timer = await service.accept("app.f", b"{}", delay_s=30 * 86_400)
@@ -332,27 +336,27 @@ async def test_what_is_not_needed_is_trimmed_and_a_late_reader_agrees() -> None:
         assert len(await left.read_range(limit=10_000)) < 1500
     async with running(logs, Node(), results_kept_max=100) as late:
         assert await late.accept("app.f", b"{}", key="k") == keyed
-        told = [await late.status_of(id_) for id_ in (timer, keyed, last)]
-        assert [t.state if t else None for t in told] == ["scheduled", "done", "done"]
+        status = [await late.told(id_) for id_ in (timer, keyed, last)]
+        assert [t.state if t else None for t in status] == ["scheduled", "done", "done"]
         assert late.status()["open"] == 1
 
 
-async def test_a_node_that_was_paused_while_others_trimmed_reads_their_checkpoint() -> None:
+async def test_a_node_paused_during_trims_resumes_from_the_checkpoint_of_other_nodes() -> None:
     logs, other = MemoryLogs(), Node(*[Returned(0, b"1")] * 2000)
     async with running(logs, Node(), "paused", results_kept_max=100) as paused:
-        paused._tasks[0].cancel()  # it reads nothing any more
+        paused._tasks[0].cancel()  # it stops reading
         async with running(logs, other, "b", results_kept_max=100) as service:
             last = await run_many(service)
             paused._tasks[0] = asyncio.ensure_future(paused._follow())
-            told = await paused.status_of(last)
-            assert told is not None
-            assert told.state == State.DONE
+            status = await paused.told(last)
+            assert status is not None
+            assert status.state == State.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
 
 
-async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
-    """It reads what trims have left page by page, and would have enough for a checkpoint before it
-    comes to the one of the others, which is trimmed if it believes itself.
+async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
+    """The node reads the untrimmed records page by page. Before it reaches the checkpoint of the
+    other nodes, it has read enough for a checkpoint of its own, which would let it trim theirs.
     """
     logs, other = MemoryLogs(), Node(*[Returned(0, b"1")] * 4000)
     async with (
@@ -360,21 +364,21 @@ async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
         running(logs, other, "b", 1, results_kept_max=700) as service,
     ):
         last = await run_many(service, 5)
-        paused._tasks[0].cancel()  # it reads nothing any more
+        paused._tasks[0].cancel()  # it stops reading
         while not service._fold.checkpointed:
             last = await run_many(service, 5)
-        assert service._fold.checkpointed > 2000, "the second node's"
+        assert service._fold.checkpointed > 2000, "the second node wrote it"
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        told = await paused.status_of(last)
-        assert told is not None
-        assert told.state == State.DONE
+        status = await paused.told(last)
+        assert status is not None
+        assert status.state == State.DONE
         async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
             for node in (late, paused, service):
-                await node.status_of("nothing")  # reads up to now
-                assert node._fold.count == node._fold.end, "there is no other log"
+                await node.told("nothing")  # reads up to the tail
+                assert node._fold.count == node._fold.end, "the log has no other records"
 
 
-async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() -> None:
+async def test_a_node_starts_despite_a_lost_checkpoint_or_last_record() -> None:
     logs, node = DamagedLogs(), Node(*[Returned(0, b"1")] * 1500)
     async with running(logs, node, results_kept_max=100) as service:
         last = await run_many(service)
@@ -385,18 +389,16 @@ async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() ->
     async with running(logs, Node(Returned(0, b"2")), "b", results_kept_max=100) as late:
         assert await late.outcome(await late.accept("app.f", b"{}")) == Returned(0, b"2")
         with pytest.raises(DataLossError, match="Invocation nothing is not known"):
-            await late.status_of("nothing")  # it may be among what was lost
+            await late.told("nothing")  # its record may be among the lost ones
     logs.lost.clear()
     logs.lost.add(checkpoint)
     async with running(logs, Node(), results_kept_max=100) as late:
-        told = await late.status_of(last)
-        assert told is not None
-        assert told.state == State.DONE
+        status = await late.told(last)
+        assert status is not None
+        assert status.state == State.DONE
 
 
-async def test_a_checkpoint_of_which_a_part_is_lost_does_not_hold_up_a_node_that_was_cut_off() -> (
-    None
-):
+async def test_a_checkpoint_with_a_lost_part_does_not_stop_a_partitioned_node() -> None:
     logs, other = DamagedLogs(), Node(*[Returned(0, b"1")] * 4000)
     logs.config = ClusterConfig(record_bytes_max=8 * KIB)
     async with (
@@ -411,12 +413,12 @@ async def test_a_checkpoint_of_which_a_part_is_lost_does_not_hold_up_a_node_that
         assert others
         logs.lost.add(lost)
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        told = await paused.status_of(last)
-        assert told is not None
-        assert told.state == State.DONE
+        status = await paused.told(last)
+        assert status is not None
+        assert status.state == State.DONE
 
 
-async def test_a_checkpoint_is_cut_into_records_that_may_be_that_large() -> None:
+async def test_a_checkpoint_is_split_into_records_within_the_size_limit() -> None:
     logs = MemoryLogs(ClusterConfig(record_bytes_max=8 * KIB))
     node = Node(*[Returned(0, b"1")] * 1500)
     async with running(logs, node, results_kept_max=200) as service:
@@ -428,8 +430,8 @@ async def test_a_checkpoint_is_cut_into_records_that_may_be_that_large() -> None
         assert late._fold.count == late._fold.end
 
 
-async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> None:
-    """A node that goes back to one would otherwise begin again what is over."""
+async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() -> None:
+    """A node that resumes from a checkpoint would otherwise start completed runs again."""
     logs, node = MemoryLogs(), Node()
     async with running(logs, node) as service:
         id_ = await service.accept("app.f", b"{}")
@@ -443,10 +445,10 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
             await service._log.append(encoded(part), tags=["checkpoints"])
         await service.status_of("nothing")
         service._tasks[0].cancel()
-        await service._restore()  # as a node that has missed something
+        await service._restore()  # as a node that has missed records
         assert id_ in service._fold.open
         service._news.set()
-        for _ in range(20):  # all that waits for nothing else is done
+        for _ in range(20):  # all tasks that are ready have run
             await asyncio.sleep(0)
         service._tasks[0] = asyncio.ensure_future(service._follow())
         await service.status_of("nothing")
@@ -455,7 +457,7 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
 
 
 async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
-    """After a long stop, with many schedules that catch up all that they missed."""
+    """After a long stop, with many schedules that catch up on all missed times."""
     logs = MemoryLogs(ClusterConfig(record_bytes_max=8 * KIB, batch_bytes_max=72 * KIB))
     node = Node(*[Returned(0, b"1")] * 800)
     async with running(logs, node, schedule_catch_up_max=100) as service:
@@ -463,12 +465,12 @@ async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
         since = time.time() - 3 * 3600
         service.schedule(Scheduled(f"app.f{n}", spec, since) for n in range(8))
         async with asyncio.timeout(30):
-            while len(node.begun) < 800:  # noqa: ASYNC110 - the node tells nobody of each
+            while len(node.begun) < 800:  # noqa: ASYNC110 - the node announces no single start
                 await asyncio.sleep(0.01)
 
 
-async def test_an_outcome_that_others_have_trimmed_is_not_waited_for() -> None:
-    """This node still remembers it, because it is behind."""
+async def test_a_wait_for_an_outcome_trimmed_by_another_node_fails_at_once() -> None:
+    """This node lags, and still remembers the outcome."""
     logs = MemoryLogs()
     async with running(logs, Node(Returned(0, b"1"))) as service:
         id_ = await service.accept("app.f", b"{}")
@@ -480,8 +482,8 @@ async def test_an_outcome_that_others_have_trimmed_is_not_waited_for() -> None:
             await service.outcome(id_)
 
 
-async def test_a_function_that_is_not_deployed_here_yet_is_waited_for() -> None:
-    """A node that takes over may learn of the deployment a moment later."""
+async def test_a_taken_over_run_waits_for_the_deployment_of_its_function() -> None:
+    """A node that takes over may read the deployment a moment later."""
 
     class Behind(Node):
         def start(
@@ -499,7 +501,7 @@ async def test_a_function_that_is_not_deployed_here_yet_is_waited_for() -> None:
         assert await service.outcome(id_) == Returned(0, b"1")
 
 
-async def test_lost_records_are_an_outcome_and_stop_nothing_else(
+async def test_lost_records_end_their_invocation_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs, node = MemoryLogs(), Node(Returned(0, b"1"))

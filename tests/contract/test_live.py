@@ -1,5 +1,5 @@
-"""What every kind of log holds over time (PITFALLS A1, 3): sessions, concurrency, waiting,
-subscriptions, aux data, opening again.
+"""What every kind of log guarantees over time (PITFALLS A1, 3): sessions, concurrency, waiting,
+subscriptions, aux data, reopening.
 
 A wait is always ended by its event, and by a deadline only if the log is wrong.
 """
@@ -39,7 +39,7 @@ async def test_a_session_reads_its_own_writes_at_once(session_of: Callable[[], L
     await asyncio.gather(*[person(n) for n in range(8)])
 
 
-async def test_what_one_session_returned_another_sees_after_taking_its_position(
+async def test_a_session_that_takes_another_ones_position_sees_its_records(
     logs: LogSource, name: str
 ) -> None:
     parent = Session()
@@ -49,7 +49,7 @@ async def test_what_one_session_returned_another_sees_after_taking_its_position(
     assert child.position >= parent.position
 
 
-async def test_a_fresh_read_sees_what_another_session_has_seen(
+async def test_a_fresh_read_sees_records_acknowledged_to_another_session(
     session_of: Callable[[], Log],
 ) -> None:
     writer = session_of()
@@ -65,7 +65,7 @@ async def test_a_fresh_read_sees_what_another_session_has_seen(
         assert [record and record.seqnum for record in found] == [seqnum] * 5
 
 
-async def test_concurrent_appends_are_all_distinct_and_all_there(
+async def test_concurrent_appends_get_distinct_seqnums_and_are_all_readable(
     session_of: Callable[[], Log],
 ) -> None:
     people = [session_of() for _ in range(5)]
@@ -80,7 +80,7 @@ async def test_concurrent_appends_are_all_distinct_and_all_there(
     assert found == {seqnum: b"%d" % n for n, seqnum in enumerate(seqnums)}
 
 
-async def test_appends_of_one_caller_one_after_the_other_are_in_that_order(
+async def test_sequential_appends_of_one_caller_keep_their_order(
     session_of: Callable[[], Log],
 ) -> None:
     one, two = session_of(), session_of()
@@ -152,7 +152,7 @@ async def test_a_wait_times_out_on_an_idle_log(log: Log) -> None:
         assert await log.read_next(wait=0.05) is None
 
 
-async def test_a_wait_for_what_is_there_answers_at_once(log: Log) -> None:
+async def test_a_wait_for_an_existing_record_returns_at_once(log: Log) -> None:
     await log.append(b"there", tags=["t"])
     async with asyncio.timeout(20):
         record = await log.read_next("t", wait=60)
@@ -160,7 +160,7 @@ async def test_a_wait_for_what_is_there_answers_at_once(log: Log) -> None:
     assert record.data == b"there"
 
 
-async def test_a_wait_that_is_cancelled_leaves_the_log_working(log: Log) -> None:
+async def test_the_log_works_after_a_cancelled_wait(log: Log) -> None:
     waiting = asyncio.create_task(log.read_next("t", wait=60))
     await log.tail()
     waiting.cancel()
@@ -171,7 +171,7 @@ async def test_a_wait_that_is_cancelled_leaves_the_log_working(log: Log) -> None
         assert await log.read_next("t", wait=60) is not None
 
 
-async def test_a_subscription_gives_history_then_live_without_gaps(
+async def test_a_subscription_yields_history_and_then_new_records_without_gaps(
     session_of: Callable[[], Log],
 ) -> None:
     writer = session_of()
@@ -203,16 +203,16 @@ async def test_a_subscription_starts_at_its_bound(log: Log) -> None:
     assert seen == [b"3", b"4"]
 
 
-async def test_aux_data_is_kept_beside_its_record_and_replaced(log: Log) -> None:
+async def test_aux_data_is_stored_with_its_record_and_replaceable(log: Log) -> None:
     seqnum = await log.append(b"x", tags=["t"])
     other = await log.append(b"y", tags=["t"])
     for aux in (b"first", b"second", b""):
         await log.set_aux(seqnum, aux)
-        (found, beside) = await all_of(log, "t")
+        (found, second) = await all_of(log, "t")
         exact = await log.read(seqnum)
         assert exact is not None
         assert found.aux == exact.aux == aux
-        assert (found.data, beside.seqnum, beside.aux) == (b"x", other, None)
+        assert (found.data, second.seqnum, second.aux) == (b"x", other, None)
 
 
 async def test_oversize_aux_data_is_refused_with_the_limit(log: Log) -> None:
@@ -224,7 +224,7 @@ async def test_oversize_aux_data_is_refused_with_the_limit(log: Log) -> None:
     assert record.aux is None
 
 
-async def test_aux_data_of_no_record_is_harmless(log: Log) -> None:
+async def test_setting_aux_data_of_no_record_is_harmless(log: Log) -> None:
     tail = await log.tail()
     await log.set_aux(tail + 1000, b"early")
     assert await log.append(b"x") == tail
@@ -240,7 +240,9 @@ async def test_aux_data_is_not_set_through_another_log(logs: LogSource, name: st
     assert record.aux is None
 
 
-async def test_a_record_has_one_time_however_it_is_read(session_of: Callable[[], Log]) -> None:
+async def test_every_kind_of_read_returns_the_same_time_of_a_record(
+    session_of: Callable[[], Log],
+) -> None:
     log, other = session_of(), session_of()
     seqnum = await log.append(b"x", tags=["t"])
     found = [
@@ -253,7 +255,7 @@ async def test_a_record_has_one_time_however_it_is_read(session_of: Callable[[],
     assert None not in found
 
 
-async def test_times_of_ordering_never_go_back_and_find_their_records(
+async def test_ordering_times_never_decrease_and_find_their_records(
     session_of: Callable[[], Log],
 ) -> None:
     log = session_of()
@@ -279,7 +281,7 @@ async def test_the_tail_is_the_first_seqnum_not_yet_written(
         assert await writer.tail() == await other.tail() == seqnum + 1
 
 
-async def test_a_time_is_found_between_what_was_appended_before_and_after_it(
+async def test_find_time_returns_the_seqnum_between_earlier_and_later_appends(
     session_of: Callable[[], Log],
 ) -> None:
     log = session_of()
@@ -314,19 +316,19 @@ async def test_the_time_of_the_log_lies_between_the_records_before_and_after_it(
 
 
 @pytest.mark.parametrize("time", [-1, float("nan"), float("inf"), "yesterday", True])
-async def test_what_is_no_time_is_refused(log: Log, time: float) -> None:
+async def test_an_invalid_time_is_refused(log: Log, time: float) -> None:
     with pytest.raises(ValueError, match="seconds since 1970"):
         await log.find_time(time)
 
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), "long", True])
-async def test_what_is_no_wait_is_refused(log: Log, wait: float) -> None:
+async def test_an_invalid_wait_is_refused(log: Log, wait: float) -> None:
     for read in (log.read_next, log.read_range):
         with pytest.raises(ValueError, match="seconds"):
             await read("t", wait=wait)
 
 
-async def test_an_opened_again_log_holds_what_was_acknowledged(
+async def test_a_reopened_log_holds_all_acknowledged_records(
     kind: Kind, tmp_path: Path, name: str
 ) -> None:
     if not kind.durable:

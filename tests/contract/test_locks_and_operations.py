@@ -1,4 +1,4 @@
-"""Locks and workflows on every kind of log: waiting, handing over, notifications."""
+"""Locks and workflows on every kind of log: waiting, handover, notification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.flow_executions import OneLog
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_lock_is_handed_over_in_order_and_a_lost_one_is_reported(
+async def test_a_lock_is_handed_over_in_order_and_its_loss_is_reported(
     session_of: Callable[[], Log],
 ) -> None:
     tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""What every kind of log holds (PITFALLS A1, A33): appends, reads at all bounds, tags, limits.
+"""What every kind of log guarantees (PITFALLS A1, A33): appends, reads at all bounds, tags, limits.
 
 Each claim is a sentence of `indilog.base.log.Log`. The suite knows nothing about how a log works,
 and does not presume that a logspace is empty.
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio
 LIMITS = ClusterConfig()
 
 
-async def test_an_appended_record_is_read_back_whole(log: Log) -> None:
+async def test_an_appended_record_is_read_unchanged(log: Log) -> None:
     seqnum = await log.append(b"hello", tags=["greeting", 7])
     record = await log.read(seqnum)
     assert record is not None
@@ -65,7 +65,7 @@ async def test_data_is_any_bytes(log: Log, data: bytes) -> None:
         assert record.data == data
 
 
-async def test_a_record_of_the_largest_size_is_kept(log: Log) -> None:
+async def test_a_record_of_the_largest_size_is_accepted(log: Log) -> None:
     data = random.Random(1).randbytes(LIMITS.record_bytes_max)
     seqnum = await log.append(data, tags=["big"])
     record = await log.read_next("big", seqnum)
@@ -105,7 +105,7 @@ async def test_a_bad_tag_is_refused_and_nothing_is_appended(log: Log, tag: objec
 
 
 @pytest.mark.parametrize("tag", ["", 0, -1, 2**64])
-async def test_a_bad_tag_cannot_be_read(log: Log, tag: UserTag) -> None:
+async def test_a_read_of_a_bad_tag_is_refused(log: Log, tag: UserTag) -> None:
     for read in (log.read_next, log.read_prev, log.read_range):
         with pytest.raises(InvalidTagError):
             await read(tag)
@@ -136,7 +136,7 @@ async def test_a_batch_is_consecutive_and_keeps_its_order(log: Log) -> None:
     assert record.data == b"41"
 
 
-async def test_batches_stay_together_among_concurrent_appends(
+async def test_batches_stay_consecutive_among_concurrent_appends(
     session_of: Callable[[], Log],
 ) -> None:
     log = session_of()
@@ -166,7 +166,7 @@ async def test_a_batch_with_one_bad_entry_appends_nothing(log: Log) -> None:
     assert await log.tail() == tail
 
 
-async def test_a_batch_over_the_limit_is_refused_whole(log: Log) -> None:
+async def test_a_batch_over_the_limit_is_refused_as_a_whole(log: Log) -> None:
     tail = await log.tail()
     count = LIMITS.batch_bytes_max // LIMITS.record_bytes_max + 1
     with pytest.raises(TooLargeError, match=re.escape(f"{LIMITS.batch_bytes_max:,}")):
@@ -207,7 +207,7 @@ async def test_a_range_starts_at_its_bound_and_stops_at_its_limit(log: Log) -> N
     assert data_of(await log.read_range(bound=seqnums[3])) == [b"3", b"4", b"5"]
 
 
-async def test_bounds_up_to_the_greatest_seqnum_are_fine(log: Log) -> None:
+async def test_bounds_up_to_the_greatest_seqnum_are_accepted(log: Log) -> None:
     await log.append(b"x", tags=["t"])
     for bound in (MAX_SEQNUM - 1, MAX_SEQNUM, MAX_SEQNUM + 1, 2**80):
         assert await log.read(bound) is None
@@ -218,7 +218,7 @@ async def test_bounds_up_to_the_greatest_seqnum_are_fine(log: Log) -> None:
         assert record.data == b"x"
 
 
-async def test_a_negative_bound_is_a_mistake(log: Log) -> None:
+async def test_a_negative_bound_is_refused(log: Log) -> None:
     with pytest.raises(ValueError, match="0 or greater"):
         await log.read(-1)
     with pytest.raises(ValueError, match="0 or greater"):
@@ -245,7 +245,7 @@ async def test_pages_of_one_record_walk_through_a_log(log: Log, tag: str | None)
     assert found == appended
 
 
-async def test_an_empty_log_has_nothing(log: Log) -> None:
+async def test_every_read_of_an_empty_log_finds_nothing(log: Log) -> None:
     assert await log.read_next() is None
     assert await log.read_next("t") is None
     assert await log.read_prev() is None
@@ -268,7 +268,7 @@ async def test_logs_never_see_each_other(logs: LogSource, name: str) -> None:
         assert await mine.read_prev(bound=own - 1) is None
 
 
-async def test_a_log_whose_name_begins_like_another_is_another(logs: LogSource, name: str) -> None:
+async def test_logs_with_a_common_name_prefix_are_separate(logs: LogSource, name: str) -> None:
     session = Session()
     short, long = logs.log(name, session), logs.log(name + "t", session)
     await long.append(b"long", tags=["x"])
@@ -327,6 +327,6 @@ async def test_reads_agree_with_a_naive_list_at_every_bound(log: Log) -> None:
                 assert data_of(await log.read_range(tag, bound, limit=5)) == after[:5]
 
 
-async def test_pages_reach_the_end_also_when_bytes_bound_them(log: Log) -> None:
+async def test_pages_bounded_in_bytes_reach_the_end(log: Log) -> None:
     seqnums = [await log.append(bytes([n]) * 900_000, tags=["big"]) for n in range(7)]
     assert [record.seqnum for record in await all_of(log, "big")] == seqnums

@@ -1,7 +1,8 @@
-"""One suite for every metadata store: the file in this process, and the same one served to others.
+"""One suite for every metadata store: the file in this process, and the same file served over a
+socket.
 
-Every test opens the store twice where that matters: `again()` closes it and opens it on the same
-file, as after a restart.
+Some tests open the store twice: `again()` closes it and opens it on the same file, as after a
+restart.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ async def served(directory: Path) -> AsyncIterator[MetadataStore]:
 
 @pytest_asyncio.fixture(params=[embedded, served], ids=lambda kind: kind.__name__)
 async def again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
-    """Give a function that opens the store, anew each time."""
+    """Yield a function that opens the store again on the same file."""
     stack = AsyncExitStack()
 
     async def opened() -> MetadataStore:
@@ -91,13 +92,13 @@ async def test_a_stale_write_changes_nothing_and_returns_the_version(
     assert await store.get("view") == Versioned(b"two", 2)
 
 
-async def test_a_write_that_expects_a_value_conflicts_where_there_is_none(again: Open) -> None:
+async def test_a_write_that_expects_a_value_conflicts_with_an_absent_one(again: Open) -> None:
     store = await again()
     assert await store.compare_and_set("view", b"x", expected_version=1) == Conflict(0)
     assert await store.get("view") is None
 
 
-async def test_of_writers_at_once_exactly_one_wins_each_version(again: Open) -> None:
+async def test_exactly_one_of_several_concurrent_writers_wins_each_version(again: Open) -> None:
     store = await again()
     outcomes = await asyncio.gather(
         *(store.compare_and_set("view", bytes([i]), expected_version=0) for i in range(20))
@@ -107,13 +108,13 @@ async def test_of_writers_at_once_exactly_one_wins_each_version(again: Open) -> 
     assert await store.get("view") == Versioned(bytes(winners), 1)
 
 
-async def test_sequences_count_from_one_each_for_itself(again: Open) -> None:
+async def test_each_sequence_counts_from_one(again: Open) -> None:
     store = await again()
     assert [await store.next_sequence("a") for _ in range(3)] == [1, 2, 3]
     assert await store.next_sequence("b") == 1
 
 
-async def test_a_number_of_a_sequence_is_given_once(again: Open) -> None:
+async def test_a_number_of_a_sequence_is_issued_once(again: Open) -> None:
     store = await again()
     numbers = await asyncio.gather(*(store.next_sequence("a") for _ in range(20)))
     assert len(set(numbers)) == 20
@@ -129,7 +130,7 @@ async def test_values_and_sequences_survive_a_restart(again: Open) -> None:
     assert await store.compare_and_set("view", b"two", expected_version=1) == Written(2)
 
 
-async def test_a_watch_answers_at_once_what_is_newer_already(again: Open) -> None:
+async def test_a_watch_returns_at_once_for_an_already_newer_version(again: Open) -> None:
     store = await again()
     await store.compare_and_set("view", b"one", expected_version=0)
     assert await store.watch("view", after=0) == Versioned(b"one", 1)
@@ -154,7 +155,7 @@ async def test_a_watch_waits_for_a_key_that_does_not_exist_yet(again: Open) -> N
     assert await asyncio.gather(*watches) == [Versioned(b"one", 1)] * 5
 
 
-async def test_a_watch_may_be_given_up(again: Open) -> None:
+async def test_a_watch_can_be_cancelled(again: Open) -> None:
     store = await again()
     watch = asyncio.create_task(store.watch("view", after=0))
     await store.get("view")
@@ -165,7 +166,7 @@ async def test_a_watch_may_be_given_up(again: Open) -> None:
     assert await store.get("view") == Versioned(b"one", 1)
 
 
-async def test_a_value_at_its_limit_is_taken_and_a_larger_one_refused(again: Open) -> None:
+async def test_a_value_at_its_limit_is_accepted_and_a_larger_one_refused(again: Open) -> None:
     store = await again()
     await store.compare_and_set("view", b"x" * 1000, expected_version=0)
     with pytest.raises(TooLargeError, match="1,000"):
@@ -173,7 +174,7 @@ async def test_a_value_at_its_limit_is_taken_and_a_larger_one_refused(again: Ope
     assert await store.get("view") == Versioned(b"x" * 1000, 1)
 
 
-async def test_a_key_at_its_limit_is_taken_and_a_longer_one_refused(again: Open) -> None:
+async def test_a_key_at_its_limit_is_accepted_and_a_longer_one_refused(again: Open) -> None:
     store = await again()
     await store.compare_and_set("k" * 256, b"", expected_version=0)
     for refused in (

@@ -1,5 +1,5 @@
-"""What every kind of log holds about retention policies: the newest wins, trims do not touch it,
-and what makes no sense is refused in a sentence.
+"""What every kind of log guarantees about retention policies: the newest one applies, trims do not
+change it, and an invalid one is refused in a sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def test_a_log_without_a_policy_keeps_everything(log: Log) -> None:
     assert (await log.retention()).keeps_all
 
 
-async def test_the_policy_that_was_set_last_is_the_whole_policy(log: Log) -> None:
+async def test_the_last_policy_replaces_the_previous_one_as_a_whole(log: Log) -> None:
     await log.set_retention(age_s=7 * DAY_S)
     assert await log.retention() == Retention(age_s=7 * DAY_S)
     await log.set_retention(size_bytes=10 * 2**30)
@@ -35,7 +35,9 @@ async def test_the_policy_that_was_set_last_is_the_whole_policy(log: Log) -> Non
     assert (await log.retention()).keeps_all
 
 
-async def test_a_policy_is_of_one_log_and_no_record_of_it(log: Log, logs: LogSource) -> None:
+async def test_a_policy_applies_to_one_log_and_is_not_a_record_of_it(
+    log: Log, logs: LogSource
+) -> None:
     other = logs.log(log.name + "-other", Session())
     first = await log.append(b"x")
     await log.set_retention(age_s=DAY_S)
@@ -51,7 +53,7 @@ async def test_trimming_a_log_leaves_its_policy(log: Log) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, -0.5, float("nan"), float("inf"), True, "7d"])
-async def test_a_bound_that_makes_no_sense_is_refused(log: Log, bad: object) -> None:
+async def test_an_invalid_policy_bound_is_refused(log: Log, bad: object) -> None:
     await log.set_retention(age_s=DAY_S)
     with pytest.raises(ValueError, match="age_s is a number of seconds, 1 or more, not"):
         await log.set_retention(age_s=bad)  # type: ignore[arg-type]

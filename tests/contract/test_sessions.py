@@ -1,5 +1,5 @@
-"""What every kind of log holds for sessions that work at the same time (PITFALLS A1): after each
-operation a session sees what the operation did or returned, whatever others write meanwhile.
+"""What every kind of log guarantees to concurrent sessions (PITFALLS A1): after each operation a
+session sees its effect or its result, despite concurrent writes of other sessions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 PEOPLE = 6
 ROUNDS = 8
 NOISE_MAX = 500
-"""Batches that an unrelated session appends meanwhile, at most."""
+"""Maximum number of batches that an unrelated session appends concurrently."""
 
 _WrittenT = TypeVar("_WrittenT")
 Act = Callable[[Log, int], Awaitable[None]]
@@ -29,7 +29,7 @@ Act = Callable[[Log, int], Awaitable[None]]
 
 @pytest.fixture
 def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[None]]:
-    """Let several sessions do the same at once, round by round, among others that append."""
+    """Let several sessions do the same concurrently, round by round, among sessions that append."""
 
     async def run(act: Act) -> None:
         async def person(number: int) -> None:
@@ -55,8 +55,8 @@ def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[Non
     return run
 
 
-async def test_what_a_session_writes_moves_its_position_on(logs: LogSource, name: str) -> None:
-    """So another session that takes the position, wherever it is, sees what was written."""
+async def test_a_write_of_a_session_advances_its_position(logs: LogSource, name: str) -> None:
+    """So another session that takes the position, on any node, sees the write."""
 
     async def act(mine: Session) -> None:
         log = logs.log(name, mine)
@@ -113,7 +113,7 @@ async def test_a_session_sees_the_batch_that_it_appended(
     await among_others(act)
 
 
-async def test_a_session_goes_not_back_behind_what_a_read_showed(
+async def test_a_session_never_returns_to_a_state_before_its_last_read(
     among_others: Callable[[Act], Awaitable[None]], session_of: Callable[[], Log]
 ) -> None:
     readers = [session_of() for _ in range(PEOPLE)]
@@ -135,11 +135,11 @@ async def test_a_session_goes_not_back_behind_what_a_read_showed(
     await among_others(act)
 
 
-async def test_after_a_tail_a_session_sees_all_below_it(
+async def test_after_a_tail_a_session_sees_all_records_below_it(
     among_others: Callable[[Act], Awaitable[None]], session_of: Callable[[], Log]
 ) -> None:
     async def act(log: Log, number: int) -> None:
-        tag = f"told{number}"
+        tag = f"tail{number}"
         seqnum = await log.append(b"x", tags=[tag])
         other = session_of()
         assert await other.tail() > seqnum
@@ -148,7 +148,7 @@ async def test_after_a_tail_a_session_sees_all_below_it(
     await among_others(act)
 
 
-async def test_a_session_finds_no_time_below_what_it_appended_before(
+async def test_find_time_in_a_session_returns_no_seqnum_below_its_own_earlier_append(
     among_others: Callable[[Act], Awaitable[None]],
 ) -> None:
     async def act(log: Log, number: int) -> None:
@@ -162,7 +162,7 @@ async def test_a_session_finds_no_time_below_what_it_appended_before(
     await among_others(act)
 
 
-async def test_a_session_finds_trimmed_what_it_trimmed(
+async def test_a_session_gets_a_trimmed_error_after_its_own_trim(
     among_others: Callable[[Act], Awaitable[None]],
 ) -> None:
     async def act(log: Log, number: int) -> None:
@@ -170,9 +170,9 @@ async def test_a_session_finds_trimmed_what_it_trimmed(
         seqnums = await log.append_batch([Entry(b"x", tags=[tag])] * 2)
         await log.trim(seqnums[1], tag=tag)
         for read in (log.read_next(tag, seqnums[0]), log.read_range(tag, seqnums[0])):
-            with pytest.raises(TrimmedError) as told:
+            with pytest.raises(TrimmedError) as raised:
                 await read
-            assert told.value.first_seqnum == seqnums[1]
+            assert raised.value.first_seqnum == seqnums[1]
         await _sees(log, tag, seqnums[1])
 
     await among_others(act)

@@ -1,5 +1,5 @@
-"""What every kind of log holds about trim (PITFALLS A22): whole or per tag, never a silent no-op,
-and trimmed is never answered as absent.
+"""What every kind of log guarantees about trim (PITFALLS A22): whole or per tag, never a silent
+no-op, and a trimmed record is never reported as absent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tests.contract.reading import data_of
 pytestmark = pytest.mark.asyncio
 
 
-async def floor_told(read: object) -> int:
-    with pytest.raises(TrimmedError) as told:
+async def floor_of_error(read: object) -> int:
+    with pytest.raises(TrimmedError) as raised:
         await read  # type: ignore[misc]
-    return told.value.first_seqnum
+    return raised.value.first_seqnum
 
 
 async def filled(log: Log, count: int = 10) -> list[int]:
@@ -31,17 +31,17 @@ async def filled(log: Log, count: int = 10) -> list[int]:
     return await log.append_batch(entries)
 
 
-async def test_below_a_logs_floor_every_read_says_trimmed(log: Log) -> None:
+async def test_below_a_logs_floor_every_read_raises_a_trimmed_error(log: Log) -> None:
     seqnums = await filled(log)
     until = seqnums[6]
     await log.trim(until)
     for tag in (None, "all", "odd", "never"):
         for bound in (0, until - 1):
-            assert await floor_told(log.read_next(tag, bound)) == until
-            assert await floor_told(log.read_range(tag, bound)) == until
-            assert await floor_told(log.read_prev(tag, bound)) == until
-    assert await floor_told(log.read(seqnums[0])) == until
-    assert await floor_told(log.read(until - 1)) == until
+            assert await floor_of_error(log.read_next(tag, bound)) == until
+            assert await floor_of_error(log.read_range(tag, bound)) == until
+            assert await floor_of_error(log.read_prev(tag, bound)) == until
+    assert await floor_of_error(log.read(seqnums[0])) == until
+    assert await floor_of_error(log.read(until - 1)) == until
     assert data_of(await log.read_range(None, until)) == [b"6", b"7", b"8", b"9"]
     assert data_of(await log.read_range("odd", until)) == [b"7", b"9"]
     last = await log.read_prev("odd")
@@ -49,12 +49,12 @@ async def test_below_a_logs_floor_every_read_says_trimmed(log: Log) -> None:
     assert last.data == b"9"
 
 
-async def test_a_trimmed_tag_leaves_the_others_and_the_log(log: Log) -> None:
+async def test_a_trimmed_tag_leaves_other_tags_and_the_log_readable(log: Log) -> None:
     seqnums = await filled(log)
     until = seqnums[6]
     await log.trim(until, tag="odd")
-    assert await floor_told(log.read_next("odd", 0)) == until
-    assert await floor_told(log.read_prev("odd", until - 1)) == until
+    assert await floor_of_error(log.read_next("odd", 0)) == until
+    assert await floor_of_error(log.read_prev("odd", until - 1)) == until
     assert data_of(await log.read_range("odd", until)) == [b"7", b"9"]
     assert data_of(await log.read_range("all", seqnums[0])) == [b"%d" % n for n in range(10)]
     assert data_of(await log.read_range(None, seqnums[0])) == [b"%d" % n for n in range(10)]
@@ -63,7 +63,7 @@ async def test_a_trimmed_tag_leaves_the_others_and_the_log(log: Log) -> None:
     assert record.data == b"1"
 
 
-async def test_a_record_trimmed_in_all_its_tags_is_passed_over(log: Log) -> None:
+async def test_reads_skip_a_record_trimmed_in_all_its_tags(log: Log) -> None:
     seqnums = [await log.append(b"%d" % n, tags=["x"] if n < 4 else []) for n in range(6)]
     await log.trim(seqnums[2], tag="x")
     assert data_of(await log.read_range(None, seqnums[0])) == [b"2", b"3", b"4", b"5"]
@@ -80,7 +80,7 @@ async def test_a_record_trimmed_in_all_its_tags_is_passed_over(log: Log) -> None
     assert below is None or below.seqnum < seqnums[0]
 
 
-async def test_a_record_lives_as_long_as_one_of_its_tags(log: Log) -> None:
+async def test_a_record_is_readable_while_one_of_its_tags_is_untrimmed(log: Log) -> None:
     first = await log.append(b"both", tags=["a", "b"])
     await log.trim(first + 1, tag="a")
     assert data_of(await log.read_range("b", first)) == [b"both"]
@@ -91,38 +91,38 @@ async def test_a_record_lives_as_long_as_one_of_its_tags(log: Log) -> None:
     assert await log.read_range(None, first) == []
 
 
-async def test_read_prev_that_finds_nothing_above_a_floor_says_trimmed(log: Log) -> None:
+async def test_read_prev_without_a_match_above_a_floor_raises_a_trimmed_error(log: Log) -> None:
     first = await log.append(b"old", tags=["t"])
     after = await log.append(b"other")
     await log.trim(first + 1, tag="t")
-    assert await floor_told(log.read_prev("t", after)) == first + 1
-    assert await floor_told(log.read_prev("t")) == first + 1
+    assert await floor_of_error(log.read_prev("t", after)) == first + 1
+    assert await floor_of_error(log.read_prev("t")) == first + 1
     new = await log.append(b"new", tags=["t"])
     record = await log.read_prev("t")
     assert record is not None
     assert record.seqnum == new
 
 
-async def test_trimming_everything_leaves_a_log_that_goes_on(log: Log) -> None:
+async def test_a_completely_trimmed_log_accepts_further_appends(log: Log) -> None:
     await filled(log)
     tail = await log.tail()
     await log.trim(tail)
     assert await log.read_range(None, tail) == []
-    assert await floor_told(log.read_prev()) == tail
+    assert await floor_of_error(log.read_prev()) == tail
     seqnum = await log.append(b"next", tags=["all"])
     assert seqnum >= tail
     assert data_of(await log.read_range("all", tail)) == [b"next"]
 
 
-async def test_a_floor_never_falls(log: Log) -> None:
+async def test_a_floor_never_decreases(log: Log) -> None:
     seqnums = await filled(log)
     await log.trim(seqnums[5])
     await log.trim(seqnums[2])
     await log.trim(0)
-    assert await floor_told(log.read_next()) == seqnums[5]
+    assert await floor_of_error(log.read_next()) == seqnums[5]
     await log.trim(seqnums[7], tag="all")
     await log.trim(seqnums[6], tag="all")
-    assert await floor_told(log.read_next("all", seqnums[5])) == seqnums[7]
+    assert await floor_of_error(log.read_next("all", seqnums[5])) == seqnums[7]
 
 
 async def test_trimming_beyond_the_tail_is_refused_in_a_sentence(log: Log) -> None:
@@ -157,13 +157,13 @@ async def test_other_sessions_see_a_trim(log: Log, session_of: Callable[[], Log]
     await other.read_next("all")
     await log.trim(seqnums[3], tag="all")
     await log.trim(seqnums[2])
-    # A read by way of the primary makes the other session at least as new.
+    # A tail request goes to the primary, and makes the other session at least as new.
     await other.tail()
-    assert await floor_told(other.read_next("all", 0)) == seqnums[3]
-    assert await floor_told(other.read_next("odd", 0)) == seqnums[2]
+    assert await floor_of_error(other.read_next("all", 0)) == seqnums[3]
+    assert await floor_of_error(other.read_next("odd", 0)) == seqnums[2]
 
 
-async def test_a_subscription_below_the_floor_says_trimmed(log: Log) -> None:
+async def test_a_subscription_below_the_floor_raises_a_trimmed_error(log: Log) -> None:
     seqnums = await filled(log)
     await log.trim(seqnums[5])
     with pytest.raises(TrimmedError):
@@ -205,7 +205,7 @@ async def agree(
         if s >= floor and (tag is None or tag in of) and not (of and all(s < floors[t] for t in of))  # type: ignore[index]
     ]
     if bound < floor:
-        assert await floor_told(log.read_next(tag, bound)) == floor
+        assert await floor_of_error(log.read_next(tag, bound)) == floor
     else:
         after = [s for s in alive if s >= bound]
         found = await log.read_next(tag, bound)
@@ -213,7 +213,7 @@ async def agree(
         assert [r.seqnum for r in await log.read_range(tag, bound)] == after
     before = [s for s in alive if s <= bound]
     if not before and floor:
-        assert await floor_told(log.read_prev(tag, bound)) == floor
+        assert await floor_of_error(log.read_prev(tag, bound)) == floor
     else:
         last = await log.read_prev(tag, bound)
         assert (last and last.seqnum) == (before[-1] if before else None)
@@ -229,9 +229,9 @@ async def test_a_trim_survives_a_restart(name: str, tmp_path: Path) -> None:
         await log.trim(seqnums[6], tag="odd")
     async with kind.open(tmp_path) as logs:
         log = logs.log("orders", Session())
-        assert await floor_told(log.read_next("all", 0)) == seqnums[4]
-        assert await floor_told(log.read_next("odd", seqnums[4])) == seqnums[6]
-        assert await floor_told(log.read(seqnums[3])) == seqnums[4]
+        assert await floor_of_error(log.read_next("all", 0)) == seqnums[4]
+        assert await floor_of_error(log.read_next("odd", seqnums[4])) == seqnums[6]
+        assert await floor_of_error(log.read(seqnums[3])) == seqnums[4]
         assert data_of(await log.read_range("all", seqnums[4])) == [
             b"4",
             b"5",
@@ -240,4 +240,4 @@ async def test_a_trim_survives_a_restart(name: str, tmp_path: Path) -> None:
             b"8",
             b"9",
         ]
-        assert await floor_told(log.read_prev("odd", seqnums[5])) == seqnums[6]
+        assert await floor_of_error(log.read_prev("odd", seqnums[5])) == seqnums[6]

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, and asks no other host for anything."""
+"""The documentation as a site: it builds without a warning, and loads nothing from another host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
-"""Elements for which a browser asks a host, with the attribute that names it."""
+"""Elements for which a browser sends a request, with the attribute that names the address."""
 CALLED = re.compile(r"https?://[^\s\"'`)]*(?:unpkg|cdn|googleapis|gstatic|jsdelivr|cloudflare)")
 
 
@@ -88,7 +88,7 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
             assert any(anchors), f"{package.__name__}.{name}"
 
 
-def test_every_diagram_is_drawn(site: Path) -> None:
+def test_every_diagram_is_rendered(site: Path) -> None:
     for page, diagrams in (("ARCHITECTURE.html", 2), ("libs/bokiflow.html", 2)):
         text = (site / page).read_text()
         assert text.count('<figure class="sequence"><svg') == diagrams

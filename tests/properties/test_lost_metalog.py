@@ -54,9 +54,9 @@ class DamagedTier(OrderingTier):
 
     ignored = (*OrderingTier.ignored, "an answer to another incarnation", "a primary has no use")
 
-    def __init__(self, *, told_early: bool) -> None:
+    def __init__(self, *, persisted_early: bool) -> None:
         self.held_once: dict[NodeId, list[Entry]] = {}
-        super().__init__(told_early=told_early)
+        super().__init__(persisted_early=persisted_early)
 
     def take_checkpoint(self, name: NodeId) -> None:
         """Take no checkpoint: the evidence here comes from frames."""
@@ -181,7 +181,7 @@ def run(tier: DamagedTier, chance: Random, lost: list[Callable[[], None]]) -> No
 def test_entries_lost_by_one_sequencer_are_restored_from_the_others(seed: int) -> None:
     """One sequencer at a time lacks entries: the log continues, and all disks become equal."""
     chance = Random(seed)
-    tier = DamagedTier(told_early=chance.random() < 0.5)
+    tier = DamagedTier(persisted_early=chance.random() < 0.5)
     run(tier, chance, losses(tier, chance, always=False))
     tier.heal()
     tier.check()
@@ -191,7 +191,7 @@ def test_entries_lost_by_one_sequencer_are_restored_from_the_others(seed: int) -
 def test_no_published_entry_is_replaced_after_any_losses_on_all_disks(seed: int) -> None:
     """Too much may be lost to continue; then the primary reports it, and orders nothing."""
     chance = Random(seed)
-    tier = DamagedTier(told_early=chance.random() < 0.5)
+    tier = DamagedTier(persisted_early=chance.random() < 0.5)
     tier.check_published = lambda: None  # type: ignore[method-assign]  # all disks may have lost it
     with contextlib.suppress(RefusedError):
         run(tier, chance, losses(tier, chance, always=True))

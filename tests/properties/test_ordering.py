@@ -58,7 +58,7 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 def test_there_is_one_order_despite_loss_repetition_and_restarts(seed: int) -> None:
     """Each seed enables some of the faults, so that each fault also occurs without the others."""
     chance = Random(seed)
-    tier = OrderingTier(told_early=chance.random() < 0.5)
+    tier = OrderingTier(persisted_early=chance.random() < 0.5)
     goes_wrong = faults(tier, chance)
     goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
     goes_on = work(tier, chance)
@@ -91,7 +91,7 @@ def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 @given(seed=st.integers(0, 2**32))
 def test_entries_lost_by_a_crashed_primary_never_mix_with_its_new_proposals(seed: int) -> None:
     chance = Random(seed)
-    tier = OrderingTier(told_early=chance.random() < 0.5)
+    tier = OrderingTier(persisted_early=chance.random() < 0.5)
     actions = restarts(tier, chance)
     often = [chance.choice([1, 2, 4]) for _ in actions]
     for _ in range(150):

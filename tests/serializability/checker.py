@@ -1,13 +1,13 @@
-"""Is a history of transactions serializable? (Adya 1999, "direct serialization graph"; Elle, VLDB
-2020, lists of unique values).
+"""Checks that a history of transactions is serializable (Adya 1999, "direct serialization graph";
+Elle, VLDB 2020, lists of unique values).
 
-The evidence is what clients saw: every write adds a value of its own to an object's list, so a list
-that was read tells which writes came before the read, and the list in the end tells the order of
-all of them. From this follow the dependencies: who read whose write (wr), who overwrote whom (ww),
-who read what somebody overwrote (rw), and who was done before another began (rt). A cycle means
-that there is no order in which the transactions could have run one after the other.
+The evidence is what clients saw. Every write adds a unique value to an object's list. So a list
+that was read shows the writes before the read, and the final list shows the order of all writes.
+From this follow the dependencies between transactions. One read the other's write (wr), overwrote
+it (ww), or read a value that the other overwrote (rw); or one ended before the other began (rt). A
+cycle means that the transactions have no serial order.
 
-Nothing here knows of logs, seqnums or the store.
+The checker does not use logs, seqnums or the store.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from itertools import chain, pairwise
 from typing import TypeAlias
 
 Node: TypeAlias = tuple[str, float]
-"""A transaction by number, or a moment."""
+"""A transaction by number, or a point in time."""
 
 
 @dataclass
 class Transaction:
-    """What a client knows of one transaction.
+    """A client's view of one transaction.
 
     Attributes:
         outcome: `committed`, `aborted` or `unknown`.
-        began, ended: moments of one clock that all clients share.
+        began, ended: points in time of one clock that all clients share.
         reads: by object the values in its list before this transaction's own.
         writes: by object the values that it added, in order.
     """
@@ -50,11 +50,11 @@ class Transaction:
 def violations(
     transactions: Sequence[Transaction], final: Mapping[str, Sequence[int]]
 ) -> list[str]:
-    """Return what contradicts strict serializability; empty: nothing does.
+    """Return all contradictions to strict serializability; empty: none.
 
     Args:
         transactions: all that ran.
-        final: by object its list when all were over.
+        final: by object its list after all transactions ended.
     """
     history = _History(transactions, final)
     plain = [*history.lost(), *history.dirty(), *history.torn()]
@@ -76,11 +76,13 @@ class _History:
             if txn.outcome == "committed"
             or (txn.outcome == "unknown" and not present.isdisjoint(chain(*txn.writes.values())))
         ]
-        """Those that took effect: of unknown ones those that left something."""
+        """Transactions with effect: of those with unknown outcome, the ones whose values are
+        there.
+        """
         self._all = transactions
 
     def lost(self) -> Iterator[str]:
-        """Committed writes that are not there, or not once, or not together."""
+        """Committed writes that are missing, repeated or out of order."""
         for txn in self._counted:
             for name, values in txn.writes.items():
                 left = [value for value in self._final[name] if value in values]
@@ -88,9 +90,9 @@ class _History:
                     yield f"lost: {txn.node} wrote {values} to {name}, of which {left} is left"
 
     def dirty(self) -> Iterator[str]:
-        """Values of transactions that did not commit, or of nobody."""
+        """Values of transactions that did not commit, or of no transaction."""
         counted = {txn.number for txn in self._counted}
-        seen = [(name, values, "in the end") for name, values in self._final.items()]
+        seen = [(name, values, "finally") for name, values in self._final.items()]
         seen += [
             (name, values, f"by {txn.node}")
             for txn in self._counted
@@ -103,7 +105,7 @@ class _History:
                     yield f"dirty: {value} of an aborted transaction was seen in {name} {by}"
 
     def torn(self) -> Iterator[str]:
-        """Reads of what was never the list between two transactions."""
+        """Reads of a list that never existed between two transactions."""
         for txn in self._counted:
             for name, values in txn.reads.items():
                 whole = self._final[name]
@@ -150,7 +152,9 @@ class _History:
             yield (one.node, two.node), kind
 
     def _real_time(self) -> Iterator[tuple[tuple[Node, Node], str]]:
-        """Whoever ended before another began came before it; by way of moments in a chain."""
+        """Order transactions in real time: one that ended before another began precedes it, by a
+        chain of points in time.
+        """
         moments: set[float] = set()
         for txn in self._counted:
             ended = txn.ended if txn.outcome == "committed" else math.inf

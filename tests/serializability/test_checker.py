@@ -1,4 +1,4 @@
-"""The checker sees each anomaly that it has to, and nothing else."""
+"""The checker detects each anomaly, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def txn(
     return Transaction(number, began, outcome, ended, dict(reads or {}), writes or {})
 
 
-def test_transactions_one_after_the_other_are_fine() -> None:
+def test_sequential_transactions_are_accepted() -> None:
     history = [
         txn(0, writes={"x": [1, 2]}, began=0, ended=1),
         txn(1, reads={"x": (1, 2)}, writes={"y": [3]}, began=2, ended=3),
@@ -26,7 +26,7 @@ def test_transactions_one_after_the_other_are_fine() -> None:
     assert not violations(history, {"x": (1, 2), "y": (3,)})
 
 
-def test_a_lost_update_is_seen() -> None:
+def test_a_lost_update_is_detected() -> None:
     history = [
         txn(0, reads={"x": ()}, writes={"x": [1]}),
         txn(1, reads={"x": ()}, writes={"x": [2]}),
@@ -34,7 +34,7 @@ def test_a_lost_update_is_seen() -> None:
     assert violations(history, {"x": (2,)})[0].startswith("lost")
 
 
-def test_write_skew_is_seen() -> None:
+def test_write_skew_is_detected() -> None:
     history = [
         txn(0, reads={"x": (), "y": ()}, writes={"x": [1]}),
         txn(1, reads={"x": (), "y": ()}, writes={"y": [2]}),
@@ -44,7 +44,7 @@ def test_write_skew_is_seen() -> None:
     assert found.count("rw(") == 2
 
 
-def test_a_fractured_read_is_seen() -> None:
+def test_a_fractured_read_is_detected() -> None:
     history = [
         txn(0, writes={"x": [1], "y": [2]}),
         txn(1, reads={"x": (1,), "y": ()}),
@@ -52,17 +52,17 @@ def test_a_fractured_read_is_seen() -> None:
     assert violations(history, {"x": (1,), "y": (2,)})[0].startswith("cycle")
 
 
-def test_a_write_of_an_aborted_transaction_is_seen() -> None:
+def test_a_write_of_an_aborted_transaction_is_detected() -> None:
     history = [txn(0, writes={"x": [1]}, outcome="aborted"), txn(1, reads={"x": (1,)})]
     assert all(found.startswith("dirty") for found in violations(history, {"x": (1,)}))
 
 
-def test_half_of_a_transaction_is_seen() -> None:
+def test_a_partially_applied_transaction_is_detected() -> None:
     history = [txn(0, writes={"x": [1, 2]}), txn(1, reads={"x": (1,)})]
     assert violations(history, {"x": (1, 2)})[0].startswith("intermediate")
 
 
-def test_a_read_in_another_order_is_seen() -> None:
+def test_a_read_in_another_order_is_detected() -> None:
     history = [
         txn(0, writes={"x": [1]}),
         txn(1, writes={"x": [2]}),
@@ -71,8 +71,8 @@ def test_a_read_in_another_order_is_seen() -> None:
     assert violations(history, {"x": (1, 2)})[0].startswith("order")
 
 
-def test_a_read_of_the_past_is_seen() -> None:
-    """Serializable, but not in real time."""
+def test_a_stale_read_is_detected() -> None:
+    """The history is serializable, but not in real time."""
     history = [
         txn(0, writes={"x": [1]}, began=0, ended=1),
         txn(1, reads={"x": ()}, began=2, ended=3),
@@ -80,7 +80,7 @@ def test_a_read_of_the_past_is_seen() -> None:
     assert violations(history, {"x": (1,)})[0].startswith("cycle")
 
 
-def test_what_is_not_known_may_have_happened_or_not() -> None:
+def test_a_transaction_with_unknown_outcome_may_have_committed_or_not() -> None:
     history = [
         txn(0, reads={"x": ()}, writes={"x": [1]}, outcome="unknown"),
         txn(1, reads={"x": ()}, writes={"x": [2]}, outcome="unknown"),

@@ -1,4 +1,5 @@
-"""Random transactions are strictly serializable, and the check sees a store whose are not.
+"""Random transactions are strictly serializable, and the check detects stores whose transactions
+are not.
 
 50,000 transactions: `pytest tests/serializability --transactions 50000 --timeout 3600`.
 """
@@ -31,7 +32,7 @@ def test_random_transactions_are_strictly_serializable(transactions_wanted: int 
 
 @pytest.mark.asyncio
 async def test_random_transactions_on_the_platform_are_strictly_serializable() -> None:
-    """Real reads, of sessions that lag behind each other; collections go on meanwhile."""
+    """Real reads, of sessions that lag behind each other, during collections."""
     async with cluster() as client:
         for seed in range(PLATFORM_ROUNDS):
             logs = [client._logs.log(f"round-{seed}", Session()) for _ in range(SESSIONS)]
@@ -39,12 +40,12 @@ async def test_random_transactions_on_the_platform_are_strictly_serializable() -
 
 
 def found() -> list[str]:
-    """Return what the check finds in some rounds, the first that finds anything."""
+    """Return the findings of the first round that has any; empty: no round has."""
     return next(filter(None, map(round_of, range(PLANTED_ROUNDS))), [])
 
 
-def test_the_check_sees_snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a transaction writes is validated, as in Boki: write skew (PITFALLS 11)."""
+def test_the_check_detects_snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the writes of a transaction are validated, as in Boki: write skew (PITFALLS 11)."""
     right = Command.validated_tags
 
     def written(command: Command) -> list[str]:
@@ -54,7 +55,7 @@ def test_the_check_sees_snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> N
     assert found()[0].startswith("cycle")
 
 
-def test_the_check_sees_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     async def effective(*_: object) -> bool:
         return True
 
@@ -63,21 +64,21 @@ def test_the_check_sees_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("lost") for line in found())
 
 
-def test_the_check_sees_reads_of_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_reads_of_different_states(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ObjectReplay.view
 
     async def newest(self: ObjectReplay, name: str, *_: int, may_append: bool = False) -> object:
         return await right(self, name, MAX_SEQNUM, may_append=may_append)
 
     async def nothing(*_: object, **__: object) -> None:
-        """Collect nothing: by views of another moment it would trim what is not decided."""
+        """Collect nothing: by views of another state it would trim undecided records."""
 
     monkeypatch.setattr(ObjectReplay, "view", newest)
     monkeypatch.setattr(Store, "collect", nothing)
     assert found()
 
 
-def test_the_check_sees_an_aborted_transaction_that_counts(
+def test_the_check_detects_an_aborted_transaction_with_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def effective(*_: object) -> bool:
@@ -105,11 +106,11 @@ def test_two_transactions_are_serializable_in_every_interleaving(
     for wrong, count in interleavings(lambda choose: pair_of(programs, choose)):
         assert not wrong
         committed.add(count)
-    assert 2 in committed, "one after the other both commit"
-    assert 0 not in committed, "of two in conflict one commits"
+    assert 2 in committed, "both commit in a serial order"
+    assert 0 not in committed, "one of two conflicting transactions commits"
 
 
-def test_the_stepper_sees_write_skew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stepper_finds_write_skew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Command, "validated_tags", lambda _: [])
     outcomes = interleavings(lambda choose: pair_of(PROGRAMS[:2], choose))
     assert any(wrong for wrong, _ in outcomes)

@@ -31,15 +31,15 @@ NAMES: Final = ("x", "y", "z")
 SESSIONS: Final = 8
 PER_SESSION: Final = 12
 ROUND: Final = SESSIONS * PER_SESSION
-"""Transactions of one round; each round has objects of its own, so lists stay short."""
+"""Number of transactions of one round; each round has its own objects, so lists stay short."""
 _DO: Final = ("read", "read", "push", "append", "append")
 
 Steps: TypeAlias = Sequence[tuple[str, str]]
-"""What a transaction does: (`read`, `push` or `append`, object)."""
+"""A step of a transaction: (`read`, `push` or `append`, object)."""
 
 
 class LossyLog(SteppedLog):
-    """Now and then the outcome of an append is not known."""
+    """A log that sometimes raises an unknown outcome for an append."""
 
     def __init__(self, log: Log, chance: random.Random, rate: float) -> None:
         super().__init__(log)
@@ -47,7 +47,7 @@ class LossyLog(SteppedLog):
         self._rate = rate
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        """Append, or not, and do not tell."""
+        """Append, or not, and raise an unknown outcome."""
         fate = self._chance.random()
         if fate < self._rate / 2:
             raise AppendOutcomeUnknownError
@@ -58,7 +58,7 @@ class LossyLog(SteppedLog):
 
 
 class History:
-    """What all sessions of a round did, and the clock that they share."""
+    """The transactions of all sessions of a round, and their shared clock."""
 
     def __init__(self) -> None:
         self.transactions: list[Transaction] = []
@@ -66,36 +66,38 @@ class History:
         self._values = count(1)
         self.wrong: list[str] = []
         self.winners: dict[str, int] = {}
-        """By id which transaction was said to have committed."""
+        """By id the transaction that was reported as committed."""
 
     def begun(self) -> Transaction:
-        """Return a new transaction, noted."""
+        """Return a new transaction, recorded in the history."""
         txn = Transaction(len(self.transactions), self.now)
         self.transactions.append(txn)
         return txn
 
     def value(self) -> int:
-        """Return a value that nobody wrote."""
+        """Return a unique value."""
         return next(self._values)
 
 
 @contextmanager
 def _noted(history: History, txn: Transaction) -> Iterator[None]:
-    """Note how a transaction ends."""
+    """Record how a transaction ends."""
     try:
         yield
         txn.outcome = "committed"
     except ConflictError:
         txn.outcome = "aborted"
     except (AppendOutcomeUnknownError, TrimmedError):
-        txn.outcome = "unknown"  # collections here keep nothing, not even for who is at it
+        txn.outcome = (
+            "unknown"  # collections here keep no history, not even for running transactions
+        )
     txn.ended = history.now
 
 
 async def followed(
     inside: StoreTransaction, steps: Steps, txn: Transaction, history: History
 ) -> None:
-    """Do the steps within a transaction of the store, and note what is seen."""
+    """Run the steps within a transaction of the store, and record the values read."""
     for kind, name in steps:
         own = txn.writes.setdefault(name, []) if kind != "read" else txn.writes.get(name, [])
         if kind == "push":
@@ -119,7 +121,7 @@ class Session:
         self._history = history
 
     async def live(self, transactions: int, forget: Callable[[], None]) -> None:
-        """Run so many transactions; `forget` drops what is cached beside records."""
+        """Run the given number of transactions; `forget` drops cached aux data."""
         for _ in range(transactions):
             kind = self._random.choices(
                 ("transaction", "once", "single", "snapshot"), (70, 10, 10, 10)
@@ -138,14 +140,16 @@ class Session:
         ]
 
     async def transaction(self, steps: Steps) -> None:
-        """Run a transaction; it may be in conflict."""
+        """Run a transaction, which may be aborted by a conflict."""
         txn = self._history.begun()
         with _noted(self._history, txn):
             async with self._store.transaction() as inside:
                 await followed(inside, steps, txn, self._history)
 
     async def once(self, steps: Steps) -> None:
-        """Run a transaction under an id that others use too; each attempt is one of its own."""
+        """Run a transaction under an id shared with other sessions; each attempt is recorded
+        separately.
+        """
         txn_id = self._random.choice("abcdef")
         attempts: list[Transaction] = []
 
@@ -157,7 +161,7 @@ class Session:
         try:
             winner = await self._store.transact(body, id=txn_id)
         except (ConflictError, AppendOutcomeUnknownError, TrimmedError):
-            return  # the attempts stay unknown
+            return  # the attempts keep an unknown outcome
         if self._history.winners.setdefault(txn_id, winner) != winner:
             self._history.wrong.append(f"id: {txn_id} committed as {winner}, and before")
         for attempt in attempts:
@@ -165,7 +169,7 @@ class Session:
             attempt.ended = self._history.now
 
     async def single(self, steps: Steps) -> None:
-        """Run one operation, which tells what was there before."""
+        """Run one operation, which returns the previous value."""
         txn = self._history.begun()
         name = steps[0][1]
         value = self._history.value()
@@ -174,7 +178,7 @@ class Session:
             txn.reads[name] = tuple(await self._store.push(name, "l", value) or ())
 
     async def snapshot(self, steps: Steps) -> None:
-        """Read several objects as of one place."""
+        """Read several objects as of one seqnum."""
         txn = self._history.begun()
         with _noted(self._history, txn):
             async with self._store.snapshot() as view:
@@ -184,7 +188,7 @@ class Session:
 
 @contextmanager
 def patched(chance: random.Random) -> Iterator[None]:
-    """Let what is seldom happen often."""
+    """Make rare events frequent."""
     cell = chance.choice((2, 8))
     with (
         mock.patch.object(replay, "AUX_EVERY", chance.choice((1, 3, 8))),
@@ -196,7 +200,7 @@ def patched(chance: random.Random) -> Iterator[None]:
 
 
 def round_of(seed: int) -> list[str]:
-    """Run one round and return what is wrong with it."""
+    """Run one round and return its violations."""
     chance = random.Random(seed)
     page_bytes_max = chance.choice((200, 1 << 22))
     logs = MemoryLogs(page_bytes_max=page_bytes_max, clock=count(1).__next__)
@@ -219,7 +223,7 @@ def round_of(seed: int) -> list[str]:
 
 
 class _Clock(History):
-    """A history whose every moment is one of its own; no stepper counts them."""
+    """A history with a new moment at every reading; no stepper counts them."""
 
     @property
     def now(self) -> int:
@@ -232,7 +236,7 @@ class _Clock(History):
 
 
 async def round_on(logs: Sequence[Log], seed: int) -> list[str]:
-    """Run one round on a platform, a session for each of `logs`; return what is wrong with it."""
+    """Run one round on a platform, a session for each of `logs`; return its violations."""
     chance = random.Random(seed)
     history = _Clock()
     with patched(chance):
@@ -245,7 +249,7 @@ async def round_on(logs: Sequence[Log], seed: int) -> list[str]:
 
 
 def pair_of(programs: Sequence[Steps], choose: Choose) -> tuple[list[str], int]:
-    """Run transactions as `choose` says; return what is wrong, and how many committed."""
+    """Run transactions as `choose` decides; return the violations and the number of commits."""
     log = MemoryLog("objects", logs=MemoryLogs())
     history = History()
     run_stepped([Store(log).push(name, "l", 0) for name in "xy"], lambda ready: ready[0])
@@ -261,7 +265,7 @@ def pair_of(programs: Sequence[Steps], choose: Choose) -> tuple[list[str], int]:
             async with Store(SteppedLog(log), cache=cache).transaction() as inside:
                 await followed(inside, steps, txn, history)
 
-    # Warm, so that a read is one call and the interleavings can be counted.
+    # Warm caches, so that a read is one call and the interleavings can be counted.
     caches = [ViewCache() for _ in programs]
     for cache in caches:
         run_stepped([Store(log, cache=cache).get(name) for name in "xy"], lambda ready: ready[0])
@@ -272,7 +276,7 @@ def pair_of(programs: Sequence[Steps], choose: Choose) -> tuple[list[str], int]:
 
 
 def _final(log: MemoryLog, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the list of each object, read by somebody who knows nothing."""
+    """Return the list of each object, read by a store with empty caches."""
     store = Store(log, cache=ViewCache())
     objects = run_stepped([store.get(name) for name in names], lambda ready: ready[0])
     return {obj.name: tuple(obj.get("l", [])) for obj in objects}

@@ -1,1 +1,1 @@
-"""What several tests share: logs with faults, drivers of roles, clients, clocks."""
+"""Support code shared by several tests: logs with faults, drivers of roles, clients, clocks."""

@@ -1,4 +1,4 @@
-"""HTTP clients for tests that talk to a platform which wants its token: they find it as every
+"""HTTP clients for tests of a platform that requires its token: they find the token as every
 program on this machine does (`indilog.link.access`).
 """
 
@@ -15,5 +15,5 @@ def http_client(url: str, *, timeout: float = 60.0) -> httpx.AsyncClient:
 
 
 def token_headers(url: str) -> dict[str, str]:
-    """Return what a request to the platform at `url` carries."""
+    """Return the headers of a request to the platform at `url`."""
     return reach(url).headers

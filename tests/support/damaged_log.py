@@ -1,4 +1,4 @@
-"""Logs in memory that have lost records, for all readers or for those of a view."""
+"""Logs in memory that have lost records, for all readers or for the readers of one view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Damage(Hooks):
 
     Attributes:
         lost: their seqnums, until they are repaired.
-        tags: what is known of their tags.
+        tags: the known tags of these records.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class DamagedLogs(Damage, HookedLogs):
 
 
 class DamagedView(Damage):
-    """A view of logs of which others may see more."""
+    """One reader's view of logs of which other readers may see more."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""A log whose time passes when a reader waits in vain, and only then, and logs that keep what is
-trimmed: for tests that interleave, and compare with a model.
+"""A log whose time advances only when a read waits in vain, and logs that keep trimmed records: for
+tests that interleave, and compare with a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Time:
 
 
 class ElapsingLog(SteppedLog):
-    """A read that waits in vain lets its time pass."""
+    """A read that waits in vain advances the time by its wait."""
 
     def __init__(self, log: Log, time: Time) -> None:
         super().__init__(log)
@@ -44,7 +44,7 @@ class ElapsingLog(SteppedLog):
 
 
 class Kept(MemoryLogs):
-    """Keeps for the model what is trimmed."""
+    """Keeps trimmed records for the model."""
 
     def __init__(self, time: Time) -> None:
         super().__init__(clock=time)

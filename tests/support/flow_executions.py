@@ -1,4 +1,4 @@
-"""Executions of one run by several executors that know nothing of each other: for tests."""
+"""Executions of one run by several executors that do not coordinate: for tests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Body = Callable[[Workflow], Awaitable[object]]
 
 
 class NeverSure:
-    """The lease of an executor that looks after each append whether it counts."""
+    """The lease of an executor that checks after each append whether the record counts."""
 
     def is_sure(self) -> bool:
         return False
 
 
 class OneLog:
-    """Gives one log, whatever name is asked for."""
+    """Returns one log for any name."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -46,13 +46,13 @@ class OneLog:
 
 
 async def begin(log: Log, run_id: str) -> None:
-    """Append the start of a run, of executor `first`."""
+    """Append the start of a run, owned by executor `first`."""
     started = RunStarted("tested", b"{}", "first", "version")
     await log.append(encoded(started), tags=[run_tag(run_id)])
 
 
 async def take(log: Log, run_id: str, executor: str) -> None:
-    """Give the run to an executor."""
+    """Assign the run to an executor."""
     run = await read_run(log, run_id, Run())
     await log.append(encoded(RunTaken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
 
@@ -72,7 +72,7 @@ async def execute(
 
 
 async def decided(logs: MemoryLogs, run: str, count: int) -> list[StepDecided]:
-    """Return a run's decisions once there are that many."""
+    """Return a run's decisions after the given number of them was made."""
     log, bound = logs.log(FLOW_LOG), 0
     found: list[StepDecided] = []
     while len(found) < count:

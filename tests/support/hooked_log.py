@@ -1,7 +1,7 @@
 """Logs in memory with hooks around the calls that append and find records: for tests in which such
 a call waits, fails or is counted.
 
-A test's own log overrides the hooks that it needs, and has no signature of `Log` to repeat.
+A test's own log overrides the hooks that it needs, and repeats no signature of `Log`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from indilog.testing import MemoryLog, MemoryLogs
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What a call asked for.
+    """The arguments of a read.
 
     Attributes:
-        is_page: whether by `read_range`.
+        is_page: whether the read is a `read_range`.
     """
 
     tag: UserTag | None
@@ -30,24 +30,24 @@ class Read:
 
 
 class Hooks:
-    """They do nothing until overridden; what one raises, the caller gets."""
+    """Hooks that do nothing until overridden; an exception of a hook reaches the caller."""
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
-        """The entries of one call are not in the log yet."""
+        """Run before the entries of one call are in the log."""
 
     async def after_append(self, entries: Sequence[Entry]) -> None:
-        """They are, and the caller does not know it yet."""
+        """Run after the entries are in the log and before the caller gets the result."""
 
     async def before_read(self, read: Read) -> None:
-        """Nothing has been looked for yet."""
+        """Run before the lookup."""
 
     async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
-        """Return what the caller gets of the records that were found."""
+        """Return the records that the caller gets, given those that were found."""
         return records
 
 
 class HookedLog(Hooks, MemoryLog):
-    """A log with `hooks`, else with its own."""
+    """A log with the given `hooks`, or with its own."""
 
     def __init__(
         self,

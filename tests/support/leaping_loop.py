@@ -1,5 +1,5 @@
-"""An event loop whose time leaps to whatever comes next: for tests of what happens over many
-seconds, and how often, on logs in memory. It waits for no socket and no thread.
+"""An event loop whose time jumps to the next timer: for tests of events over many seconds, and of
+their frequency, on logs in memory. It waits for no socket and no thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ValueT = TypeVar("_ValueT")
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """Its time does not pass while anything runs."""
+    """An event loop whose time does not advance while a task runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,17 +24,17 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         selector.select = self._leap
 
     def _leap(self, timeout_s: float | None) -> list[object]:
-        assert timeout_s is not None, "all tasks wait for something that will not happen"
+        assert timeout_s is not None, "all tasks wait, and no timer is set"
         self._leapt_s += max(0.0, timeout_s)
         return []
 
     def time(self) -> float:
-        """Return seconds since it was made."""
+        """Return the seconds since the loop was created."""
         return self._leapt_s
 
 
 def run(main: Coroutine[Any, Any, _ValueT]) -> _ValueT:
-    """Return what `main` gives; BokiFlow's clocks are the loop's meanwhile."""
+    """Return the result of `main`; BokiFlow uses the clocks of the loop meanwhile."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         now = runner.get_loop().time
         with mock.patch.multiple(waiting, steady_now=now, seconds_now=now, passed_now=now):

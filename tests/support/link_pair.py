@@ -1,5 +1,5 @@
-"""Two links wired to each other in one process, for tests: bytes go over by the event loop's turns,
-as over a socket, but without one.
+"""Two links connected to each other in one process, for tests: bytes travel by iterations of the
+event loop, like over a socket, but without one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LinkAsker:
 
 
 def linked_logs(logs: LogSource, *, delay_s: Callable[[], float] = float) -> RemoteLogs:
-    """Return `logs` as a worker has them: at the other end of a link of its own."""
+    """Return `logs` as a worker has them: at the other end of its own link."""
     service = LogService(logs, questions_max=1000)
 
     def serve(link: Link, call: int, message: Question | Greeting) -> None:

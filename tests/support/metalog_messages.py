@@ -16,7 +16,7 @@ def entries_message(
     committed: MetalogPosition | None = None,
     request: int = 0,
 ) -> MetalogEntries:
-    """Return consecutive entries, at least one; by default all are of one incarnation, and no more
+    """Return consecutive entries, at least one; by default all have one incarnation and no others
     are committed.
     """
     start = entries[0].position
@@ -28,5 +28,5 @@ def entries_message(
 
 
 def nothing_more(wanted: MetalogWanted) -> MetalogEntries:
-    """Return the answer that nothing follows on what the asker has."""
+    """Return the answer that no entry follows those of the requester."""
     return MetalogEntries(wanted.start, wanted.last, (), wanted.start, wanted.request)

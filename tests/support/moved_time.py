@@ -1,4 +1,4 @@
-"""The module `time` as a platform in this process sees it, with clocks that a test moves."""
+"""The module `time` as seen by a platform in this process, with clocks that a test moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MovedTime:
 
     Attributes:
         wall_s: by how much the wall clock is ahead.
-        passed_s: how much more has passed, for machines and for the log, than really has.
+        passed_s: how much more time has passed than in reality, for machines and for the log.
     """
 
     def __init__(self) -> None:
@@ -25,20 +25,20 @@ class MovedTime:
         self.passed_s = 0.0
 
     def time(self) -> float:
-        """Return what the wall clock says."""
+        """Return the time of the wall clock."""
         return time.time() + self.wall_s
 
     def clock_gettime(self, clock: int) -> float:
-        """Return what has passed since the machine booted."""
+        """Return the time since the machine booted."""
         assert clock == time.CLOCK_BOOTTIME
         return time.clock_gettime(clock) + self.passed_s
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any name of the module
         return getattr(time, name)
 
 
 def moved_time(monkeypatch: pytest.MonkeyPatch) -> MovedTime:
-    """Let platforms in this process, and their services, go by a `MovedTime`."""
+    """Let platforms in this process, and their services, use a `MovedTime`."""
     moved = MovedTime()
     for module in (service, node):
         monkeypatch.setattr(module, "time", moved)

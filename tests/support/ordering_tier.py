@@ -1,14 +1,15 @@
-"""Three sequencers under loss, repetition, reordering and restarts, and what is true about them.
+"""Three sequencers under loss, repetition, reordering and restarts, with a model of the true state.
 
-The model is made of evidence that the sequencers do not share: what the replicas physically have,
-what is on each disk, and what left the primary. Storage takes over writers as ARCHITECTURE 8 and
-the messages `ShardClaim` and `ShardOpen` say, so prefixes may shrink to the smallest of all
-replicas.
+The model uses evidence that the sequencers do not share: the records that replicas physically have,
+the frames on each disk, and the messages that left the primary. Storage takes over shards as
+ARCHITECTURE 8 and the messages `ShardClaim` and `ShardOpen` describe, so a prefix may shrink to the
+smallest of all replicas.
 
-A process crashes between any two steps, so also when `MetalogAppend` has left and its entries are
-not synced; of what was written and not synced any prefix survives. It gives its role `Persisted` in
-one of two ways, both of which `indilog.roles.role` allows: at the sync, and then messages leave at
-once; or when the frame is written, and then only what promises nothing leaves before the sync.
+A process crashes between any two steps, also after `MetalogAppend` was sent and before its entries
+are synced. Of the unsynced frames any prefix survives. `Persisted` reaches a role in one of two
+ways, both of which `indilog.roles.role` allows. It comes at the sync, and then messages leave at
+once. Or it comes when the frame is written, and then only messages that promise nothing leave
+before the sync.
 """
 
 from __future__ import annotations
@@ -71,18 +72,18 @@ class Frame(NamedTuple):
     kind: FrameKind
     payload: bytes
     lost: Lost | None = None
-    """What a restart gets in its place if it is damaged."""
+    """What a restart can still read of the frame if it is damaged."""
 
 
 class Taken(NamedTuple):
-    """A checkpoint, and what is in the frames before it."""
+    """A checkpoint, and the content of the frames before it."""
 
     frames: list[bytes]
     payload: bytes
 
 
 class Held(NamedTuple):
-    """A message that leaves when so many frames are on disk."""
+    """A message that leaves when the given number of frames is on disk."""
 
     frames: int
     to: NodeId
@@ -90,7 +91,7 @@ class Held(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message on its way, from one incarnation of its sender."""
+    """A message in flight, from one incarnation of its sender."""
 
     sender: NodeId
     to: NodeId
@@ -99,26 +100,26 @@ class Letter(NamedTuple):
 
 
 class Process:
-    """One sequencer: a role, its disk, and what is written but not synced.
+    """One sequencer: a role, its disk, and the frames that are written but not synced.
 
     Args:
-        told_early: the role gets `Persisted` before the sync.
+        persisted_early: the role gets `Persisted` before the sync.
     """
 
-    def __init__(self, name: NodeId, *, told_early: bool) -> None:
+    def __init__(self, name: NodeId, *, persisted_early: bool) -> None:
         self.name = name
-        self.told_early = told_early
+        self.persisted_early = persisted_early
         self.starts = 0
         self.disk: list[Frame] = []
         self.wiped = False
-        """Whether the metadata store knows that there was a journal."""
+        """Whether the metadata store has a note that the journal was used."""
         self.unsynced: list[Persist] = []
         self.held: list[Held] = []
         self.taken: Taken | None = None
-        """The newest checkpoint; it counts when the frames before it are on the disk."""
+        """The newest checkpoint; it is valid when the frames before it are on disk."""
 
     def start(self) -> Event:
-        """Begin anew from what is on disk."""
+        """Restart from the disk."""
         self.starts += 1
         self.unsynced.clear()
         self.held.clear()
@@ -152,7 +153,7 @@ class Process:
         return role
 
     def metalog(self) -> list[Entry]:
-        """What a restart would find: a frame replaces its entry, and drops those after it."""
+        """Entries that a restart would find: a frame replaces its entry, and removes later ones."""
         entries: list[Entry] = []
         for frame in self.disk:
             entry = entry_decoded(frame.payload)
@@ -162,12 +163,12 @@ class Process:
 
 
 def received(letter: Letter) -> Received:
-    """Return the event of its arrival."""
+    """Return the event of the message's arrival."""
     return Received(letter.sender, letter.message, letter.incarnation)
 
 
 def shared(one: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """How many entries two metalogs have in common, from the first on."""
+    """Return the number of equal entries of two metalogs, from the first one on."""
     for position, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return position
@@ -182,35 +183,37 @@ class OrderingTier:
         "metalog entries from an older incarnation",
         "a message of an earlier incarnation",
     )
-    """What sequencers may ignore, and why."""
+    """Reasons for which sequencers may ignore an event."""
 
-    def __init__(self, *, told_early: bool) -> None:
+    def __init__(self, *, persisted_early: bool) -> None:
         self.now = 0.0
         self.replicas = {
             (shard, node): Replica() for shard, p in VIEW.shards.items() for node in p.replicas
         }
         self.writers = dict.fromkeys(VIEW.shards, (1, 0))
-        """The newest writer of each shard and where it began."""
+        """The newest writer of each shard and the position where it began."""
         self.network: list[Letter] = []
         self.late: list[Letter] = []
         self.lives = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
-        """The incarnations of nodes that are no sequencers."""
+        """The incarnations of the other nodes."""
         self.published: dict[int, Entry] = {}
         self.written: dict[int, Entry] = {}
         """The last entry that any sequencer has written at each position."""
         self.proposed = dict.fromkeys(VIEW.shards, 0)
-        """How far each shard was ordered by any entry, at most."""
+        """The maximum prefix of each shard that any entry ordered."""
         self.shared = dict.fromkeys(VIEW.backups, 0)
-        """How much of the primary's disk each backup's disk had, at most."""
-        self.processes = {name: Process(name, told_early=told_early) for name in VIEW.sequencers}
+        """The maximum length of the primary's disk that each backup's disk had."""
+        self.processes = {
+            name: Process(name, persisted_early=persisted_early) for name in VIEW.sequencers
+        }
         for name, process in self.processes.items():
             self.give(name, process.start())
 
     def restart(self, name: NodeId) -> None:
-        """Start a sequencer again from its disk.
+        """Restart a sequencer from its disk.
 
-        A connection ends with either of its processes, so nothing arrives any more of an earlier
-        incarnation of a storage node.
+        A connection ends with either of its processes, so no message of an earlier incarnation of a
+        storage node arrives any more.
         """
         for letters in (self.network, self.late):
             letters[:] = [letter for letter in letters if self.is_of_this_life(letter, name)]
@@ -229,7 +232,7 @@ class OrderingTier:
         for effect in process.role.handle(events, Instant(self.now)):
             self.perform(process, effect)
         process.role.check_invariants()
-        if process.told_early and (fresh := process.unsynced[written:]):
+        if process.persisted_early and (fresh := process.unsynced[written:]):
             self.give(name, *(Persisted(persist.token, NOWHERE) for persist in fresh))
 
     def perform(self, process: Process, effect: Effect) -> None:
@@ -239,7 +242,7 @@ class OrderingTier:
                 self.note_proposed(effect)
             case Send(to=to, message=MetalogAppend() as message):
                 self.network.append(process.letter(to, message))
-            case Send(to=to, message=message) if process.told_early:
+            case Send(to=to, message=message) if process.persisted_early:
                 frames = len(process.disk) + len(process.unsynced)
                 process.held.append(Held(frames, to, message))
                 self.release(process)
@@ -251,7 +254,7 @@ class OrderingTier:
                 raise AssertionError(f"a sequencer has no reason for {other}")
 
     def release(self, process: Process) -> None:
-        """Let out what waited for frames that are on disk now."""
+        """Send the messages that waited for frames that are on disk now."""
         while process.held and process.held[0].frames <= len(process.disk):
             _, to, message = process.held.pop(0)
             self.leave(process, to, message)
@@ -267,11 +270,11 @@ class OrderingTier:
                 for entry in entries:
                     assert self.published.setdefault(entry.position, entry) == entry
                 self.check_published()
-            case TailIs() as told:
+            case TailIs() as tail:
                 ordered = self.ordered()
-                assert told.tail >= sum(ordered.values()), "a published record is below the tail"
-                assert all(told.cut.get(s, 0) >= length for s, length in ordered.items())
-                assert told.tail == sum(told.cut.values())
+                assert tail.tail >= sum(ordered.values()), "a published record is below the tail"
+                assert all(tail.cut.get(s, 0) >= length for s, length in ordered.items())
+                assert tail.tail == sum(tail.cut.values())
             case MetalogStored(epoch=epoch, length=length):
                 self.check_stored(process, epoch, length)
                 self.network.append(process.letter(to, message))
@@ -281,13 +284,13 @@ class OrderingTier:
                 raise AssertionError(f"a sequencer has no reason for {other}")
 
     def check_stored(self, process: Process, epoch: Epoch, length: int) -> None:
-        """What is answered for is on disk."""
+        """Check that acknowledged entries are on disk."""
         last = [entry.epoch for entry in process.metalog()[:length]][-1:]
         assert last == ([epoch] if length else [])
 
     def check_published(self) -> None:
-        """What was published never changes, and is on the primary's disk and on another one: at
-        that moment and ever after.
+        """Check that a published entry never changes, and stays on the primary's disk and on
+        another one from its publication on.
         """
         kept = {name: process.metalog() for name, process in self.processes.items()}
         for position, entry in self.published.items():
@@ -296,14 +299,14 @@ class OrderingTier:
             assert len(holding) >= 2, "a published entry survives the loss of any one disk"
 
     def ask_for_missing(self) -> None:
-        """After a restart the primary publishes its last page only; readers ask for the rest."""
+        """Request missing entries: a restarted primary publishes only its last page."""
         missing = next(p for p in range(len(self.published) + 1) if p not in self.published)
         if missing < len(self.published):
             last = self.published[missing - 1].epoch if missing else Epoch(0)
             self.say(ENGINE, MetalogWanted(missing, last))
 
     def ordered(self) -> dict[ShardId, int]:
-        """How far each shard is ordered by what was published."""
+        """Return the prefix of each shard that the published entries order."""
         lengths = dict.fromkeys(VIEW.shards, 0)
         for entry in self.published.values():
             for shard, count in entry.counts.items():
@@ -311,7 +314,7 @@ class OrderingTier:
         return lengths
 
     def common(self, shard: ShardId) -> int:
-        """What all replicas of a shard have."""
+        """Return the prefix that all replicas of a shard have."""
         return min(replica.stored for (s, _), replica in self.replicas.items() if s == shard)
 
     def reports(self) -> Iterator[tuple[NodeId, Message]]:
@@ -332,7 +335,7 @@ class OrderingTier:
             replica.stored += count
 
     def store_everywhere(self, shard: ShardId, count: int) -> None:
-        """The common case: a batch reaches all replicas, and they say so."""
+        """The common case: a batch reaches all replicas, and they report it."""
         for which in range(len(VIEW.shards[shard].replicas)):
             self.store(shard, which, count)
         self.report_all()
@@ -342,7 +345,7 @@ class OrderingTier:
             self.say(node, message)
 
     def say(self, sender: NodeId, message: Message) -> None:
-        """Let a node that is no sequencer send a message to the primary."""
+        """Let another node send a message to the primary."""
         self.network.append(Letter(sender, VIEW.primary, message, self.lives[sender]))
 
     def report(self, which: int) -> None:
@@ -360,10 +363,11 @@ class OrderingTier:
             replica.epoch, replica.stored = epoch, start
 
     def wipe_replica(self, node: NodeId) -> None:
-        """Restart a storage node without its disk; its writers live on and open it again.
+        """Restart a storage node without its disk; its writers survive and open it again.
 
-        The primary learns of the restart: a node without its disk asks for the whole metalog before
-        anything else. What was proposed on its earlier word it gets back from other replicas.
+        The primary learns of the restart, because a node without its disk first requests the whole
+        metalog. The node gets records that were proposed on its earlier reports back from other
+        replicas.
         """
         self.lives[node] = Epoch(self.lives[node] + 1)
         self.give(VIEW.primary, Received(node, MetalogWanted(0), self.lives[node]))
@@ -372,7 +376,7 @@ class OrderingTier:
                 replica.stored = min(replica.stored, self.proposed[shard])
 
     def note_proposed(self, persist: Persist) -> None:
-        """Note how far an entry that some sequencer writes would order each shard."""
+        """Record the prefix of each shard that an entry written by any sequencer would order."""
         if persist.kind in METALOG_ENTRY_KINDS:
             entry = entry_decoded(persist.payload)
             self.written[entry.position] = entry
@@ -399,12 +403,12 @@ class OrderingTier:
             del self.network[which % len(self.network)]
 
     def put_off(self, which: int) -> None:
-        """Let a message be late: it arrives after any number of others, and crashes."""
+        """Delay a message: it arrives after any number of other messages and crashes."""
         if self.network:
             self.late.append(self.network.pop(which % len(self.network)))
 
     def put_off_entries(self, which: int) -> None:
-        """Let a message to a backup be late."""
+        """Delay a message to a backup."""
         places = [i for i, letter in enumerate(self.network) if letter.to in VIEW.backups]
         if places:
             self.put_off(places[which % len(places)])
@@ -415,7 +419,7 @@ class OrderingTier:
             self.give(letter.to, received(letter))
 
     def lag(self) -> None:
-        """The backups do their part, and the primary's disk does not."""
+        """The backups sync, and the primary's disk does not."""
         for _ in range(3):
             self.deliver_in_order(6)
             for name in VIEW.backups:
@@ -427,13 +431,13 @@ class OrderingTier:
         for persist in synced:
             process.disk.append(Frame(persist.kind, persist.payload))
             self.release(process)
-        if not process.told_early:
+        if not process.persisted_early:
             self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
 
     def take_checkpoint(self, name: NodeId) -> None:
-        """Take a checkpoint of a sequencer that got `Persisted` for all its frames."""
+        """Take a checkpoint of a sequencer that handled `Persisted` for all its frames."""
         process = self.processes[name]
-        if process.told_early or not process.unsynced:
+        if process.persisted_early or not process.unsynced:
             frames = [frame.payload for frame in process.disk]
             frames += [persist.payload for persist in process.unsynced]
             process.taken = Taken(frames, process.role.checkpoint()())
@@ -443,7 +447,7 @@ class OrderingTier:
             self.sync(name, 3)
 
     def crash(self, name: NodeId, kept_max: int) -> None:
-        """End a process and start it again; so much of what was not synced is on its disk."""
+        """Crash a process and restart it; the given part of the unsynced frames is on its disk."""
         process = self.processes[name]
         process.disk += [Frame(kept.kind, kept.payload) for kept in process.unsynced[:kept_max]]
         self.restart(name)
@@ -462,8 +466,8 @@ class OrderingTier:
     # --- claims
 
     def check(self) -> None:
-        """All that published entries order is on all replicas, and no backup drops what is on the
-        primary's disk.
+        """Check that all replicas have the records ordered by published entries, and that no backup
+        drops entries on the primary's disk.
         """
         self.check_published()
         for shard, length in self.ordered().items():
@@ -474,10 +478,10 @@ class OrderingTier:
             assert self.shared[backup] >= before
 
     def heal(self) -> None:
-        """From now on nothing is lost: everything that all replicas have becomes ordered, and the
-        sequencers' disks become equal.
+        """Stop all losses: records on all replicas become ordered, and the sequencers' disks become
+        equal.
         """
-        # A new entry replaces what a backup still has of a lost one.
+        # A new entry replaces a lost one that a backup still has.
         for shard in VIEW.shards:
             for which in range(2):
                 self.open_shard(shard, which)
@@ -489,7 +493,7 @@ class OrderingTier:
                 break
             self.wait(CONFIG.node.messages.resend_s)
         assert self.ordered() == {shard: self.common(shard) for shard in VIEW.shards}
-        # A backup whose messages were lost is sent them again after the longest pause.
+        # Entries are resent after the longest pause to a backup whose messages were lost.
         self.wait(CONFIG.node.messages.resend_s_max)
         self.settle()
         entries = [self.published[position] for position in range(len(self.published))]
@@ -497,15 +501,15 @@ class OrderingTier:
         self.ask_tail()
 
     def check_disks(self, entries: list[Entry]) -> None:
-        """All disks hold these entries, and nothing else."""
+        """Check that all disks hold exactly these entries."""
         assert all(process.metalog() == entries for process in self.processes.values())
 
     def settle(self) -> None:
-        """Deliver and sync until no node has anything to send."""
+        """Deliver and sync until no node has a message to send."""
         self.sync_everywhere()
         for _ in range(10_000):
             if not self.network:
                 return
             self.deliver(0, repeat=False)
             self.sync_everywhere()
-        raise AssertionError("they talk for ever")
+        raise AssertionError("the nodes exchange messages without end")

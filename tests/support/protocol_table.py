@@ -1,8 +1,8 @@
-"""Writes the tables of docs/PROTOCOL.md from the docstrings of the messages themselves.
+"""Generates the tables of docs/PROTOCOL.md from the docstrings of the messages.
 
-`python -m tests.support.protocol_table --write` renews the document; `tests/test_tidy.py` fails
+`python -m tests.support.protocol_table --write` updates the document; `tests/test_tidy.py` fails
 while it differs from the code. A message is a struct whose docstring begins `sender → receiver:
-meaning.` and says what happens when it is `Lost:` and when it is `Repeated:`.
+meaning.` and describes the effects of loss (`Lost:`) and repetition (`Repeated:`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODULES = (
     "indilog.link.retention_messages",
     "indilog.link.worker_messages",
 )
-"""Where messages are defined; each has a marked place of its own in the document."""
+"""Modules that define messages; each has a marked section in the document."""
 
 _SAYS = re.compile(r"(?P<sender>[^→:]+) → (?P<receiver>[^:]+): (?P<meaning>.+)", re.DOTALL)
 
@@ -46,10 +46,10 @@ class Row(NamedTuple):
 
 
 def row_of(kind: type) -> Row | None:
-    """Read a message's docstring; None: the class is not a message.
+    """Parse a message's docstring; None: the class is not a message.
 
     Raises:
-        ValueError: it is one, but does not say what happens when it is lost or repeated.
+        ValueError: the docstring of the message lacks the effect of loss or repetition.
     """
     doc = inspect.cleandoc(kind.__doc__ or "")
     summary, _, rest = doc.partition("\n\n")
@@ -102,7 +102,7 @@ def _cell(text: str) -> str:
 
 
 def renewed(document: str) -> str:
-    """Return the document with the tables that the code gives now."""
+    """Return the document with tables generated from the current code."""
     for name in MODULES:
         if importlib.util.find_spec(name) is None:
             continue
@@ -117,7 +117,7 @@ def renewed(document: str) -> str:
 
 
 def main() -> None:
-    """Write the document, or show that it is old."""
+    """Write the document, or fail if it is outdated."""
     old = DOCUMENT.read_text()
     new = renewed(old)
     if "--write" in sys.argv[1:]:

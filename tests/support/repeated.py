@@ -1,4 +1,4 @@
-"""Cases that show what another case shows, of another process, layout or seed."""
+"""Test cases that repeat another case with another process, layout or seed."""
 
 from __future__ import annotations
 

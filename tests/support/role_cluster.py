@@ -1,9 +1,9 @@
 """A cluster of real roles in one thread: messages arrive in a seeded random order, some late, some
-twice, some never.
+repeated, some lost.
 
-No I/O and no clock but the one given: the disk is a dictionary, and time passes when nothing else
-happens. For tests of what the roles do together; faults of disks and networks are the simulator's
-business.
+It does no I/O and uses no clock but the given one. The disk is a dictionary, and time advances when
+no message can be delivered. It is for tests of the roles together; the simulator covers faults of
+disks and networks.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from indilog_compute.reads.operation import PENDING, Answered
 LOG = "orders"
 ROUNDS_MAX = 200_000
 _SLOW = 0.8
-"""How often a message to a slow node is late."""
+"""Probability that a message to a slow node is late."""
 
 
 class Oracle:
-    """What is true, from evidence of our own: acknowledgements and published cuts."""
+    """The true state, from independent evidence: acknowledgements and published cuts."""
 
     def __init__(self) -> None:
         self.records: dict[SeqNum, tuple[bytes, tuple[str, ...]]] = {}
@@ -82,7 +82,7 @@ class Oracle:
 
 
 class Waiter:
-    """Represents a caller; compared by identity."""
+    """A stub of a caller; compared by identity."""
 
     def __init__(self, data: bytes = b"", tags: tuple[str, ...] = ()) -> None:
         self.data = data
@@ -113,11 +113,11 @@ class RoleCluster:
         self.ignored: list[str] = []
         self.healed = False
         self.stopped: frozenset[NodeId] = frozenset()
-        """Nodes that do nothing for now; what is sent to them waits."""
+        """Paused nodes; messages to them wait."""
         self.sent: list[str] = []
-        """The kind of every message sent."""
+        """The kind of every sent message."""
         self.down: set[NodeId] = set()
-        """Nodes that receive nothing."""
+        """Nodes that receive no messages."""
         self._lose, self._repeat, self._delay = lose, repeat, delay
         self._slow = slow
         self._epoch: dict[NodeId, int] = {}
@@ -137,7 +137,7 @@ class RoleCluster:
     # --- life of a node
 
     def start(self, node: NodeId) -> None:
-        """Start a node, or start it again from what it persisted; messages under way to it are
+        """Start a node, or restart it from its persisted frames; messages in flight to it are
         lost.
         """
         role = role_of(node, [self.view], self.config)
@@ -195,7 +195,7 @@ class RoleCluster:
     # --- running
 
     def step(self) -> bool:
-        """Call one random node that has something to do; False: none has."""
+        """Run one iteration of a random node with work; return False if no node has any."""
         busy = [
             node for node, events in self._events.items() if events and node not in self.stopped
         ]
@@ -217,12 +217,12 @@ class RoleCluster:
         return True
 
     def poke(self) -> None:
-        """Give every engine its turn, as a shell does when callers have put something in."""
+        """Run an iteration of every engine, as a shell does after calls of clients."""
         for node in self.view.engines:
             self._turn(node, [])
 
     def settle(self) -> None:
-        """Run until nothing is left, letting time pass for what was lost."""
+        """Run until no message is left, advancing the time for resends of lost messages."""
         for _ in range(ROUNDS_MAX):
             self.poke()
             while self.step():
@@ -231,7 +231,7 @@ class RoleCluster:
             if not deadlines or self._quiet():
                 return
             self._pass_time(min(deadlines))
-        raise AssertionError("the cluster does not come to rest")
+        raise AssertionError("the cluster does not become idle")
 
     def run_until(self, done: object) -> None:
         assert callable(done)
@@ -243,13 +243,13 @@ class RoleCluster:
                 deadlines = [
                     d for role in self.roles.values() if (d := role.deadline()) is not None
                 ]
-                assert deadlines or done(), "nothing will ever happen"
+                assert deadlines or done(), "no timer is set and the condition does not hold"
                 if deadlines and not done():
                     self._pass_time(min(deadlines))
-        raise AssertionError("it does not happen")
+        raise AssertionError("the condition does not hold in time")
 
     def lockstep(self) -> None:
-        """Let every node handle once all that was sent to it before: one network delay passes."""
+        """Let every node handle all messages sent to it before: one network delay passes."""
         self.now += 0.001
         inboxes = {node: list(events) for node, events in self._events.items()}
         for sent in self._events.values():
@@ -258,7 +258,9 @@ class RoleCluster:
             self._turn(node, events)
 
     def pass_seconds(self, seconds: float) -> None:
-        """Let time pass, with whatever the nodes do meanwhile; not until they come to rest."""
+        """Advance the time, with all iterations that nodes run meanwhile; do not wait until
+        idle.
+        """
         end = self.now + seconds
         while self.now < end:
             self.poke()
@@ -314,7 +316,7 @@ class RoleCluster:
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
             case Discard() | ReclaimableBytes():
-                pass  # what is not freed is still there
+                pass  # data that is not freed stays readable
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case unreachable:

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/CONFIGURATION.md from `indilog.config` itself.
+"""Generates the tables of docs/CONFIGURATION.md from `indilog.config`.
 
-`python -m tests.support.settings_table --write` renews the document; `tests/test_tidy.py` fails
+`python -m tests.support.settings_table --write` updates the document; `tests/test_tidy.py` fails
 while it differs from the code. The meaning of a setting is the docstring of its field.
 """
 
@@ -53,7 +53,7 @@ def _tables() -> Iterator[tuple[str, list[str]]]:
 
 
 def renewed(document: str) -> str:
-    """Return the document with the tables that the code gives now."""
+    """Return the document with tables generated from the current code."""
     for part, lines in _tables():
         begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
         head, opened, rest = document.partition(begin)
@@ -65,7 +65,7 @@ def renewed(document: str) -> str:
 
 
 def main() -> None:
-    """Write the document, or show that it is old."""
+    """Write the document, or fail if it is outdated."""
     old = DOCUMENT.read_text()
     new = renewed(old)
     if "--write" in sys.argv[1:]:

@@ -1,5 +1,5 @@
-"""A disk for index snapshots that is a dictionary, for tests of roles: row groups as small as
-wanted, and damage.
+"""A disk for index snapshots that is a dictionary, for tests of roles: with row groups of any size,
+and damage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from indilog.kernel.tag_filter import TagFilter
 
 
 class SnapshotDisk:
-    """Keeps all snapshots that were written, as lists of row groups."""
+    """Keeps all written snapshots, as lists of row groups."""
 
     def __init__(self, group_rows: int = 2) -> None:
         self._group_rows = group_rows
@@ -77,15 +77,15 @@ class SnapshotDisk:
         return kept[1][group] if kept is not None else None
 
     def groups(self, position: int) -> list[Rows]:
-        """Return what a snapshot has."""
+        """Return the row groups of a snapshot."""
         return self._kept[position][1]
 
     def heal(self) -> None:
-        """From now on there is room."""
+        """Provide space for snapshots from now on."""
         self._full = False
 
     def damage(self, chance: Random) -> None:
-        """Lose a snapshot, or have no room for the next ones, or have it again."""
+        """Lose a snapshot, refuse the next ones for lack of space, or restore it."""
         if self._kept and chance.random() < 0.5:
             del self._kept[chance.choice(list(self._kept))]
         self._full = chance.random() < 0.3

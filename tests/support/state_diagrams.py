@@ -1,6 +1,6 @@
-"""Writes the state diagrams of the documentation from the transition tables in the code.
+"""Generates the state diagrams of the documentation from the transition tables in the code.
 
-`python -m tests.support.state_diagrams --write` renews the documents; `tests/test_tidy.py` fails
+`python -m tests.support.state_diagrams --write` updates the documents; `tests/test_tidy.py` fails
 while one differs from the code. A diagram is a Mermaid `stateDiagram-v2` between two comments,
 `<!-- begin NAME -->` and `<!-- end NAME -->`. Events that lead from one state to the same next one
 share an arrow.
@@ -23,11 +23,11 @@ _DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 @dataclass(frozen=True)
 class Diagram:
-    """A transition table, and the place of its diagram.
+    """A transition table, and the location of its diagram.
 
     Attributes:
         name: in the comments around it.
-        document: that has it.
+        document: that contains it.
         transitions: the next state, by state and event; the state None is before the first record.
     """
 
@@ -47,7 +47,7 @@ class Diagram:
             yield f"{_node(state)} --> [*]"
 
     def renewed(self, document: str) -> str:
-        """Return the document with the diagram that the code gives now."""
+        """Return the document with the diagram generated from the current code."""
         begin, end = f"<!-- begin {self.name} -->", f"<!-- end {self.name} -->"
         head, opened, rest = document.partition(begin)
         _, closed, tail = rest.partition(end)
@@ -74,7 +74,7 @@ DIAGRAMS = (
 
 
 def main() -> None:
-    """Write the documents, or name those that are old."""
+    """Write the documents, or name the outdated ones."""
     for diagram in DIAGRAMS:
         old = diagram.document.read_text()
         new = diagram.renewed(old)

@@ -1,4 +1,4 @@
-"""The time of the log as consumers estimate it: it decides nothing, and costs little."""
+"""Consumers' estimate of the log's time: it decides nothing, and costs little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 pytestmark = pytest.mark.asyncio
 
 CLAIMS_MAX = 12
-"""Far fewer than without a pause, which are thousands a second."""
+"""Far fewer claims than without a pause, which would be thousands a second."""
 
 
 class Counting(MemoryLog):
@@ -26,7 +26,7 @@ class Counting(MemoryLog):
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
         self.claims += isinstance(command_decoded(data), Claim)
-        assert self.claims < 1000, "claims without end"
+        assert self.claims < 1000, "claims without limit"
         return await super().append(data, tags=tags)
 
 
@@ -34,7 +34,7 @@ def log_with(clock: Callable[[], float]) -> Counting:
     return Counting("work", logs=MemoryLogs(clock=clock))
 
 
-async def test_a_log_whose_time_is_a_year_off_costs_no_claim_and_no_message() -> None:
+async def test_a_log_time_that_is_a_year_off_causes_no_extra_claim_and_no_lost_message() -> None:
     for off_s in (366 * 86_400.0, -366 * 86_400.0):
         log = log_with(lambda off_s=off_s: time.time() + off_s)  # type: ignore[misc]
         queue = Queue(log, "mail", shards=2)
@@ -47,7 +47,7 @@ async def test_a_log_whose_time_is_a_year_off_costs_no_claim_and_no_message() ->
         assert await queue.take() is None
 
 
-async def test_a_process_that_begins_long_after_the_last_record_knows_what_is_due() -> None:
+async def test_a_process_started_long_after_the_last_record_finds_due_messages() -> None:
     now = [1000.0]
     log = log_with(lambda: now[0])
     await Queue(log, "mail", shards=1).push(b"x", delay=600)
@@ -57,7 +57,7 @@ async def test_a_process_that_begins_long_after_the_last_record_knows_what_is_du
     assert await queue.take() is not None
 
 
-async def test_the_next_delay_costs_no_claim() -> None:
+async def test_waiting_for_the_next_delay_causes_no_claim() -> None:
     log = log_with(lambda: time.time() - 60)
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=0.2)
@@ -69,7 +69,7 @@ async def test_the_next_delay_costs_no_claim() -> None:
     assert await queue.take(wait=20) is not None
 
 
-async def test_claims_are_bounded_in_rate_though_the_log_has_no_time() -> None:
+async def test_the_claim_rate_is_bounded_on_a_log_without_time() -> None:
     log = log_with(lambda: 1000.0)
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=0.001)
@@ -77,7 +77,7 @@ async def test_claims_are_bounded_in_rate_though_the_log_has_no_time() -> None:
     assert log.claims <= CLAIMS_MAX
 
 
-async def test_an_estimate_that_is_ahead_is_put_right_by_the_next_record(
+async def test_the_next_record_corrects_an_estimate_that_is_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, steady = [1000.0], [0.0]
@@ -85,7 +85,7 @@ async def test_an_estimate_that_is_ahead_is_put_right_by_the_next_record(
     monkeypatch.setattr(waiting, "seconds_now", lambda: steady[0])
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=20)
-    steady[0] += 50  # of which the log counts nothing
+    steady[0] += 50  # which the log does not count
     assert await queue.take() is None
     assert log.claims == 1
     now[0] += 1

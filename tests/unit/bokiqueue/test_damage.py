@@ -1,4 +1,4 @@
-"""A checkpoint that is lost keeps a queue from being used only where nothing else helps."""
+"""A queue with a lost checkpoint is refused only where no other checkpoint or record helps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def logs() -> DamagedLogs:
 
 
 def process(logs: DamagedLogs) -> Queue:
-    """The queue in a process that has read nothing of it."""
+    """Return the queue in a process that has read nothing of it."""
     return Queue(logs.log("work"), "mail", shards=1, replica=QueueReplica("mail", 1))
 
 
 async def checkpoint_of(queue: Queue) -> SeqNum:
-    """Return where its last checkpoint is."""
+    """Return the seqnum of the last checkpoint."""
     last = await queue.log.read_prev(queue.replica.tags.checkpoints[0])
     assert last is not None
     return last.seqnum
@@ -44,10 +44,10 @@ async def deliver(queue: Queue, count: int) -> None:
             assert message is not None
 
 
-async def test_a_lost_checkpoint_is_passed_over_where_all_records_are_left(
+async def test_a_lost_checkpoint_is_skipped_if_all_records_are_untrimmed(
     logs: DamagedLogs,
 ) -> None:
-    """Whoever wrote it did not come to trim."""
+    """The writer of the checkpoint crashed before its trim."""
     queue = process(logs)
     await deliver(queue, 1)
     (shard,), (tag,) = queue.replica.shards, queue.replica.tags.checkpoints
@@ -57,7 +57,7 @@ async def test_a_lost_checkpoint_is_passed_over_where_all_records_are_left(
     assert (await process(logs).stats()).depth == 1
 
 
-async def test_a_lost_checkpoint_is_passed_over_where_another_one_helps(
+async def test_a_lost_checkpoint_is_skipped_if_another_one_suffices(
     logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
@@ -71,7 +71,7 @@ async def test_a_lost_checkpoint_is_passed_over_where_another_one_helps(
     assert (await process(logs).stats()).depth == 1
 
 
-async def test_a_queue_of_which_the_only_checkpoint_is_lost_is_damaged_not_trimmed(
+async def test_a_queue_with_its_only_checkpoint_lost_is_reported_as_damaged_not_trimmed(
     logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
@@ -87,10 +87,10 @@ async def test_a_queue_of_which_the_only_checkpoint_is_lost_is_damaged_not_trimm
     assert await newcomer.take() is None, "it is repaired"
 
 
-async def test_a_lost_checkpoint_that_may_be_further_on_is_not_trimmed(
+async def test_a_lagging_process_does_not_trim_a_lost_checkpoint_after_its_own(
     logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a process that lags: it may be repaired, and nothing else goes as far."""
+    """The lost checkpoint may be repaired, and no other one reaches as far."""
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
     queue, stale = process(logs), process(logs)
     await deliver(queue, 1)
@@ -104,7 +104,7 @@ async def test_a_lost_checkpoint_that_may_be_further_on_is_not_trimmed(
     assert (await process(logs).stats()).depth == 0
 
 
-async def test_a_lost_checkpoint_goes_once_another_is_further_on(
+async def test_a_lost_checkpoint_is_trimmed_after_a_later_checkpoint(
     logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)

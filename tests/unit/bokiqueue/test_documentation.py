@@ -1,4 +1,4 @@
-"""The examples of docs/libs/bokiqueue.md run as they stand, one after the other."""
+"""The examples of docs/libs/bokiqueue.md run unchanged, one after the other."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
             await running
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] in {"b'to ann' 1", "b'to bob' 1"}
-    left = "2" if printed[0] == "b'to ann' 1" else "3"  # bob's message is given back
+    left = "2" if printed[0] == "b'to ann' 1" else "3"  # bob's message is released
     assert printed[1].split()[:3] == [left, "0", "0"]

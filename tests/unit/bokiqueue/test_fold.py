@@ -1,4 +1,4 @@
-"""The fold: who gets a message, when a lease has ended, what is dead."""
+"""The fold: the receiver of each message, expired leases, dead letters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def push(
 
 
 class Story:
-    """A fold, and records that come to it one seqnum and no time after the other."""
+    """A fold, and records appended at consecutive seqnums and advancing times."""
 
     def __init__(self) -> None:
         self.fold = ShardFold()
@@ -41,17 +41,17 @@ class Story:
 
 def test_messages_are_claimed_in_the_order_of_their_pushes() -> None:
     story = Story()
-    told = story.all(push(), push(), push(), Claim(1, 5.0), Claim(9, 5.0), Claim(1, 5.0))
-    assert told[3:] == [(0,), (1, 2), ()]
+    results = story.all(push(), push(), push(), Claim(1, 5.0), Claim(9, 5.0), Claim(1, 5.0))
+    assert results[3:] == [(0,), (1, 2), ()]
 
 
 def test_a_higher_priority_goes_first() -> None:
     story = Story()
-    told = story.all(push(), push(priority=2), push(priority=2), *[Claim(1, 5.0)] * 3)
-    assert told[3:] == [(1,), (2,), (0,)]
+    results = story.all(push(), push(priority=2), push(priority=2), *[Claim(1, 5.0)] * 3)
+    assert results[3:] == [(1,), (2,), (0,)]
 
 
-def test_what_is_acknowledged_is_never_claimed_again() -> None:
+def test_an_acknowledged_message_is_never_claimed_again() -> None:
     story = Story()
     assert story.all(push(), Claim(1, 5.0), Acknowledge(1, (0,))) == [(0,), (0,), (0,)]
     story.now += 1000
@@ -61,11 +61,11 @@ def test_what_is_acknowledged_is_never_claimed_again() -> None:
 
 def test_an_acknowledgement_counts_once() -> None:
     story = Story()
-    told = story.all(push(), Claim(1, 5.0), Acknowledge(1, (0, 0)), Acknowledge(1, (0,)))
-    assert told[2:] == [(0,), ()]
+    results = story.all(push(), Claim(1, 5.0), Acknowledge(1, (0, 0)), Acknowledge(1, (0,)))
+    assert results[2:] == [(0,), ()]
 
 
-def test_a_lease_ends_by_the_time_of_records_not_before() -> None:
+def test_a_lease_expires_by_the_time_of_records_not_before() -> None:
     story = Story()
     story.all(push(), Claim(1, 5.0))
     story.now += 4.9
@@ -76,7 +76,7 @@ def test_a_lease_ends_by_the_time_of_records_not_before() -> None:
     assert story.add(Acknowledge(3, (0,))) == (0,)
 
 
-def test_a_clock_that_goes_back_does_not_prolong_a_lease() -> None:
+def test_a_clock_that_jumps_back_does_not_prolong_a_lease() -> None:
     story = Story()
     story.all(push(), push(), Claim(1, 5.0))
     story.now += 5
@@ -86,13 +86,13 @@ def test_a_clock_that_goes_back_does_not_prolong_a_lease() -> None:
     assert story.fold.clock == 105.0
 
 
-def test_a_message_given_back_takes_its_old_place() -> None:
+def test_a_released_message_keeps_its_position() -> None:
     story = Story()
     story.all(push(), push(), Claim(1, 5.0), GiveBack(2, (0,), 0.0))
     assert story.all(Claim(1, 5.0), Claim(1, 5.0)) == [(0,), (1,)]
 
 
-def test_a_message_given_back_with_delay_waits() -> None:
+def test_a_message_released_with_a_delay_waits() -> None:
     story = Story()
     story.all(push(), Claim(1, 5.0), GiveBack(1, (0,), 3.0))
     assert story.add(Claim(1, 5.0)) == ()
@@ -119,7 +119,7 @@ def test_an_extended_lease_ends_later() -> None:
     assert story.add(Acknowledge(1, (0,))) == (0,)
 
 
-def test_a_message_is_dead_after_its_tries() -> None:
+def test_a_message_becomes_a_dead_letter_after_its_tries() -> None:
     story = Story()
     story.all(push(tries=2), Claim(1, 5.0), GiveBack(1, (0,), 0.0))
     assert story.add(Claim(1, 5.0)) == (0,)
@@ -137,14 +137,14 @@ def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
     assert story.fold.dead == ()
 
 
-def test_what_may_be_ready_at_a_time_counts_ended_leases_and_delays() -> None:
+def test_the_ready_estimate_counts_expired_leases_and_delays() -> None:
     story = Story()
     story.all(push(), push(delay=2.0), push(delay=4.0), Claim(1, 3.0))
     ready = [story.fold.ready(now) for now in (100.0, 102.0, 103.0, 104.0)]
     assert ready == [0, 1, 2, 3]
 
 
-def test_a_checkpoint_begins_where_the_fold_was() -> None:
+def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
     story = Story()
     story.all(
         push(tries=1), push(), push(delay=9.0), push(priority=3), push(), Claim(1, 5.0),
@@ -163,7 +163,7 @@ def test_a_checkpoint_begins_where_the_fold_was() -> None:
     assert claimed[0] == claimed[1] != ()
 
 
-def test_what_is_still_needed_is_the_oldest_outstanding_record() -> None:
+def test_the_needed_records_begin_at_the_oldest_outstanding_message() -> None:
     story = Story()
     story.all(push(), push(tries=1), push(), Claim(2, 5.0), Acknowledge(3, (0,)))
     assert story.fold.needed_from == 1

@@ -1,4 +1,4 @@
-"""What is acknowledged goes from the log and from memory, however much passes through a queue."""
+"""Acknowledged messages are freed from the log and from memory, for any number of messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT_MAX = CHECKPOINT_EVERY + KEPT_BEHIND + RECORDS_PER_DELIVERY
 
 
 async def records_left(log: MemoryLog, tag: str) -> int:
-    """How many records of a sub-stream can still be read."""
+    """Return the number of readable records of a sub-stream."""
     start, count = 0, 0
     while True:
         try:
@@ -44,7 +44,9 @@ async def records_left(log: MemoryLog, tag: str) -> int:
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int | None) -> None:
-    """At no time more is kept than follows the last checkpoints; `--messages` for a long run."""
+    """The kept records never exceed those after the last checkpoints; `--messages` for a long
+    run.
+    """
     log = MemoryLog("work")
     queue = Queue(log, "mail", shards=SHARDS)
     tags = queue.replica.tags
@@ -66,7 +68,7 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
 
 
 class SlowReads(HookedLog):
-    """A log whose reads of a shard begin when the test says so."""
+    """A log whose reads of a shard start when the test permits it."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__("work", logs=logs)
@@ -80,10 +82,12 @@ class SlowReads(HookedLog):
 
 @pytest.mark.parametrize("kept_behind", [1, KEPT_BEHIND])
 @pytest.mark.parametrize("what", ["acknowledge", "claim"])
-async def test_what_is_trimmed_before_its_outcome_is_read(
+async def test_a_record_trimmed_before_its_outcome_is_read_has_an_unknown_outcome(
     what: str, kept_behind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others trim behind a margin; beyond it an acknowledgement says so, a claim got nothing."""
+    """Other processes trim behind a margin. After it an acknowledgement raises, and a claim gets
+    nothing.
+    """
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", kept_behind)
     logs = MemoryLogs()
@@ -128,7 +132,7 @@ async def test_an_unused_shard_does_not_keep_records(
     assert await records_left(log, queue.replica.tags.pushed) <= 50
 
 
-async def test_messages_that_others_consume_leave_memory() -> None:
+async def test_messages_consumed_by_other_processes_are_freed_from_memory() -> None:
     logs = MemoryLogs()
     mine, other = (
         Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=QueueReplica("mail", 1))
@@ -157,7 +161,7 @@ async def test_small_messages_take_bounded_memory() -> None:
 
 
 class SlowCheckpoints(HookedLog):
-    """A log to which checkpoints are appended when the test says so."""
+    """A log that appends checkpoints when the test permits it."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__("work", logs=logs)
@@ -170,7 +174,7 @@ class SlowCheckpoints(HookedLog):
             await self.go_on.wait()
 
 
-async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
+async def test_the_checkpoint_of_a_lagging_process_replaces_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 5)
@@ -189,7 +193,10 @@ async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
     lagging = asyncio.create_task(second.acknowledge())
     await slow.reached.wait()
     await first.acknowledge()
-    for data in (b"2", b"3"):  # what the lagging one would need is trimmed meanwhile
+    for data in (
+        b"2",
+        b"3",
+    ):  # the records that the lagging process would need are trimmed meanwhile
         await ahead.push(data)
         async with ahead.pop() as message:
             assert message is not None
@@ -228,7 +235,7 @@ async def test_a_checkpoint_may_be_larger_than_a_record(
         assert message.data == b"50"
 
 
-async def test_a_checkpoint_of_which_a_part_is_missing_does_not_count() -> None:
+async def test_a_checkpoint_with_a_missing_part_is_ignored() -> None:
     log = MemoryLog("work")
     whole, half = QueueCheckpoint(5, 0.0, ()), QueueCheckpoint(9, 0.0, (), parts=2)
     await log.append(encoded(whole), tags=["c"])
@@ -236,7 +243,9 @@ async def test_a_checkpoint_of_which_a_part_is_missing_does_not_count() -> None:
     kept = await checkpoints.find_furthest(log, "c")
     assert kept == checkpoints.ShardCheckpoints(checkpoints.StoredCheckpoint(0, whole), None)
     await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
-    assert await checkpoints.find_furthest(log, "c") == kept, "it is another one's part"
+    assert await checkpoints.find_furthest(log, "c") == kept, (
+        "the new part belongs to another checkpoint"
+    )
     await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
     kept = await checkpoints.find_furthest(log, "c")
     assert kept.furthest == checkpoints.StoredCheckpoint(first, QueueCheckpoint(9, 0.0, ()))

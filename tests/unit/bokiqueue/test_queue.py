@@ -1,4 +1,4 @@
-"""The queue: what producers and consumers get, alone, together, and when a lease ends."""
+"""The queue: results for producers and consumers, alone and concurrent, and expired leases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Clock:
-    """Time that passes when the test says so, for the log and for its readers."""
+    """Time that advances when the test says so, for the log and for its readers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -54,7 +54,7 @@ def log(clock: Clock) -> MemoryLog:
 
 
 def elsewhere(log: Log, name: str = "mail", *, shards: int = 2, tries: int = 5) -> Queue:
-    """The same queue in a process that has read nothing of it."""
+    """Return the same queue in a process that has read nothing of it."""
     assert isinstance(log, MemoryLog)
     mine = MemoryLog(log.name, logs=log.logs)
     return Queue(mine, name, shards=shards, tries=tries, replica=QueueReplica(name, shards))
@@ -69,7 +69,7 @@ async def taken(queue: Queue, **options: float) -> bytes | None:
     return delivery.data
 
 
-async def test_what_is_pushed_is_delivered_once(log: MemoryLog) -> None:
+async def test_a_pushed_message_is_delivered_once(log: MemoryLog) -> None:
     queue = Queue(log, "mail")
     for number in range(10):
         await queue.push(b"%d" % number)
@@ -78,7 +78,7 @@ async def test_what_is_pushed_is_delivered_once(log: MemoryLog) -> None:
     assert sorted(got, key=str) == [b"%d" % number for number in range(10)]
 
 
-async def test_messages_of_one_key_come_in_order(log: MemoryLog) -> None:
+async def test_messages_of_one_key_are_delivered_in_order(log: MemoryLog) -> None:
     queue = Queue(log, "mail", shards=8)
     for number in range(20):
         await queue.push(b"%d" % number, shard_key="ann")
@@ -87,7 +87,7 @@ async def test_messages_of_one_key_come_in_order(log: MemoryLog) -> None:
     ]
 
 
-async def test_two_queues_of_a_log_and_other_records_do_not_meet(log: MemoryLog) -> None:
+async def test_two_queues_of_a_log_and_other_records_are_separate(log: MemoryLog) -> None:
     await Queue(log, "a").push(b"for a")
     await log.append(b"not a message", tags=["queue:a:shard:0", "queue:a:pushed"])
     assert await taken(Queue(log, "b")) is None
@@ -106,7 +106,7 @@ async def test_leaving_the_block_acknowledges(log: MemoryLog, clock: Clock) -> N
         assert message is None
 
 
-async def test_a_block_may_acknowledge_or_give_back_itself(log: MemoryLog) -> None:
+async def test_a_block_may_acknowledge_or_release_its_message_itself(log: MemoryLog) -> None:
     queue = Queue(log, "mail")
     await queue.push(b"x")
     async with queue.pop() as message:
@@ -134,7 +134,9 @@ async def test_an_extended_message_is_still_acknowledged_on_leaving(log: MemoryL
 async def tries_of_a_block_that_raises(
     queue: Queue, clock: Clock, what: BaseException, **options: float
 ) -> list[float]:
-    """Let blocks raise until nothing comes for a year; return the pauses before deliveries."""
+    """Let blocks raise until no message is ready for a year; return the pauses before
+    deliveries.
+    """
     waited, pauses = 0.0, list[float]()
     while waited < 366 * 86_400:
         delivery = None
@@ -152,10 +154,10 @@ async def tries_of_a_block_that_raises(
     return pauses
 
 
-async def test_a_block_that_raises_gives_the_message_back_with_a_pause_that_doubles(
+async def test_a_block_that_raises_releases_the_message_with_exponential_backoff(
     log: MemoryLog, clock: Clock
 ) -> None:
-    """So a consumer that fails for some seconds makes no dead letters; after five tries it does."""
+    """A consumer that fails for some seconds creates no dead letter; five failed tries do."""
     queue = Queue(log, "mail")
     await queue.push(b"x")
     pauses = await tries_of_a_block_that_raises(queue, clock, ZeroDivisionError())
@@ -163,7 +165,7 @@ async def test_a_block_that_raises_gives_the_message_back_with_a_pause_that_doub
     assert [data for _, data in await queue.dead_letters()] == [b"x"]
 
 
-async def test_the_pause_after_a_block_that_raised_is_a_minute_at_most(
+async def test_the_backoff_after_a_block_that_raised_is_a_minute_at_most(
     log: MemoryLog, clock: Clock
 ) -> None:
     queue = Queue(log, "mail", tries=20)
@@ -172,10 +174,10 @@ async def test_the_pause_after_a_block_that_raised_is_a_minute_at_most(
     assert (pauses[:4], set(pauses[4:]), len(pauses)) == ([0, 20, 40, 60], {60}, 20)
 
 
-async def test_without_a_backoff_or_when_cancelled_a_block_gives_the_message_back_at_once(
+async def test_without_a_backoff_or_when_cancelled_a_block_releases_the_message_at_once(
     log: MemoryLog, clock: Clock
 ) -> None:
-    """A consumer that is stopped says nothing about its message."""
+    """The cancellation of a consumer is no failure of its message."""
     queue = Queue(log, "mail")
     await queue.push(b"x")
     pauses = await tries_of_a_block_that_raises(queue, clock, ZeroDivisionError(), backoff=0)
@@ -185,12 +187,12 @@ async def test_without_a_backoff_or_when_cancelled_a_block_gives_the_message_bac
 
 
 @pytest.mark.parametrize("backoff", [-1, 60.5, float("nan"), "1"])
-async def test_a_backoff_that_cannot_be_says_why(log: MemoryLog, backoff: float) -> None:
+async def test_an_invalid_backoff_is_refused_with_its_range(log: MemoryLog, backoff: float) -> None:
     with pytest.raises(QueueSettingsError, match="A backoff is 0 to 60 seconds"):
         Queue(log, "mail").pop(backoff=backoff)
 
 
-async def test_a_message_of_a_consumer_that_vanished_comes_again(
+async def test_a_message_of_a_crashed_consumer_is_delivered_again(
     log: MemoryLog, clock: Clock
 ) -> None:
     await Queue(log, "mail", shards=2).push(b"x")
@@ -250,7 +252,7 @@ async def test_a_delay_and_a_priority_are_kept(log: MemoryLog, clock: Clock) -> 
     assert await taken(queue) == b"later"
 
 
-async def test_figures_tell_depth_leases_and_age(log: MemoryLog, clock: Clock) -> None:
+async def test_statistics_show_depth_leases_and_age(log: MemoryLog, clock: Clock) -> None:
     queue = Queue(log, "mail", shards=2)
     await queue.push(b"a")
     clock.now += 3
@@ -261,7 +263,7 @@ async def test_figures_tell_depth_leases_and_age(log: MemoryLog, clock: Clock) -
     assert [part.depth for part in stats.shards] == [1, 1]
 
 
-async def test_another_number_of_shards_is_refused_with_the_right_one(log: MemoryLog) -> None:
+async def test_a_wrong_number_of_shards_is_refused_with_the_right_one(log: MemoryLog) -> None:
     await Queue(log, "mail", shards=3).push(b"x")
     with pytest.raises(QueueSettingsError, match="open it with shards=3"):
         await Queue(log, "mail", shards=4).take()
@@ -275,7 +277,7 @@ async def test_another_number_of_shards_is_refused_with_the_right_one(log: Memor
         ({"delay": float("nan")}, "delay is 0 to"),
     ],
 )
-async def test_a_push_that_cannot_be_says_why(
+async def test_an_invalid_push_is_refused_with_the_reason(
     log: MemoryLog, options: dict[str, float], said: str
 ) -> None:
     with pytest.raises(QueueSettingsError, match=said):
@@ -284,12 +286,12 @@ async def test_a_push_that_cannot_be_says_why(
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "a\x1fb"])
-async def test_a_name_that_no_queue_can_have_is_refused(log: MemoryLog, name: str) -> None:
+async def test_an_invalid_queue_name_is_refused(log: MemoryLog, name: str) -> None:
     with pytest.raises(QueueSettingsError, match="name is 1 to"):
         Queue(log, name)
 
 
-async def test_a_record_of_a_later_version_is_not_passed_over(log: MemoryLog) -> None:
+async def test_a_record_of_a_later_version_raises_an_error(log: MemoryLog) -> None:
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x")
     await log.append(b"\xb0Q\x7fsomething", tags=["queue:mail:shard:0"])
@@ -313,7 +315,7 @@ async def test_superseded_records_are_trimmed_and_a_newcomer_begins_at_a_checkpo
     assert await taken(newcomer) is None
 
 
-async def test_a_process_that_was_left_behind_goes_on_from_a_checkpoint(
+async def test_a_process_that_lags_behind_a_trim_resumes_from_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
@@ -327,7 +329,7 @@ async def test_a_process_that_was_left_behind_goes_on_from_a_checkpoint(
     assert await taken(sleeper) == b"19"
 
 
-async def test_a_queue_of_a_log_that_was_trimmed_as_a_whole_says_so(log: MemoryLog) -> None:
+async def test_a_queue_of_a_log_trimmed_as_a_whole_raises_a_trimmed_error(log: MemoryLog) -> None:
     queue = Queue(log, "mail", shards=2)
     running = elsewhere(log)
     for _ in range(2):
@@ -342,7 +344,7 @@ async def test_a_queue_of_a_log_that_was_trimmed_as_a_whole_says_so(log: MemoryL
     await queue.push(b"z")
 
 
-async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
+async def test_a_waiting_consumer_is_woken_by_a_push() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail")
     takers = [asyncio.create_task(taken(queue, wait=20)) for _ in range(3)]
@@ -353,7 +355,7 @@ async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
     assert sorted(map(str, await asyncio.gather(*takers))) == ["b'0'", "b'1'", "b'2'"]
 
 
-async def test_a_consumer_that_waits_is_woken_by_the_end_of_a_lease() -> None:
+async def test_a_waiting_consumer_is_woken_by_an_expired_lease() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail")
     await queue.push(b"x")
@@ -363,12 +365,12 @@ async def test_a_consumer_that_waits_is_woken_by_the_end_of_a_lease() -> None:
         assert message.tries == 2
 
 
-async def test_a_wait_ends_without_a_message() -> None:
+async def test_a_wait_times_out_without_a_message() -> None:
     async with Queue(MemoryLog("work"), "mail").pop(wait=0.01) as message:
         assert message is None
 
 
-async def test_a_wake_up_is_passed_on_by_a_consumer_that_is_cancelled() -> None:
+async def test_a_cancelled_consumer_passes_its_wake_up_to_another_one() -> None:
     log = MemoryLog("work")
     news = Queue(log, "mail").replica.news
     first, second = (asyncio.create_task(news.wait(log, 0, 20)) for _ in range(2))
@@ -388,7 +390,7 @@ async def test_the_log_is_not_watched_while_no_consumer_waits() -> None:
     assert not any(log.logs._waiting.values())
 
 
-async def test_a_page_that_is_cut_by_its_bytes_is_not_taken_for_the_end(clock: Clock) -> None:
+async def test_a_page_cut_at_its_byte_limit_does_not_count_as_the_end(clock: Clock) -> None:
     logs = MemoryLogs(page_bytes_max=1, clock=clock)
     queue = Queue(MemoryLog("work", logs=logs), "mail", shards=1)
     for number in range(5):
@@ -446,7 +448,7 @@ class Failing(HookedLog):
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "trim"])
-async def test_an_acknowledgement_that_took_effect_returns_whatever_fails_behind_it(
+async def test_an_acknowledgement_with_effect_succeeds_although_a_later_step_fails(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
@@ -459,7 +461,7 @@ async def test_an_acknowledgement_that_took_effect_returns_whatever_fails_behind
     assert (await queue.stats()).depth == 0
 
 
-async def test_a_read_that_fails_behind_an_append_does_not_say_that_nothing_was_done() -> None:
+async def test_a_failed_read_after_an_append_raises_an_unknown_outcome() -> None:
     log = Failing("work")
     queue = Queue(log, "mail")
     await queue.push(b"x")

@@ -1,4 +1,4 @@
-"""Callers of one process that share a queue's replica: one opens it, and one reads, for all."""
+"""Callers of one process share a queue's replica: one caller opens it and reads for all."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ async def test_of_many_concurrent_first_users_one_opens_the_queue() -> None:
     log = Slow("work")
     queue = Queue(log, "mail")
     pushing = [asyncio.create_task(queue.push(b"x")) for _ in range(20)]
-    told = await asyncio.gather(*pushing, return_exceptions=True)
-    assert sum(isinstance(one, NotReadyError) for one in told) == 1
-    assert log.asked == 2, "the second one goes on for those who waited"
+    results = await asyncio.gather(*pushing, return_exceptions=True)
+    assert sum(isinstance(one, NotReadyError) for one in results) == 1
+    assert log.asked == 2, "the second caller opens the queue for all waiting callers"
     assert (await queue.stats()).depth == 19
 
 
 class SlowReads(HookedLog):
-    """A log whose reads of a shard, once made, arrive when the test says so."""
+    """A log whose reads of a shard return when the test permits it."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__("work", logs=logs)
@@ -58,7 +58,7 @@ async def until_reading(log: SlowReads) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_another_consumer_of_the_process_is_reading_is_not_taken_for_absent() -> None:
+async def test_a_record_being_read_by_another_consumer_does_not_count_as_absent() -> None:
     logs = MemoryLogs()
     for data in (b"1", b"2"):
         await Queue(MemoryLog("work", logs=logs), "mail", shards=1).push(data)

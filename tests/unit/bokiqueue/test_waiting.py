@@ -1,4 +1,4 @@
-"""Consumers of one process that wait: whoever fails leaves to the others what was meant for it."""
+"""Waiting consumers of one process: a consumer that fails leaves its message to another one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.hooked_log import HookedLog, Read
 pytestmark = pytest.mark.asyncio
 
 SOON_S = 5.0
-"""Far less than the 30 s after which a consumer looks again anyway."""
+"""Far less than the 30 s after which a consumer checks again anyway."""
 
 
 class HeldClaims(MemoryLog):
-    """A log in which the first claim waits until the test says so, and then may fail.
+    """A log in which the first claim waits until the test permits it, and then may fail.
 
     Attributes:
-        lands: whether it is in the log before it waits.
+        lands: whether the claim is in the log before it waits.
     """
 
     def __init__(self, *, lands: bool = False) -> None:
@@ -108,8 +108,8 @@ async def test_the_message_of_a_failed_claim_goes_to_a_consumer_that_found_none(
         await first
 
 
-async def test_a_failure_before_another_waits_is_not_missed() -> None:
-    """The claim fails between the other's look and its waiting."""
+async def test_a_failure_just_before_another_consumer_waits_is_not_missed() -> None:
+    """The claim fails after the other consumer checked and before it waits."""
     log = HeldClaims()
     log.fails = True
     queue = Queue(log, "mail")
@@ -125,7 +125,7 @@ async def test_a_failure_before_another_waits_is_not_missed() -> None:
     assert await taken(queue) == b"x"
 
 
-async def test_the_lease_of_a_consumer_that_vanished_with_its_claim_is_noticed() -> None:
+async def test_the_lease_of_a_consumer_that_crashed_during_its_claim_expires() -> None:
     log = HeldClaims(lands=True)
     queue = Queue(log, "mail")
     await queue.push(b"x")
@@ -143,8 +143,8 @@ async def taken(queue: Queue) -> bytes | None:
     return None if delivery is None else delivery.data
 
 
-async def test_a_lease_that_a_watcher_does_not_know_of_yet_ends_in_time() -> None:
-    """The watcher begins to wait before the claim that ends soon is in the fold."""
+async def test_a_lease_unknown_to_the_watcher_expires_in_time() -> None:
+    """The watcher starts to wait before the claim with the short lease is in the fold."""
     log = HeldClaims()
     queue = Queue(log, "mail")
     first = asyncio.create_task(queue.take(wait=20, lease=0.1))
@@ -159,7 +159,7 @@ async def test_a_lease_that_a_watcher_does_not_know_of_yet_ends_in_time() -> Non
     assert await delivered(second) == b"x"
 
 
-async def test_more_consumers_can_wait_than_one_read_can_ask_for() -> None:
+async def test_more_consumers_can_wait_than_one_read_can_watch_for() -> None:
     log = MemoryLog("work")
     news = Queue(log, "mail").replica.news
     waits = [asyncio.create_task(news.wait(log, 0, 20)) for _ in range(READ_RANGE_LIMIT_MAX + 1)]

@@ -26,6 +26,6 @@ def store(log: MemoryLog) -> Store:
 
 @pytest.fixture
 def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collection comes up to any record, not only to whole cells of 1,024."""
+    """Collect up to any record, not only up to whole cells of 1,024 records."""
     monkeypatch.setattr(collection, "CELL", 1)
     monkeypatch.setattr(decisions, "CELL", 1)

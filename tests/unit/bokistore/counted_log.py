@@ -1,4 +1,4 @@
-"""What finding and fetching records costs."""
+"""The cost of finding and fetching records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from indilog.testing.stepper import SteppedLog
 
 
 class CountedLog(SteppedLog):
-    """Counts the calls of any log that find records, and the records that they bring."""
+    """Counts the calls of any log that find records, and the records that they return."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)

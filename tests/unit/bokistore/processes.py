@@ -1,4 +1,4 @@
-"""Processes that share a log of objects and nothing else."""
+"""Processes that share only a log of objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from indilog.base.log import Log
 
 
 class Clock:
-    """Seconds, set by hand; each look takes a millisecond."""
+    """Seconds, set by hand; each reading advances by a millisecond."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -18,5 +18,5 @@ class Clock:
 
 
 def newcomer(log: Log) -> Store:
-    """Return the store of a process that has nothing cached."""
+    """Return the store of a process with empty caches."""
     return Store(log, cache=ViewCache())

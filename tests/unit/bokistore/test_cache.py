@@ -1,4 +1,4 @@
-"""The process's cache: it is bounded, and gives the latest view that is not beyond a bound."""
+"""The process's cache: it is bounded, and returns the latest view up to a bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def view(seqnum: int, size: int = 10) -> ObjectView:
     return ObjectView(seqnum, seqnum, b"x" * size, 0)
 
 
-def test_it_gives_the_latest_view_up_to_a_bound() -> None:
+def test_the_cache_returns_the_latest_view_up_to_a_bound() -> None:
     cache = ViewCache()
     for seqnum in (5, 9, 2):
         cache.keep_view("log", "a", view(seqnum))
@@ -27,7 +27,7 @@ def test_it_gives_the_latest_view_up_to_a_bound() -> None:
     assert cache.view("other", "a", 99) is None
 
 
-def test_the_oldest_views_of_an_object_go_first() -> None:
+def test_the_oldest_views_of_an_object_are_evicted_first() -> None:
     cache = ViewCache()
     for seqnum in range(10):
         cache.keep_view("log", "a", view(seqnum))
@@ -35,7 +35,7 @@ def test_the_oldest_views_of_an_object_go_first() -> None:
     assert cache.view("log", "a", 6) is not None
 
 
-def test_a_view_kept_again_replaces_the_one_before() -> None:
+def test_a_view_stored_again_replaces_the_previous_one() -> None:
     cache = ViewCache()
     cache.keep_view("log", "a", view(3, size=10))
     before = cache.bytes
@@ -44,7 +44,7 @@ def test_a_view_kept_again_replaces_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"objects_max": 3}, {"bytes_max": 3 * 210}])
-def test_the_least_recently_used_object_goes_first(limit: dict[str, int]) -> None:
+def test_the_least_recently_used_object_is_evicted_first(limit: dict[str, int]) -> None:
     cache = ViewCache(**limit)
     for name in "abc":
         cache.keep_view("log", name, view(1))
@@ -60,7 +60,7 @@ def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     assert (len(cache), cache.bytes) == (0, 0)
 
 
-def test_decisions_are_bounded() -> None:
+def test_cached_decisions_are_bounded() -> None:
     cache = ViewCache(decisions_max=2)
     for seqnum in (1, 2, 3):
         cache.keep_decision("log", seqnum, committed=seqnum == 2)
@@ -74,7 +74,7 @@ def test_stores_of_one_platform_share_a_cache() -> None:
     assert cache_of(MemoryLogs().log("a")) is not shared
 
 
-def test_a_cache_goes_with_its_platform() -> None:
+def test_a_cache_is_freed_with_its_platform() -> None:
     logs = MemoryLogs()
     kept = weakref.ref(cache_of(logs.log("a")))
     assert kept() is not None

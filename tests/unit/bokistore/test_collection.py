@@ -1,5 +1,5 @@
-"""Checkpoints and collection: reading costs the same however long the history is, and history that
-nobody needs is given back (A22 for objects).
+"""Checkpoints and collection: the cost of a read does not depend on the length of the history, and
+unneeded history is garbage-collected (A22 for objects).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio
 async def test_ten_thousand_operations_cost_as_many_calls_as_ten(
     log: MemoryLog, count: int, *, in_transactions: bool
 ) -> None:
-    """After a restart: nothing is cached, in the process or beside records."""
+    """After a restart: neither the process nor the aux data has a cached view."""
     store = Store(log)
     for name, operations in (("young", 10), ("old", count)):
         for _ in range(operations):
@@ -63,7 +63,7 @@ async def test_after_a_restart_of_the_platform_a_long_history_costs_three_calls(
 @pytest.mark.parametrize(
     ("size", "every"), [(0, CHECKPOINT_EVERY_SMALL), (SMALL_BYTES + 1, CHECKPOINT_EVERY)]
 )
-async def test_a_checkpoint_is_one_record_in_16_of_a_small_object_and_in_64_of_a_large_one(
+async def test_a_small_object_has_a_checkpoint_per_16_records_and_a_large_one_per_64(
     log: MemoryLog, size: int, every: int
 ) -> None:
     store = Store(log)
@@ -74,7 +74,7 @@ async def test_a_checkpoint_is_one_record_in_16_of_a_small_object_and_in_64_of_a
     assert await log.tail() == 640 + 640 // every
 
 
-async def test_a_checkpoint_that_cannot_be_appended_costs_nothing(log: MemoryLog) -> None:
+async def test_a_failed_checkpoint_append_fails_no_operation(log: MemoryLog) -> None:
     store = Store(log)
     await store.set("a", "text", "x" * (log.logs.config.record_bytes_max - 60))
     for _ in range(2 * CHECKPOINT_EVERY):
@@ -83,10 +83,10 @@ async def test_a_checkpoint_that_cannot_be_appended_costs_nothing(log: MemoryLog
     assert not await log.read_range("ckpt:a")
 
 
-async def test_a_get_that_replayed_much_leaves_a_checkpoint(
+async def test_a_get_that_replayed_many_records_writes_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever should have left one died, or wrote blindly."""
+    """The writer that should have written it crashed, or wrote without reading."""
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "CHECKPOINT_EVERY_SMALL", 1 << 30)
         for _ in range(300):
@@ -111,7 +111,7 @@ async def test_a_checkpoint_is_no_write(log: MemoryLog) -> None:
 
 
 async def alive(log: MemoryLog) -> int:
-    """Return how many records of objects are left."""
+    """Return the number of untrimmed records of objects."""
     tail = await log.tail()
     kept = [seqnum for seqnum in range(tail) if not log.logs.is_dead(seqnum)]
     records = [log.logs.record(seqnum) for seqnum in kept]
@@ -119,7 +119,7 @@ async def alive(log: MemoryLog) -> int:
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_superseded_history_is_given_back(log: MemoryLog, clock: Clock) -> None:
+async def test_superseded_history_is_collected(log: MemoryLog, clock: Clock) -> None:
     store = Store(log)
     for _ in range(1000):
         await store.increment("a", "n")
@@ -135,7 +135,7 @@ async def test_superseded_history_is_given_back(log: MemoryLog, clock: Clock) ->
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_time_travel_works_for_the_span_and_says_trimmed_below(
+async def test_time_travel_works_within_the_span_and_raises_a_trimmed_error_below(
     log: MemoryLog, clock: Clock
 ) -> None:
     store = Store(log)
@@ -162,7 +162,7 @@ async def test_time_travel_works_for_the_span_and_says_trimmed_below(
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_an_object_at_rest_is_seen_at_every_place_of_the_span(
+async def test_an_unchanged_object_is_readable_at_every_seqnum_of_the_span(
     log: MemoryLog, clock: Clock
 ) -> None:
     store = Store(log)
@@ -191,7 +191,7 @@ async def test_deleted_objects_are_trimmed_completely(log: MemoryLog, clock: Clo
     assert await alive(log) == 0
     reader = newcomer(counted := CountedLog(log))
     assert not await reader.get("o1")
-    assert counted.calls == 3, "what is seen below the floor is looked at twice"
+    assert counted.calls == 3, "a result below the floor is read twice"
     assert await reader.increment("o1", "n") is None
     assert (await newcomer(log).get("o1")).value == {"n": 1}
     with pytest.raises(TrimmedError):
@@ -253,7 +253,7 @@ async def test_a_decision_stays_when_the_records_that_decided_it_are_trimmed(
 
 
 @pytest.mark.usefixtures("small_cells")
-async def test_each_record_is_looked_at_once(log: MemoryLog, clock: Clock) -> None:
+async def test_a_collection_reads_each_record_once(log: MemoryLog, clock: Clock) -> None:
     store = Store(log)
     for _ in range(100):
         await store.increment("a", "n")
@@ -264,7 +264,7 @@ async def test_each_record_is_looked_at_once(log: MemoryLog, clock: Clock) -> No
     assert counted.records < 20
 
 
-async def test_the_platform_collects_as_the_log_in_memory_does(
+async def test_the_platform_collects_like_the_log_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collection, "CELL", 8)

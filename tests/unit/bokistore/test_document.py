@@ -1,4 +1,4 @@
-"""Writes on JSON documents: what each does, and that what does not fit changes nothing."""
+"""Writes on JSON documents: their effects, and mismatching writes, which change nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def after(document: Json, *writes: Write) -> Json:
         ({"a": 1}, Delete(()), None),
     ],
 )
-def test_a_write_that_fits_takes_effect(document: Json, write: Write, expected: Json) -> None:
+def test_a_matching_write_takes_effect(document: Json, write: Write, expected: Json) -> None:
     changed = after(document, write)
     assert msgspec.json.encode(changed) == msgspec.json.encode(expected)
 
@@ -78,7 +78,7 @@ def test_a_write_that_fits_takes_effect(document: Json, write: Write, expected: 
         ({"a": 1}, Increment((), 1), "not an object"),
     ],
 )
-def test_a_write_that_does_not_fit_says_why_and_changes_nothing(
+def test_a_mismatching_write_names_the_reason_and_changes_nothing(
     document: Json, write: Write, sentence: str
 ) -> None:
     before = msgspec.json.encode(document)
@@ -87,7 +87,7 @@ def test_a_write_that_does_not_fit_says_why_and_changes_nothing(
     assert msgspec.json.encode(document) == before
 
 
-def test_found_tells_null_from_nothing() -> None:
+def test_found_distinguishes_null_from_an_absent_value() -> None:
     document = {"a": {"b": None}, "l": [10, [20]]}
     assert found(document, ("a", "b")) is None
     assert found(document, ("a", "c")) is Absent.ABSENT
@@ -122,12 +122,12 @@ def test_json_is_a_value(value: Json) -> None:
     [b"x", {1}, object(), {1: 2}, [{"a": {None: 1}}], float("nan"), float("inf"), [2**1024],
      "\ud800", {"\ud800": 1}],
 )  # fmt: skip
-def test_what_json_cannot_carry_is_refused(value: Json) -> None:
+def test_values_without_a_json_form_are_refused(value: Json) -> None:
     with pytest.raises(InvalidObjectError):
         check_value(value)
 
 
-def test_a_value_is_nested_so_deep_and_no_deeper() -> None:
+def test_the_nesting_depth_of_a_value_is_limited() -> None:
     value: Json = []
     for _ in range(63):
         value = [value]

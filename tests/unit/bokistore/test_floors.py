@@ -1,8 +1,8 @@
-"""A floor that is seen before the records that were appended ahead of it (A22 for objects).
+"""Trim floors that are visible before the records that were appended ahead of them (A22 for
+objects).
 
-Where a read is answered as of an older place of the log, its floors may already be those of now:
-they reach the index early. What was appended before a trim is then looked for again, as of the
-tail.
+A read may be answered as of an older position of the log while its floors are already current:
+floors reach the index early. Then the records from before a trim are read again, as of the tail.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 from bokistore import ConflictError, Replica, Store
 from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLog
-from tests.support.behind_log import Behind
+from tests.support.lagging_log import Behind
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]
 
 
-async def test_an_object_at_rest_is_not_taken_as_deleted(log: MemoryLog) -> None:
+async def test_an_unchanged_object_does_not_count_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(10):
         await store.increment("a", "n")
@@ -31,7 +31,7 @@ async def test_an_object_at_rest_is_not_taken_as_deleted(log: MemoryLog) -> None
     assert (await newcomer(behind).get("a")).value == {"n": 10}
 
 
-async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> None:
+async def test_a_deleted_object_counts_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(10):
         await store.increment("a", "n")
@@ -41,7 +41,7 @@ async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> No
     assert not await newcomer(behind).get("a")
 
 
-async def test_what_was_trimmed_with_its_log_is_not_taken_as_deleted(log: MemoryLog) -> None:
+async def test_an_object_trimmed_with_its_log_does_not_count_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
     behind = Behind("objects", log.logs)
@@ -50,8 +50,8 @@ async def test_what_was_trimmed_with_its_log_is_not_taken_as_deleted(log: Memory
         await newcomer(behind).get("a")
 
 
-async def test_what_was_decided_is_found(log: MemoryLog) -> None:
-    """Whether `b` was written hangs on the history of `a`, which is trimmed."""
+async def test_a_decision_is_found_after_its_history_is_trimmed(log: MemoryLog) -> None:
+    """Whether `b` was written depends on the history of `a`, which is trimmed."""
     store = Store(log)
     await store.set("a", "n", 1)
     with pytest.raises(ConflictError):  # noqa: PT012
@@ -73,7 +73,7 @@ async def test_what_was_decided_is_found(log: MemoryLog) -> None:
     assert (await newcomer(behind).get("c"))["n"] == 3
 
 
-async def test_a_replica_finds_the_snapshot_of_what_was_trimmed(log: MemoryLog) -> None:
+async def test_a_replica_finds_the_snapshot_that_covers_trimmed_commands(log: MemoryLog) -> None:
     one = Replica(log, lambda _: None, snapshot=lambda: b"state", restore=lambda _: None)
     await one.propose(b"a")
     behind = Behind("objects", log.logs)

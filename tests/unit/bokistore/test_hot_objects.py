@@ -1,5 +1,5 @@
-"""Objects that are always written, and to which nobody who writes leaves checkpoints, are collected
-too (A22 for objects).
+"""Objects that are written all the time, by writers that leave no checkpoints, are collected too
+(A22 for objects).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]
 
 
 async def put_in_turns(stores: tuple[Store, Store], number: int) -> None:
-    """Each replaces what the other wrote, so nobody has anything to replay."""
+    """Each writer replaces the other's value, so neither has anything to replay."""
     await stores[number % 2].put("hot", {"n": number})
 
 
@@ -33,7 +33,7 @@ async def write_blindly(stores: tuple[Store, Store], number: int) -> None:
 
 
 async def alive_of(log: MemoryLog, tag: str) -> list[int]:
-    """Return the seqnums of a sub-stream that are left."""
+    """Return the untrimmed seqnums of a sub-stream."""
     kept = filter(lambda seqnum: not log.logs.is_dead(seqnum), range(await log.tail()))
     records = [record for record in map(log.logs.record, kept) if record is not None]
     return [record.seqnum for record in records if tag in record.tags]
@@ -54,7 +54,7 @@ async def test_a_hot_object_without_checkpoints_is_collected(
     for number in range(500, 510):
         await write(stores, number)
     await newcomer(log).collect(keep=50)
-    assert len(await alive_of(log, "store:hot")) == 12, "the young ones and two checkpoints"
+    assert len(await alive_of(log, "store:hot")) == 12, "the recent writes and two checkpoints"
     log.logs.drop_aux()
     assert (await newcomer(log).at(young - 1).get("hot"))["n"] == 499
     assert (await newcomer(log).at(young).get("hot"))["n"] == 500
@@ -62,10 +62,10 @@ async def test_a_hot_object_without_checkpoints_is_collected(
         assert (await reader.get("hot"))["n"] == 509
 
 
-async def test_more_hot_objects_than_wait_for_the_end_of_a_collection_are_collected(
+async def test_hot_objects_over_the_limit_of_one_collection_are_collected(
     log: MemoryLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first part of a log, and in one that begins where a collection before ended."""
+    """In the first part of a log, and in one that begins where the previous collection ended."""
     monkeypatch.setattr(collection, "_HOT_MAX", 1)
     for module in (collection, decisions):
         monkeypatch.setattr(module, "CELL", 32)
@@ -78,15 +78,17 @@ async def test_more_hot_objects_than_wait_for_the_end_of_a_collection_are_collec
             await store.multi_put({"hot": {"n": number}, "other": {"n": number}})
         await newcomer(log).collect(keep=50)
         for name in ("hot", "other"):
-            assert len(await alive_of(log, f"store:{name}")) <= 12 + 32, "as if they had waited"
+            assert len(await alive_of(log, f"store:{name}")) <= 12 + 32, (
+                "as within the limit of one collection"
+            )
 
 
 @pytest.mark.parametrize("write", WAYS)
-async def test_collections_write_little_and_leave_little(
+async def test_collections_write_few_records_and_leave_few(
     log: MemoryLog, clock: Clock, write: Callable[[tuple[Store, Store], int], Awaitable[None]]
 ) -> None:
-    """A span of 24, collected every 1; 10 writes meanwhile, so that most that lie below the span
-    are few.
+    """A span of 24, collected after each record; 10 writes in between, so that few writes lie below
+    the span.
     """
     stores = newcomer(log), newcomer(log)
     for hour in range(72):
@@ -105,7 +107,7 @@ def is_checkpoint(log: MemoryLog, seqnum: int) -> bool:
     return record is not None and "ckpt:hot" in record.tags
 
 
-async def test_a_checkpoint_of_the_past_is_found_far_behind_it(
+async def test_a_checkpoint_of_an_old_state_is_found_at_a_much_later_seqnum(
     log: MemoryLog, clock: Clock
 ) -> None:
     stores = newcomer(log), newcomer(log)
@@ -125,8 +127,10 @@ async def test_a_checkpoint_of_the_past_is_found_far_behind_it(
     assert counted.calls <= 3, "the newest checkpoint is of now"
 
 
-async def test_a_checkpoint_that_is_left_among_the_writes_only_is_found(log: MemoryLog) -> None:
-    """Two collections at once may trim what stands alone further than the object's history."""
+async def test_a_checkpoint_in_the_objects_own_sub_stream_alone_is_found(log: MemoryLog) -> None:
+    """Two concurrent collections may trim the checkpoints' sub-stream further than the object's
+    history.
+    """
     stores = newcomer(log), newcomer(log)
     for number in range(600):
         await write_blindly(stores, number)
@@ -146,14 +150,14 @@ async def test_the_index_of_a_tag_is_collected(log: MemoryLog, clock: Clock) -> 
     clock.now += 100
     await store.put("o1", {"n": 200}, tags=["paid"])
     await newcomer(log).collect(keep=50)
-    with pytest.raises(TrimmedError) as told:
+    with pytest.raises(TrimmedError) as raised:
         await log.read_range("store:$tag:paid")
-    assert len(await log.read_range("store:$tag:paid", told.value.first_seqnum)) <= 3
+    assert len(await log.read_range("store:$tag:paid", raised.value.first_seqnum)) <= 3
     log.logs.drop_aux()
     assert sorted(await newcomer(log).find("paid")) == [f"o{number}" for number in range(5)]
 
 
-async def test_a_lookup_that_replayed_much_leaves_a_checkpoint_of_the_index(
+async def test_a_lookup_that_replayed_many_records_writes_a_checkpoint_of_the_index(
     log: MemoryLog,
 ) -> None:
     store = newcomer(log)
@@ -169,7 +173,7 @@ async def test_a_lookup_that_replayed_much_leaves_a_checkpoint_of_the_index(
     assert len(await log.read_range("ckpt:$tag:paid")) == 1
 
 
-async def test_a_snapshot_appends_nothing_however_much_it_replayed(log: MemoryLog) -> None:
+async def test_a_snapshot_appends_nothing_after_any_replay(log: MemoryLog) -> None:
     store = newcomer(log)
     for number in range(300):
         await store.put("a", {"n": number}, tags=["paid"])
@@ -180,10 +184,10 @@ async def test_a_snapshot_appends_nothing_however_much_it_replayed(log: MemoryLo
     assert await log.tail() == tail
 
 
-async def test_what_a_later_checkpoint_supersedes_is_given_back(
+async def test_history_before_a_later_checkpoint_is_collected(
     log: MemoryLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collection that looked at the writes could not append one."""
+    """The collection that read the writes could not append a checkpoint."""
     stores = newcomer(log), newcomer(log)
     for number in range(300):
         await write_blindly(stores, number)
@@ -201,10 +205,10 @@ async def test_what_a_later_checkpoint_supersedes_is_given_back(
 
 
 async def refused(*_: object) -> None:
-    """Append no checkpoint."""
+    """Refuse to append a checkpoint."""
 
 
-async def test_a_lookup_does_not_fail_because_tidying_does(
+async def test_a_lookup_succeeds_although_its_checkpoint_append_fails(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = newcomer(log)

@@ -1,4 +1,4 @@
-"""Transactions with an id: they take effect once, whoever runs them and however often."""
+"""Transactions with an id take effect once, for any number of executions by any processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def increment(txn: Transaction) -> int:
 
 
 @pytest.mark.asyncio
-async def test_the_same_id_again_does_nothing_and_gets_the_first_result(log: MemoryLog) -> None:
+async def test_a_repeated_id_has_no_effect_and_returns_the_first_result(log: MemoryLog) -> None:
     store = Store(log)
     assert await store.transact(increment, id="run-1/3") == 1
     await store.increment("a", "n", 10)
@@ -33,12 +33,12 @@ async def test_the_same_id_again_does_nothing_and_gets_the_first_result(log: Mem
     for reader in (store, newcomer(log)):
         assert await reader.transact(increment, id="run-1/3") == 1
         assert (await reader.get("a"))["n"] == 11
-    assert await log.tail() == tail, "whoever comes later appends nothing"
+    assert await log.tail() == tail, "a later execution appends nothing"
     assert await store.transact(increment, id="run-1/4") == 12
 
 
 @pytest.mark.asyncio
-async def test_the_body_does_not_run_when_it_was_done_before(log: MemoryLog) -> None:
+async def test_the_body_does_not_run_after_an_earlier_commit(log: MemoryLog) -> None:
     store = Store(log)
 
     async def withdraw(txn: Transaction) -> str:
@@ -81,7 +81,7 @@ async def test_a_block_with_an_id_that_committed_is_refused_on_leaving(log: Memo
 
 
 @pytest.mark.asyncio
-async def test_an_attempt_in_conflict_does_not_take_the_id(log: MemoryLog) -> None:
+async def test_an_aborted_attempt_does_not_use_up_the_id(log: MemoryLog) -> None:
     store = Store(log)
     with pytest.raises(ConflictError):  # noqa: PT012
         async with store.transaction(id="x") as txn:
@@ -92,7 +92,7 @@ async def test_an_attempt_in_conflict_does_not_take_the_id(log: MemoryLog) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_transaction_that_writes_nothing_decides_its_result_too(log: MemoryLog) -> None:
+async def test_a_transaction_without_writes_records_its_result_too(log: MemoryLog) -> None:
     store = Store(log)
 
     async def read(txn: Transaction) -> int:
@@ -117,7 +117,7 @@ async def test_the_record_is_found_by_its_id(log: MemoryLog) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_foreign_record_under_an_ids_tag_does_not_take_the_id(log: MemoryLog) -> None:
+async def test_a_foreign_record_under_an_ids_tag_does_not_use_up_the_id(log: MemoryLog) -> None:
     await log.append(b"not JSON", tags=["txn:x"])
     await log.append(b'{"store":1,"writes":{"a":[["delete",[]]]}}', tags=["txn:x"])
     await log.append(b'{"store":1,"writes":{},"id":"y"}', tags=["txn:x"])
@@ -142,7 +142,7 @@ async def test_a_bad_id_or_result_is_refused_and_nothing_is_appended(log: Memory
 
 
 @pytest.mark.asyncio
-async def test_results_come_back_as_json_the_first_time_too(log: MemoryLog) -> None:
+async def test_results_have_their_json_form_also_the_first_time(log: MemoryLog) -> None:
     async def body(txn: Transaction) -> tuple[int, ...]:
         txn.increment("a", "n")
         return (1, 2)
@@ -153,7 +153,7 @@ async def test_results_come_back_as_json_the_first_time_too(log: MemoryLog) -> N
 
 
 @pytest.mark.asyncio
-async def test_a_block_inside_that_was_done_before_is_not_taken_for_the_outer_one() -> None:
+async def test_a_committed_inner_block_does_not_count_as_the_outer_one() -> None:
     outer, inner = Store(MemoryLog("outer")), Store(MemoryLog("inner"))
     await inner.transact(increment, id="x")
 
@@ -168,9 +168,9 @@ async def test_a_block_inside_that_was_done_before_is_not_taken_for_the_outer_on
 
 
 @pytest.mark.asyncio
-async def test_an_append_of_unknown_outcome_is_tried_again_and_counts_once(log: MemoryLog) -> None:
+async def test_an_append_with_unknown_outcome_is_retried_and_counts_once(log: MemoryLog) -> None:
     class ForgetfulLog(MemoryLog):
-        """Appends, and then does not know."""
+        """Appends, and then raises an unknown outcome."""
 
         is_forgetful = True
 
@@ -190,7 +190,7 @@ async def test_an_append_of_unknown_outcome_is_tried_again_and_counts_once(log: 
 
 
 def twice(choose: Choose) -> tuple[int | None, ...]:
-    """Run one transaction by two executions; return their results and what the object holds."""
+    """Run one transaction by two executions; return their results and the object's value."""
     log = MemoryLog("objects", logs=MemoryLogs())
     run_stepped([newcomer(log).increment("a", "n", 10)], lambda ready: ready[0])
     results = run_stepped(
@@ -204,12 +204,12 @@ def test_two_executions_count_once_in_every_interleaving() -> None:
     assert set(interleavings(twice)) == {(11, 11, 11)}
 
 
-def test_the_check_sees_a_store_that_does_not_validate_ids(
+def test_the_check_detects_a_store_that_does_not_validate_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def nobody(*_: object) -> None:
+    async def nothing_done(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(ObjectReplay, "done", nobody)
+    monkeypatch.setattr(ObjectReplay, "done", nothing_done)
     monkeypatch.setattr("bokistore.records._ID_TAG_PREFIX", "store:")
     assert set(interleavings(twice)) - {(11, 11, 11)}

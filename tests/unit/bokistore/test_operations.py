@@ -1,4 +1,4 @@
-"""Operations on one object at the same time: each learns what was before it, few look."""
+"""Concurrent operations on one object: each returns the previous value, and few reads serve all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ INCREMENT = b'{"store": 1, "writes": {"hot": [["increment", ["n"], 1]]}}'
 
 
 class Busy(HookedLog):
-    """A log whose calls let others go on meanwhile; its reads of what is hot wait for
-    `arrive`.
-    """
+    """A log whose calls yield to other tasks; its reads of the hot object wait for `arrive`."""
 
     def __init__(self, logs: MemoryLogs | None = None) -> None:
         super().__init__("work", logs=logs or MemoryLogs())
@@ -44,23 +42,23 @@ class Busy(HookedLog):
 
 async def test_each_of_many_concurrent_operations_returns_the_value_before_it() -> None:
     stores = [newcomer(Busy(logs)) for logs in [MemoryLogs()] for _ in range(3)]
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         *(stores[caller % 3].set("hot", "by", caller) for caller in range(CALLERS))
     )
     last = (await stores[0].get("hot"))["by"]
-    assert sorted(told, key=lambda old: -1 if old is None else old) == [
+    assert sorted(results, key=lambda old: -1 if old is None else old) == [
         None, *(caller for caller in range(CALLERS) if caller != last),
     ]  # fmt: skip
 
 
-async def test_of_many_at_once_a_few_look_for_all() -> None:
+async def test_a_few_reads_serve_many_concurrent_operations() -> None:
     log = Busy()
     store = newcomer(log)
     await store.set("hot", "n", 0)
     for turn in range(3):
         log.reads = 0
-        told = await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
-        assert set(told) == set(range(turn * CALLERS, (turn + 1) * CALLERS))
+        results = await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
+        assert set(results) == set(range(turn * CALLERS, (turn + 1) * CALLERS))
         assert log.reads <= 8
 
 
@@ -79,7 +77,7 @@ async def test_operations_on_other_objects_do_not_wait() -> None:
     assert await slow == 0
 
 
-async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_next() -> None:
+async def test_a_cancelled_reader_leaves_the_read_for_all_to_the_next_operation() -> None:
     log = Busy()
     store = newcomer(log)
     await store.set("hot", "n", 0)
@@ -91,9 +89,9 @@ async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_nex
     calls[0].cancel()
     await asyncio.sleep(0)
     log.arrive.set()
-    told = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(told[0], asyncio.CancelledError)
-    assert told[1:] == [1, 2, 3], "the first one is in the log all the same"
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1:] == [1, 2, 3], "the first operation is in the log as well"
 
 
 async def test_nothing_is_noted_for_a_cancelled_operation() -> None:
@@ -118,15 +116,15 @@ async def test_nothing_is_noted_for_a_cancelled_operation() -> None:
 async def test_a_write_that_does_not_fit_fails_for_its_caller_only() -> None:
     store = newcomer(Busy())
     await store.set("hot", "n", "text")
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         store.increment("hot", "n"), store.set("hot", "n", 5), store.increment("hot", "n"),
         return_exceptions=True,
     )  # fmt: skip
-    assert isinstance(told[0], MismatchError)
-    assert list(told[1:]) == ["text", 5]
+    assert isinstance(results[0], MismatchError)
+    assert list(results[1:]) == ["text", 5]
 
 
-async def test_views_beside_records_are_as_frequent_as_for_one_after_the_other(
+async def test_concurrent_operations_store_aux_views_as_often_as_sequential_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, kept = Busy(), list[SeqNum]()

@@ -1,4 +1,4 @@
-"""After an append nobody is told that nothing was done."""
+"""After an append, no error claims that nothing was done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Unsteady(HookedLog):
-    """A log of which, if `is_shaky`, the first read after each append fails."""
+    """A log whose first read after each append fails, if `is_shaky`."""
 
     def __init__(self, error: IndilogError | None = None) -> None:
         super().__init__("objects")
@@ -44,33 +44,33 @@ def log(request: pytest.FixtureRequest) -> Unsteady:
 
 
 def other(log: Unsteady) -> Store:
-    """The store of another process, whose calls do not fail."""
+    """Return the store of another process, whose calls do not fail."""
     return newcomer(MemoryLog("objects", logs=log.logs))
 
 
-async def test_an_operation_whose_past_cannot_be_read_has_an_unknown_outcome(log: Unsteady) -> None:
+async def test_an_operation_with_unreadable_history_has_an_unknown_outcome(log: Unsteady) -> None:
     store = Store(log)
     await store.increment("a", "n")
     log.is_shaky = True
-    with pytest.raises(AppendOutcomeUnknownError, match="appended at 1") as told:
+    with pytest.raises(AppendOutcomeUnknownError, match="appended at 1") as raised:
         await store.increment("a", "n")
-    assert not told.value.retryable
-    assert told.value.__cause__ is log.error
+    assert not raised.value.retryable
+    assert raised.value.__cause__ is log.error
     assert (await other(log).get("a"))["n"] == 2
 
 
 async def test_a_transaction_that_cannot_be_decided_has_an_unknown_outcome(log: Unsteady) -> None:
     store = Store(log)
     log.is_shaky = True
-    with pytest.raises(AppendOutcomeUnknownError) as told:  # noqa: PT012
+    with pytest.raises(AppendOutcomeUnknownError) as raised:  # noqa: PT012
         async with store.transaction() as txn:
             (await txn.get("a")).set("n", 1)
             await other(log).set("b", "n", 1)
-    assert told.value.__cause__ is log.error
+    assert raised.value.__cause__ is log.error
     assert (await other(log).get("a"))["n"] == 1
 
 
-async def test_with_an_id_it_heals_itself(log: Unsteady) -> None:
+async def test_a_transaction_with_an_id_resolves_an_unknown_outcome_itself(log: Unsteady) -> None:
     store = Store(log)
     log.is_shaky = True
 
@@ -88,31 +88,31 @@ async def test_an_error_decided_by_the_order_of_the_log_is_unchanged(log: Unstea
     await store.set("a", "n", "text")
     with pytest.raises(MismatchError):
         await store.increment("a", "n")
-    with pytest.raises(ConflictError) as told:  # noqa: PT012
+    with pytest.raises(ConflictError) as raised:  # noqa: PT012
         async with store.transaction() as txn:
             (await txn.get("a")).set("n", 1)
             await other(log).set("a", "n", 2)
-    assert told.value.retryable
+    assert raised.value.retryable
 
 
-async def test_an_error_before_the_append_may_be_repeated(log: Unsteady) -> None:
+async def test_an_error_before_the_append_is_retryable(log: Unsteady) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
     log.will_fail = True
-    with pytest.raises(type(log.error)) as told:
+    with pytest.raises(type(log.error)) as raised:
         async with store.transaction() as txn:
             (await txn.get("a")).set("n", 2)
-    assert told.value.retryable
+    assert raised.value.retryable
     assert await log.tail() == 1
 
 
-async def test_a_command_whose_result_cannot_be_read_has_an_unknown_outcome(log: Unsteady) -> None:
+async def test_a_command_with_an_unreadable_result_has_an_unknown_outcome(log: Unsteady) -> None:
     applied: list[bytes] = []
     replica = Replica(log, applied.append, snapshot=bytes, restore=lambda _: None)
     log.is_shaky = True
-    with pytest.raises(AppendOutcomeUnknownError) as told:
+    with pytest.raises(AppendOutcomeUnknownError) as raised:
         await replica.propose(b"once")
-    assert told.value.__cause__ is log.error
+    assert raised.value.__cause__ is log.error
     await replica.sync()
     assert applied == [b"once"]
 

@@ -19,7 +19,7 @@ from tests.support.damaged_log import DamagedLogs
 
 
 class Counters:
-    """A state machine of its own: numbers by name."""
+    """A state machine of this test: numbers by name."""
 
     def __init__(self, log: Log, *, every: int = 1000) -> None:
         self.numbers: dict[str, int] = {}
@@ -53,12 +53,12 @@ def log() -> MemoryLog:
 
 
 @pytest.mark.asyncio
-async def test_a_command_is_answered_from_its_place_in_the_order(log: MemoryLog) -> None:
+async def test_a_command_returns_the_result_at_its_position_in_the_order(log: MemoryLog) -> None:
     one, two = Counters(log), Counters(log)
     assert await one.replica.propose(b"a") == 1
     assert await two.replica.propose(b"a") == 2
     assert await one.replica.propose(b"a") == 3
-    assert two.numbers == {"a": 2}, "it has not looked since"
+    assert two.numbers == {"a": 2}, "it has not synchronized since"
     await two.replica.sync()
     assert (one.numbers, two.numbers) == ({"a": 3}, {"a": 3})
     assert one.replica.end == two.replica.end == 3
@@ -66,7 +66,7 @@ async def test_a_command_is_answered_from_its_place_in_the_order(log: MemoryLog)
 
 
 @pytest.mark.asyncio
-async def test_what_apply_raises_is_the_result_and_all_go_on(log: MemoryLog) -> None:
+async def test_an_error_of_apply_is_the_result_and_all_replicas_continue(log: MemoryLog) -> None:
     one, two = Counters(log), Counters(log)
     with pytest.raises(ValueError, match="refused"):
         await one.replica.propose(b"refused")
@@ -158,7 +158,7 @@ async def test_commands_trimmed_without_a_snapshot_are_an_error(log: MemoryLog) 
 
 
 @pytest.mark.asyncio
-async def test_a_lost_snapshot_is_done_without_where_another_one_or_the_commands_are_left() -> None:
+async def test_a_lost_snapshot_is_skipped_if_another_one_or_the_commands_are_left() -> None:
     logs = DamagedLogs()
     one = Counters(logs.log("machines"))
     for _ in range(2):
@@ -172,7 +172,7 @@ async def test_a_lost_snapshot_is_done_without_where_another_one_or_the_commands
 
 
 @pytest.mark.asyncio
-async def test_the_only_snapshot_is_lost_not_trimmed_and_kept_until_another_goes_further() -> None:
+async def test_a_lost_only_snapshot_is_reported_as_lost_and_kept_until_a_later_one() -> None:
     logs = DamagedLogs()
     one, lagging = Counters(logs.log("machines")), Counters(logs.log("machines"))
     await lagging.replica.propose(b"a")
@@ -206,13 +206,13 @@ async def test_a_replica_can_stop_at_a_seqnum(log: MemoryLog) -> None:
     other = Counters(log)
     assert await other.replica.sync(2) == 2
     assert other.numbers == {"a": 1, "b": 1}
-    assert await other.replica.sync(1) == 2, "it never goes back"
+    assert await other.replica.sync(1) == 2, "its position never decreases"
     assert await other.replica.sync(99) == 3
 
 
 @pytest.mark.asyncio
-async def test_machines_of_one_log_stay_apart(log: MemoryLog) -> None:
-    await log.append(b"of somebody else", tags=["x"])
+async def test_state_machines_of_one_log_are_separate(log: MemoryLog) -> None:
+    await log.append(b"of another application", tags=["x"])
     one = Counters(log)
     await one.replica.propose(b"a")
     other: list[bytes] = []
@@ -268,7 +268,9 @@ async def test_replicas_on_the_platform_are_equal_and_follow() -> None:
 
 
 def history(seed: int) -> None:
-    """Replicas propose, look, save and trim in a random order; the log tells what they must be."""
+    """Replicas propose, sync, save and trim in a random order; the expected state follows from the
+    log.
+    """
     chance = random.Random(seed)
     log = MemoryLog("machines", logs=MemoryLogs(page_bytes_max=chance.choice((2, 1000))))
     machines = [Counters(SteppedLog(log), every=chance.randint(1, 5)) for _ in range(3)]
@@ -310,7 +312,7 @@ def history(seed: int) -> None:
         assert machine.numbers == expected
 
 
-def test_replicas_are_equal_at_equal_seqnums_whatever_they_do() -> None:
+def test_replicas_are_equal_at_equal_seqnums_after_any_operations() -> None:
     for seed in range(300):
         history(seed)
 
@@ -332,6 +334,6 @@ def two(choose: Choose) -> tuple[int, ...]:
     )
 
 
-def test_proposals_at_once_each_get_their_own_result_in_every_interleaving() -> None:
+def test_concurrent_proposals_each_get_their_own_result_in_every_interleaving() -> None:
     for results in interleavings(two):
         assert sorted(results) == [1, 2, 3]

@@ -25,27 +25,27 @@ pytestmark = pytest.mark.asyncio
 
 @dataclasses.dataclass
 class Account:
-    """As a dataclass."""
+    """A type as a dataclass."""
 
     owner: str
     balance: int = 0
 
 
 class Model(pydantic.BaseModel):
-    """As a pydantic model."""
+    """A type as a pydantic model."""
 
     owner: str
     balance: int = pydantic.Field(ge=0)
 
 
 class Struct(msgspec.Struct):
-    """As a msgspec Struct."""
+    """A type as a msgspec Struct."""
 
     owner: str
     balance: int = 0
 
 
-async def test_a_snapshot_does_not_see_what_comes_after_it_began(store: Store) -> None:
+async def test_a_snapshot_does_not_see_later_writes(store: Store) -> None:
     await store.set("a", "n", 1)
     async with store.snapshot() as view:
         await store.set("a", "n", 2)
@@ -63,7 +63,7 @@ async def test_a_snapshot_appends_nothing(store: Store, log: MemoryLog) -> None:
     assert await log.tail() == end
 
 
-async def test_any_place_of_the_log_can_be_seen_again(store: Store, log: MemoryLog) -> None:
+async def test_the_state_at_any_seqnum_can_be_read_again(store: Store, log: MemoryLog) -> None:
     seqnums = []
     for number in range(20):
         await store.set("a", "n", number)
@@ -74,7 +74,7 @@ async def test_any_place_of_the_log_can_be_seen_again(store: Store, log: MemoryL
             assert (await reader.at(seqnum).get("a"))["n"] == number
 
 
-async def test_the_future_is_not_a_place_to_travel_to(store: Store) -> None:
+async def test_a_seqnum_in_the_future_is_refused(store: Store) -> None:
     await store.set("a", "n", 1)
     with pytest.raises(ValueError, match="there is no state as of 5 yet"):
         await store.at(5).get("a")
@@ -101,7 +101,7 @@ async def test_history_has_every_committed_write_and_no_other(store: Store) -> N
     assert later == [seqnum for seqnum, _ in seen[1:]]
 
 
-async def test_pop_returns_the_element_and_merge_what_was_there(store: Store) -> None:
+async def test_pop_returns_the_element_and_merge_the_previous_value(store: Store) -> None:
     await store.set("a", "l", [1, [2]])
     assert await store.pop("a", "l") == [2]
     assert await store.pop("a", "l") == 1
@@ -120,7 +120,9 @@ async def test_multi_put_is_one_record(store: Store, log: MemoryLog) -> None:
     assert dict(await store.get("b")) == {"owner": "bob", "balance": 2}
 
 
-async def test_multi_put_of_what_is_no_object_changes_nothing(store: Store, log: MemoryLog) -> None:
+async def test_a_multi_put_with_an_invalid_value_changes_nothing(
+    store: Store, log: MemoryLog
+) -> None:
     with pytest.raises(InvalidObjectError, match="not list"):
         await store.multi_put({"a": {"n": 1}, "b": [1]})
     assert await log.tail() == 0
@@ -137,13 +139,13 @@ async def test_test_and_multi_put_writes_only_if_the_tests_hold(
     assert (await store.get("b"))["n"] == 3
 
 
-async def test_of_two_that_test_the_same_only_one_wins_in_every_interleaving() -> None:
+async def test_one_of_two_equal_test_and_put_operations_succeeds_in_every_interleaving() -> None:
     def run(choose: Choose) -> list[bool]:
         log = MemoryLog("objects")
 
-        async def take(who: str) -> bool:
+        async def take(owner: str) -> bool:
             mine = newcomer(SteppedLog(log))
-            return await mine.test_and_multi_put({"lock": None}, {"lock": {"owner": who}})
+            return await mine.test_and_multi_put({"lock": None}, {"lock": {"owner": owner}})
 
         return run_stepped([take("ann"), take("bob")], choose)
 
@@ -159,16 +161,16 @@ async def test_an_object_is_read_and_written_as_a_type(store: Store, kind: type[
 
 
 @pytest.mark.parametrize("kind", [Account, Model, Struct])
-async def test_what_does_not_fit_a_type_says_where(store: Store, kind: type[Account]) -> None:
+async def test_a_type_mismatch_names_the_path(store: Store, kind: type[Account]) -> None:
     await store.put("ann", {"owner": "ann", "balance": "much"})
     with pytest.raises(ObjectTypeError, match=f"'ann' is no {kind.__name__}: .*balance"):
         await store.get("ann", type=kind)
     async with store.snapshot() as view:
         with pytest.raises(ObjectTypeError, match="does not exist"):
-            (await view.get("nobody")).to(kind)
+            (await view.get("unknown")).to(kind)
 
 
-async def test_a_name_that_no_object_can_have_is_refused_before_anything_is_read(
+async def test_an_invalid_object_name_is_refused_before_any_read(
     store: Store,
 ) -> None:
     with pytest.raises((InvalidObjectError, InvalidTagError)):

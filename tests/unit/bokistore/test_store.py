@@ -1,4 +1,4 @@
-"""Single operations: what they return, what a snapshot is, and what a foreign record does."""
+"""Single operations: their results, snapshots of objects, and foreign records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.bokistore.processes import newcomer
 pytestmark = pytest.mark.asyncio
 
 
-async def test_each_operation_returns_what_was_there_before(store: Store) -> None:
+async def test_each_operation_returns_the_previous_value(store: Store) -> None:
     assert await store.set("a", "p.q", 1) is None
     assert await store.set("a", "p.q", 2) == 1
     assert await store.increment("a", "p.q", 3) == 2
@@ -64,7 +64,7 @@ async def test_an_object_never_written_is_false_and_empty(store: Store) -> None:
     assert obj.get("x", 1) == 1
 
 
-async def test_a_deleted_object_is_false_and_knows_by_which_record(store: Store) -> None:
+async def test_a_deleted_object_is_false_and_names_the_record_that_deleted_it(store: Store) -> None:
     await store.set("a", "x", 1)
     await store.delete("a")
     obj = await store.get("a")
@@ -82,14 +82,14 @@ async def test_changing_a_snapshot_changes_nothing_in_the_store(store: Store) ->
     assert (await store.get("a")).value == {"l": [1]}
 
 
-async def test_changing_a_value_after_giving_it_changes_nothing(store: Store) -> None:
+async def test_changing_a_value_after_the_write_changes_nothing(store: Store) -> None:
     value = {"l": [1]}
     await store.set("a", "v", value)
     value["l"].append(2)
     assert (await store.get("a"))["v"] == {"l": [1]}
 
 
-async def test_an_operation_that_does_not_fit_tells_its_caller_and_has_no_effect(
+async def test_a_mismatching_operation_raises_an_error_and_has_no_effect(
     store: Store, log: MemoryLog
 ) -> None:
     await store.set("a", "n", 1)
@@ -124,12 +124,12 @@ async def test_a_bad_argument_is_refused_and_nothing_is_appended(store: Store) -
     assert await store.log.tail() == 0
 
 
-async def test_the_longest_name_is_fine(store: Store) -> None:
+async def test_the_longest_name_is_accepted(store: Store) -> None:
     await store.set("ü" * 125, "a", 1)
     assert (await store.get("ü" * 125)).value == {"a": 1}
 
 
-async def test_objects_do_not_meet_tags_of_other_users_of_the_log(
+async def test_objects_are_separate_from_tags_of_other_users_of_the_log(
     store: Store, log: MemoryLog
 ) -> None:
     await log.append(b"not JSON", tags=["a"])
@@ -145,7 +145,7 @@ async def test_objects_do_not_meet_tags_of_other_users_of_the_log(
              b'{"store":1,"writes":{"a":[["delete",[]]]},"reads":["a"],"horizon":-1}',
              b'{"store":1,"writes":{"b":[["delete",[]]]}}'],
 )  # fmt: skip
-async def test_a_foreign_record_under_an_objects_tag_counts_for_nothing(
+async def test_a_foreign_record_under_an_objects_tag_is_ignored(
     store: Store, log: MemoryLog, data: bytes
 ) -> None:
     await store.set("a", "x", 1)
@@ -155,16 +155,14 @@ async def test_a_foreign_record_under_an_objects_tag_counts_for_nothing(
         assert (await reader.get("a")).value == {"x": 2}
 
 
-async def test_a_record_of_a_later_version_is_not_passed_over(store: Store, log: MemoryLog) -> None:
+async def test_a_record_of_a_later_version_raises_an_error(store: Store, log: MemoryLog) -> None:
     await log.append(b'{"store":2,"deeds":[]}', tags=["store:a"])
     with pytest.raises(StoreVersionError, match="format 2; this program reads up to 1"):
         await store.get("a")
 
 
 @pytest.mark.parametrize("aux", [b"\xff", b"{}", b'{"store":2,"committed":true,"views":{}}'])
-async def test_aux_data_that_is_not_ours_is_taken_as_not_there(
-    store: Store, log: MemoryLog, aux: bytes
-) -> None:
+async def test_foreign_aux_data_is_ignored(store: Store, log: MemoryLog, aux: bytes) -> None:
     for _ in range(3):
         await store.increment("a", "n")
     for seqnum in range(3):
@@ -172,7 +170,7 @@ async def test_aux_data_that_is_not_ours_is_taken_as_not_there(
     assert (await newcomer(log).get("a")).value == {"n": 3}
 
 
-async def test_a_record_says_in_json_what_it_does(store: Store, log: MemoryLog) -> None:
+async def test_a_record_describes_its_writes_in_json(store: Store, log: MemoryLog) -> None:
     await store.push("a", "l.m", {"x": 1}, limit=5)
     record = await log.read(0)
     assert record is not None
@@ -183,7 +181,7 @@ async def test_a_record_says_in_json_what_it_does(store: Store, log: MemoryLog) 
     }
 
 
-async def test_a_hot_object_costs_one_look_at_the_log(log: MemoryLog) -> None:
+async def test_a_read_of_a_hot_object_costs_one_log_call(log: MemoryLog) -> None:
     counted = CountedLog(log)
     store = Store(counted)
     for _ in range(3):
@@ -194,7 +192,7 @@ async def test_a_hot_object_costs_one_look_at_the_log(log: MemoryLog) -> None:
     assert counted.calls == 10
 
 
-async def test_a_newcomer_walks_back_only_to_the_nearest_view(log: MemoryLog) -> None:
+async def test_a_new_process_reads_back_only_to_the_nearest_view(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(20 * AUX_EVERY):
         await store.increment("a", "n")
@@ -214,7 +212,7 @@ async def test_history_before_a_whole_write_is_not_read(log: MemoryLog) -> None:
     assert counted.calls == 1
 
 
-async def test_a_whole_write_that_does_not_fit_hides_no_history(log: MemoryLog) -> None:
+async def test_a_mismatching_whole_write_hides_no_history(log: MemoryLog) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
     with pytest.raises(MismatchError, match="whole"):
@@ -223,14 +221,14 @@ async def test_a_whole_write_that_does_not_fit_hides_no_history(log: MemoryLog) 
     assert (await newcomer(log).get("a")).value == {"n": 1}
 
 
-async def test_calls_of_one_platform_share_what_they_know(log: MemoryLog) -> None:
+async def test_calls_of_one_platform_share_a_cache(log: MemoryLog) -> None:
     await Store(log).set("a", "n", 1)
     counted = CountedLog(log)
     assert (await Store(counted).get("a")).value == {"n": 1}
     assert counted.calls == 1
 
 
-async def test_without_any_aux_data_a_newcomer_reads_pages(log: MemoryLog) -> None:
+async def test_without_aux_data_a_new_process_reads_pages(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(1000):
         await store.increment("a", "n")
@@ -240,10 +238,10 @@ async def test_without_any_aux_data_a_newcomer_reads_pages(log: MemoryLog) -> No
     assert counted.calls <= 2 * AUX_EVERY + 6
     counted.calls = 0
     assert (await newcomer(counted).get("a"))["n"] == 1000
-    assert counted.calls == 1, "the first reader left a view beside the newest record"
+    assert counted.calls == 1, "the first reader stored a view as aux data of the newest record"
 
 
-async def test_a_process_far_behind_takes_the_nearest_view(log: MemoryLog) -> None:
+async def test_a_lagging_process_uses_the_nearest_view(log: MemoryLog) -> None:
     behind, ahead = CountedLog(log), Store(log)
     store = newcomer(behind)
     await store.increment("a", "n")
@@ -272,7 +270,7 @@ async def test_an_object_too_large_for_aux_data_is_replayed(log: MemoryLog) -> N
     assert len(obj) == AUX_EVERY + 2
 
 
-async def test_a_log_that_keeps_no_aux_data_serves_all_the_same() -> None:
+async def test_a_log_without_aux_data_works_too() -> None:
     log = MemoryLog("objects", logs=MemoryLogs(ClusterConfig(aux_bytes_max=1)))
     store = Store(log)
     for _ in range(3 * AUX_EVERY):
@@ -280,7 +278,7 @@ async def test_a_log_that_keeps_no_aux_data_serves_all_the_same() -> None:
     assert (await newcomer(log).get("a"))["n"] == 3 * AUX_EVERY
 
 
-async def test_stores_of_two_platforms_with_equal_names_stay_apart() -> None:
+async def test_stores_of_two_platforms_with_equal_names_are_separate() -> None:
     first, second = Store(MemoryLog("objects")), Store(MemoryLog("objects"))
     await first.set("a", "x", 1)
     await second.set("a", "x", 2)
@@ -289,7 +287,7 @@ async def test_stores_of_two_platforms_with_equal_names_stay_apart() -> None:
 
 async def test_concurrent_operations_each_count_once(log: MemoryLog) -> None:
     class TurningLog(MemoryLog):
-        """Lets other tasks in at each append."""
+        """Yields to other tasks at each append."""
 
         async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
             await asyncio.sleep(0)

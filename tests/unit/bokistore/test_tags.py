@@ -1,4 +1,4 @@
-"""Objects found by their tags: always those that have them, never those that had them."""
+"""Objects found by their tags: all objects that have a tag, and none that had it earlier."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def test_objects_are_found_by_each_of_their_tags(log: MemoryLog) -> None:
             "order:1": 1, "order:2": 2,
         }  # fmt: skip
         assert list(await reader.find("customer:ann")) == ["order:1"]
-        assert not await reader.find("nobody")
+        assert not await reader.find("unknown")
     assert await log.tail() == 3
 
 
-async def test_tags_are_seen_beside_the_object_not_in_it(log: MemoryLog) -> None:
+async def test_tags_are_an_attribute_of_the_object_not_part_of_its_value(log: MemoryLog) -> None:
     store = Store(log)
     await store.put("a", {"n": 1}, tags=["x", "y"])
     obj = await store.get("a")
@@ -45,7 +45,7 @@ async def test_tags_are_seen_beside_the_object_not_in_it(log: MemoryLog) -> None
 
 
 @pytest.mark.parametrize("how", ["put", "set", "delete", "transaction"])
-async def test_old_tags_do_not_find(log: MemoryLog, how: str) -> None:
+async def test_an_object_is_not_found_by_a_former_tag(log: MemoryLog, how: str) -> None:
     store = Store(log)
     await store.put("a", {"n": 1}, tags=["x"])
     match how:
@@ -63,7 +63,7 @@ async def test_old_tags_do_not_find(log: MemoryLog, how: str) -> None:
     assert list(await store.find("y")) == (["a"] if how == "put" else [])
 
 
-async def test_lookups_see_the_past_too(log: MemoryLog) -> None:
+async def test_lookups_work_at_earlier_seqnums_too(log: MemoryLog) -> None:
     store = Store(log)
     await store.put("a", {}, tags=["x"])
     await store.put("b", {}, tags=["x"])
@@ -90,7 +90,9 @@ async def test_a_lookup_in_a_transaction_conflicts_with_a_write_that_sets_the_ta
     assert list(await store.find("leader")) == ["b"]
 
 
-async def test_names_without_the_tag_are_taken_out_when_they_are_many(log: MemoryLog) -> None:
+async def test_names_without_the_tag_are_removed_from_the_index_when_they_are_many(
+    log: MemoryLog,
+) -> None:
     store = Store(log)
     for number in range(STALE_MAX + 1):
         await store.put(f"o{number}", {}, tags=["x"])
@@ -101,7 +103,7 @@ async def test_names_without_the_tag_are_taken_out_when_they_are_many(log: Memor
     assert list(await newcomer(log).find("x")) == ["left"]
 
 
-async def test_what_lookups_answer_follows_from_the_objects(log: MemoryLog) -> None:
+async def test_lookup_results_follow_from_the_objects(log: MemoryLog) -> None:
     """Random puts and deletes against a dictionary."""
     chance, store = random.Random(7), Store(log)
     expected: dict[str, set[str]] = {}

@@ -82,7 +82,7 @@ async def test_all_reads_are_of_one_snapshot(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_write_to_what_was_read_is_a_conflict_and_nothing_changes(
+async def test_a_concurrent_write_to_a_read_object_is_a_conflict_without_effect(
     store: Store, log: MemoryLog
 ) -> None:
     await store.set("a", "n", 1)
@@ -100,7 +100,9 @@ async def test_a_write_to_what_was_read_is_a_conflict_and_nothing_changes(
 
 
 @pytest.mark.asyncio
-async def test_a_write_to_what_was_only_read_is_a_conflict_too(store: Store) -> None:
+async def test_a_concurrent_write_to_an_object_that_was_only_read_is_a_conflict_too(
+    store: Store,
+) -> None:
     with pytest.raises(ConflictError):  # noqa: PT012
         async with store.transaction() as txn:
             await txn.get("a")
@@ -132,7 +134,7 @@ async def test_blind_writes_are_never_in_conflict(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_blind_write_that_does_not_fit_has_no_effect(store: Store, log: MemoryLog) -> None:
+async def test_a_mismatching_blind_write_has_no_effect(store: Store, log: MemoryLog) -> None:
     await store.set("a", "n", 1)
     async with store.transaction() as txn:
         txn.push("a", "n", 1)
@@ -158,7 +160,7 @@ async def test_a_write_that_does_not_fit_raises_at_once_and_is_not_buffered(stor
 
 
 @pytest.mark.asyncio
-async def test_a_value_changed_after_writing_it_is_not_written_changed(store: Store) -> None:
+async def test_a_later_change_of_a_written_value_is_not_committed(store: Store) -> None:
     value = [1]
     async with store.transaction() as txn:
         a = await txn.get("a")
@@ -169,7 +171,7 @@ async def test_a_value_changed_after_writing_it_is_not_written_changed(store: St
 
 
 @pytest.mark.asyncio
-async def test_a_transaction_is_over_when_its_block_is(store: Store) -> None:
+async def test_a_transaction_ends_with_its_block(store: Store) -> None:
     async with store.transaction() as txn:
         pass
     with pytest.raises(RuntimeError, match="over"):
@@ -192,7 +194,7 @@ async def test_more_objects_than_a_record_has_tags_are_refused(
 
 
 @pytest.mark.asyncio
-async def test_transact_runs_again_until_it_fits(store: Store) -> None:
+async def test_transact_retries_until_it_commits(store: Store) -> None:
     runs = 0
 
     async def body(txn: Transaction) -> int:
@@ -211,7 +213,7 @@ async def test_transact_runs_again_until_it_fits(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_transact_gives_up_after_its_retries(store: Store) -> None:
+async def test_transact_fails_after_its_retries(store: Store) -> None:
     runs = 0
 
     async def body(txn: Transaction) -> None:
@@ -228,7 +230,9 @@ async def test_transact_gives_up_after_its_retries(store: Store) -> None:
 
 @pytest.mark.asyncio
 async def test_a_long_chain_of_undecided_transactions_is_decided(log: MemoryLog) -> None:
-    """Each hangs on the one before; deciding the last one first goes back to the beginning."""
+    """Each transaction depends on the previous one; deciding the last one first reads back to the
+    start.
+    """
     store = Store(log, cache=ViewCache(decisions_max=0))
     for number in range(3000):
         data = {
@@ -238,8 +242,8 @@ async def test_a_long_chain_of_undecided_transactions_is_decided(log: MemoryLog)
             "horizon": 0,
         }
         await log.append(json.dumps(data).encode(), tags=[f"store:o{number + 1}"])
-    # o1 is written by record 0, which read nothing that was written: it commits; record 1 read
-    # o1 as of before that: it aborts; so record 2 commits, and so on.
+    # Record 0 wrote o1 and read no written object: it commits. Record 1 read o1 as of before record
+    # 0: it aborts. So record 2 commits, and so on.
     assert (await store.get("o3000")).exists is False
     assert (await store.get("o2999")).exists is True
 
@@ -273,7 +277,7 @@ async def attempt(body: Coroutine[Any, Any, None]) -> bool:
 
 
 async def withdraw(store: Store, *, mine: str, other: str) -> None:
-    """Take 1 from my account, as long as both together keep at least 1 (both begin with 1)."""
+    """Take 1 from one account, as long as both together keep at least 1 (both begin with 1)."""
     async with store.transaction() as txn:
         a, b = await txn.get(mine), await txn.get(other)
         if a["n"] + b["n"] >= 2:
@@ -281,7 +285,7 @@ async def withdraw(store: Store, *, mine: str, other: str) -> None:
 
 
 def warm(log: MemoryLog) -> Store:
-    """Return a store with a cache of its own that knows both: then a read is one call."""
+    """Return a store whose own cache has both accounts, so that a read is one call."""
     cache = ViewCache()
     store = Store(log, cache=cache)
     run_stepped([store.get("a"), store.get("b")], lambda ready: ready[0])
@@ -289,7 +293,7 @@ def warm(log: MemoryLog) -> Store:
 
 
 def skew(choose: Choose) -> tuple[int, int]:
-    """Run two withdrawals; return how many committed and what is left."""
+    """Run two withdrawals; return the number of commits and the final values."""
     log = MemoryLog("objects", logs=MemoryLogs())
     setup = Store(log)
     run_stepped([setup.set("a", "n", 1), setup.set("b", "n", 1)], lambda ready: ready[0])
@@ -309,10 +313,12 @@ def skew(choose: Choose) -> tuple[int, int]:
 def test_write_skew_is_impossible_in_every_interleaving() -> None:
     outcomes = set(interleavings(skew))
     assert {left for _, left in outcomes} == {1}
-    assert {committed for committed, _ in outcomes} == {1, 2}, "one finds too little, or conflicts"
+    assert {committed for committed, _ in outcomes} == {1, 2}, (
+        "one finds too small a balance, or conflicts"
+    )
 
 
-def test_the_check_sees_a_store_that_does_not_validate_reads(
+def test_the_check_detects_a_store_that_does_not_validate_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def committed(*_: object) -> bool:

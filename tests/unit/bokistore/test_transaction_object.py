@@ -1,5 +1,5 @@
-"""Objects inside a transaction cannot be changed behind its back: what everybody sees is what its
-record says.
+"""Objects inside a transaction cannot be changed outside its record: every reader sees the value in
+the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Slow(MemoryLog):
-    """A log whose appends, and questions for the tail, begin, and end when they may."""
+    """A log whose appends and tail reads start and end when the test permits it."""
 
     def __init__(self) -> None:
         super().__init__("objects")
@@ -41,7 +41,7 @@ class Slow(MemoryLog):
 
 
 async def sorted_and_counted(store: Store) -> None:
-    """Change a list in place that a transaction returned, and write something else."""
+    """Change in place a list that a transaction returned, and write another value."""
     async with store.transaction() as txn:
         cart = await txn.get("cart")
         items = cart["items"]
@@ -49,7 +49,7 @@ async def sorted_and_counted(store: Store) -> None:
         cart.set("n", len(items))
 
 
-async def test_changing_what_was_read_changes_nothing_for_anybody() -> None:
+async def test_changing_a_read_value_changes_no_later_read() -> None:
     log = MemoryLog("objects")
     store = Store(log)
     await store.put("cart", {"items": [3, 1, 2]})
@@ -70,7 +70,7 @@ async def test_changing_what_was_read_changes_nothing_for_anybody() -> None:
     assert set(kept) <= {b'{"items":[3,1,2],"n":3}', b'{"items":[3,1,2]}'}
 
 
-async def test_all_ways_to_read_give_copies() -> None:
+async def test_all_read_operations_return_copies() -> None:
     store = Store(MemoryLog("objects"))
     await store.put("a", {"l": [1], "o": {"l": [2]}})
     async with store.transaction() as txn:
@@ -109,8 +109,8 @@ async def test_a_write_while_the_record_is_appended_is_refused() -> None:
     assert held[0].value == {"n": 1}
 
 
-async def test_an_object_that_comes_after_the_end_is_refused() -> None:
-    """What would be written to it is in no record."""
+async def test_an_object_read_completed_after_the_transaction_is_refused() -> None:
+    """A write to such an object would be in no record."""
     log = Slow()
     async with Store(log).transaction() as txn:
         reading = asyncio.create_task(txn.get("a"))

@@ -13,9 +13,9 @@ from bokiflow.locks.lock_replica import LockReplica
 from indilog.base.errors import DataLossError, TrimmedError
 from indilog.base.ids import SeqNum
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.support.behind_log import Behind
 from tests.support.damaged_log import DamagedLogs
 from tests.support.hooked_log import HookedLog, Read
+from tests.support.lagging_log import Behind
 
 pytestmark = pytest.mark.asyncio
 CHECKPOINTS = "lock:x:checkpoint"

@@ -1,4 +1,4 @@
-"""A log as seen by a reader that lags in its records, but not in its trims."""
+"""A log as seen by a session that lags in records, but not in trim floors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.support.hooked_log import HookedLog, Read
 
 
 class Behind(HookedLog):
-    """A log that shows the records below `end`, but the floors of now: as where a read is answered
-    as of an older place of the log.
+    """A log that shows the records below `end`, but the current floors, like a read at an older
+    position.
 
-    `end` rises to the tail when that is asked for, as the session of a client does.
+    `end` rises to the tail when the tail is requested, as the session of a client does.
     """
 
     def __init__(self, name: str, logs: MemoryLogs) -> None:
@@ -24,7 +24,7 @@ class Behind(HookedLog):
         return self.end
 
     async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
-        if read.is_page and read.wait:  # what appeared is seen
+        if read.is_page and read.wait:  # a waiting read sees new records
             self.end = self.logs.position
         return [record for record in records if record.seqnum < self.end]
 
