@@ -1,4 +1,4 @@
-"""Showing an application, with the social network's functions over a log in memory."""
+"""The demo of an application, with the social network's functions over a log in memory."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ async def shown(gateway: Gateway, application: SocialNetwork) -> tuple[Demonstra
 
 
 async def test_the_demo_runs_checks_and_shows_a_table(gateway: Gateway) -> None:
-    outcome, told = await shown(gateway, network())
+    outcome, text = await shown(gateway, network())
     assert outcome.faults == []
-    assert all(function in told for function in ("login", "profile", "timeline", "post"))
-    assert "none lost, none doubled" in told
+    assert all(function in text for function in ("login", "profile", "timeline", "post"))
+    assert "none lost, none doubled" in text
     assert {"load", "login", "profile", "timeline", "post", "objects"} == set(gateway.calls)
 
 
-async def test_a_demo_whose_posts_are_lost_says_so_and_passes_no_verdict(gateway: Gateway) -> None:
+async def test_a_demo_with_lost_posts_reports_them_and_fails(gateway: Gateway) -> None:
     gateway.tamper = lambda function, result: b'"9.9"' if function == "post" else result
-    outcome, told = await shown(gateway, network())
+    outcome, text = await shown(gateway, network())
     assert "Post 9.9 was acknowledged and is lost." in outcome.faults
-    assert "Checked" not in told
+    assert "Checked" not in text
 
 
 async def test_loading_a_graph_again_finds_all_people_there(gateway: Gateway) -> None:
-    told: list[int] = []
-    assert "40 people (40 new)" in await network().load(gateway.url, told.append)
-    assert sum(told) == network().batches() == 2
-    assert "40 people (0 new)" in await network().load(gateway.url, told.append)
+    batches: list[int] = []
+    assert "40 people (40 new)" in await network().load(gateway.url, batches.append)
+    assert sum(batches) == network().batches() == 2
+    assert "40 people (0 new)" in await network().load(gateway.url, batches.append)
 
 
-async def test_requests_at_a_rate_are_those_that_fall_due(gateway: Gateway) -> None:
+async def test_requests_at_a_rate_are_sent_when_due(gateway: Gateway) -> None:
     await network().load(gateway.url, lambda _: None)
     run = await run_load(
         gateway.url,
@@ -83,7 +83,7 @@ async def test_requests_at_a_rate_are_those_that_fall_due(gateway: Gateway) -> N
     assert run.requests == len(run.all.latencies_s) == 20
 
 
-async def test_every_client_keeps_the_session(gateway: Gateway) -> None:
+async def test_every_client_keeps_its_session(gateway: Gateway) -> None:
     await network().load(gateway.url, lambda _: None)
     connection = HttpConnection(gateway.url)
     answer = await connection.post("/functions/social/profile", b'{"user":"1"}')
@@ -91,7 +91,7 @@ async def test_every_client_keeps_the_session(gateway: Gateway) -> None:
     assert (answer.status, answer.position) == (200, gateway.logs.position)
 
 
-async def test_a_connection_that_was_closed_is_made_again(gateway: Gateway) -> None:
+async def test_a_closed_connection_is_reopened(gateway: Gateway) -> None:
     await network().load(gateway.url, lambda _: None)
     connection = HttpConnection(gateway.url)
     for _ in range(2):
@@ -100,14 +100,14 @@ async def test_a_connection_that_was_closed_is_made_again(gateway: Gateway) -> N
         connection.close()
 
 
-async def test_a_refusal_that_can_pass_is_tried_again(gateway: Gateway) -> None:
+async def test_a_transient_refusal_is_retried(gateway: Gateway) -> None:
     refused = (503, b'{"detail":"Not ready.","retryable":true}')
     gateway.tamper = lambda _, result: refused if len(gateway.calls) < 3 else result
     assert "(0 new)" in await network(PAIR).load(gateway.url, lambda _: None)
     assert len(gateway.calls) == 3
 
 
-async def test_a_refusal_for_good_ends_the_load_with_its_sentence(gateway: Gateway) -> None:
+async def test_a_permanent_refusal_ends_the_load_with_its_sentence(gateway: Gateway) -> None:
     gateway.tamper = lambda *_: (404, b'{"detail":"There is no app social."}')
     with pytest.raises(LoadError, match="load failed: There is no app social"):
         await network().load(gateway.url, lambda _: None)
@@ -128,7 +128,7 @@ async def test_a_missing_platform_is_reported(unused_tcp_port: int) -> None:
         await replayed(url, "social", lambda *_: None)
 
 
-async def test_an_object_that_differs_from_the_log_is_found(gateway: Gateway) -> None:
+async def test_an_object_that_differs_from_the_log_is_detected(gateway: Gateway) -> None:
     await network().load(gateway.url, lambda _: None)
     replay = await replayed(gateway.url, "social", lambda *_: None)
     assert await faults_of_objects(gateway.url, "social", replay) == []
@@ -137,7 +137,7 @@ async def test_an_object_that_differs_from_the_log_is_found(gateway: Gateway) ->
     assert fault.startswith("user:3 is ")
 
 
-async def test_the_checks_replay_leaves_out_what_was_in_conflict(gateway: Gateway) -> None:
+async def test_the_checks_replay_skips_conflicting_writes(gateway: Gateway) -> None:
     await network(PAIR).load(gateway.url, lambda _: None)
     store = Store(gateway.logs.log("social"))
     with pytest.raises(ConflictError):  # noqa: PT012
@@ -165,7 +165,7 @@ async def test_the_checks_replay_knows_every_write_of_the_store(gateway: Gateway
     assert replay.objects == {"a": (await store.get("a")).value, "b": None}
 
 
-async def test_lost_changed_and_doubled_posts_are_found() -> None:
+async def test_lost_changed_and_duplicate_posts_are_detected() -> None:
     application = network()
     application.acknowledged = {"1.1": "a", "1.2": "b", "1.3": "c"}
     application.unknown = {"d", "e"}
@@ -200,7 +200,7 @@ async def test_writes_of_clients_differ_also_with_the_same_seed(
     assert len(written) == len(set(written)) > 10
 
 
-async def test_percentiles_are_of_the_answered_requests() -> None:
+async def test_percentiles_count_only_answered_requests() -> None:
     tally = Tally()
     assert tally.percentile_s(99) == 0
     tally.latencies_s.extend(range(100, 0, -1))

@@ -41,7 +41,7 @@ def test_a_file_of_two_numbers_a_line_is_read(tmp_path: Path) -> None:
         "1 2 0.5\n2 3 7\n", "1,2\n2,3\n", "1, 2, 0.5, x\n2\t3\n", "# from, to\n1 ,2\n%\n 2,3 #\n",
     ],
 )  # fmt: skip
-def test_columns_may_be_more_and_be_parted_by_commas(tmp_path: Path, text: str) -> None:
+def test_a_file_may_have_more_columns_and_commas(tmp_path: Path, text: str) -> None:
     file = tmp_path / "graph"
     file.write_text(text)
     assert read_graph(file) == {"1": ["2"], "2": ["1", "3"], "3": ["2"]}
@@ -61,7 +61,9 @@ def test_columns_may_be_more_and_be_parted_by_commas(tmp_path: Path, text: str) 
         ("3 3\n", "no friendship"),
     ],
 )
-def test_anything_else_is_refused_with_the_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_malformed_line_is_refused_with_its_number(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     file = tmp_path / "graph"
     file.write_text(text)
     with pytest.raises(GraphError, match=sentence):

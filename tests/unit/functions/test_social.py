@@ -49,7 +49,7 @@ async def test_a_bad_name_is_refused(context: Callable[[], Context], user: str) 
         await social.register(context(), user, "x")
 
 
-async def test_following_is_seen_from_both_sides(context: Callable[[], Context]) -> None:
+async def test_following_is_visible_to_both_users(context: Callable[[], Context]) -> None:
     for user in ("ann", "bob", "cid"):
         await social.register(context(), user, "")
     assert await social.follow(context(), "ann", "bob") == 1
@@ -100,9 +100,9 @@ async def test_timelines_are_bounded_and_show_the_newest_first(
     posts = [await social.post(context(), "ann", str(n)) for n in range(100)]
     shown = await social.timeline(context(), "bob")
     assert [post.id for post in shown] == posts[:-9:-1]
-    own, everybody = await social.objects(context(), ["timeline:bob", "timeline"])
+    own, public = await social.objects(context(), ["timeline:bob", "timeline"])
     assert own == {"posts": posts[-24:]}
-    assert everybody == {"posts": posts[-96:]}
+    assert public == {"posts": posts[-96:]}
 
 
 async def test_a_long_post_is_refused(context: Callable[[], Context]) -> None:
@@ -111,14 +111,14 @@ async def test_a_long_post_is_refused(context: Callable[[], Context]) -> None:
         await social.post(context(), "ann", "x" * 281)
 
 
-async def test_posts_at_once_are_all_kept(context: Callable[[], Context]) -> None:
+async def test_concurrent_posts_are_all_kept(context: Callable[[], Context]) -> None:
     await social.load(context(), {"ann": ["bob"], "bob": ["ann"]})
     posts = await asyncio.gather(*[social.post(context(), "ann", str(n)) for n in range(20)])
     assert len(set(posts)) == 20
     assert (await social.profile(context(), "ann")).posts == 20
 
 
-async def test_loading_again_keeps_what_people_have(context: Callable[[], Context]) -> None:
+async def test_reloading_keeps_the_data_of_users(context: Callable[[], Context]) -> None:
     assert await social.load(context(), {"1": ["2"], "2": ["1"]}) == 2
     await social.post(context(), "1", "Hello")
     assert await social.load(context(), {"1": ["2", "3"], "2": ["1"], "3": ["1"]}) == 1
@@ -127,7 +127,7 @@ async def test_loading_again_keeps_what_people_have(context: Callable[[], Contex
     assert await social.login(context(), "3", "3") is not None
 
 
-async def test_too_many_people_at_once_are_refused(context: Callable[[], Context]) -> None:
+async def test_too_many_users_in_one_call_are_refused(context: Callable[[], Context]) -> None:
     people: dict[str, list[str]] = {str(n): [] for n in range(21)}
     with pytest.raises(ValueError, match="at most 20"):
         await social.load(context(), people)
@@ -135,7 +135,7 @@ async def test_too_many_people_at_once_are_refused(context: Callable[[], Context
     assert await social.load(context(), people) == 20
 
 
-async def test_objects_are_shown_as_they_are(context: Callable[[], Context]) -> None:
+async def test_objects_are_shown_unchanged(context: Callable[[], Context]) -> None:
     await social.load(context(), {"1": ["2"]})
     found: list[Any] = await social.objects(context(), ["user:1", "user:9"])
     assert found == [{"follows": ["2"], "followers": ["2"], "posts": 0}, None]

@@ -28,7 +28,7 @@ WISH: dict[str, Any] = {"user": "ann", "password": "ann", "hotel": "h0", "flight
 
 
 def hotel(number: int, *, price: float, rooms: int = 2, listed: bool = True) -> Hotel:
-    """Return a hotel, about a kilometre further to the north with each number."""
+    """Return a hotel; each number is about a kilometre further north."""
     return Hotel(
         f"h{number}", "Inn", HERE["lat"] + number / 100, HERE["lon"], number, price, rooms,
         listed=listed,
@@ -62,7 +62,7 @@ async def test_a_search_finds_the_nearest_hotels_cheapest_first() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_is_not_on_the_map_is_not_found() -> None:
+async def test_a_search_outside_the_map_finds_no_hotel() -> None:
     functions = Functions(travel.app)
     assert await travel.recommend(functions.context(), "price") == []
     await travel.load(functions.context(), [hotel(0, price=1, listed=False)], {}, [])
@@ -84,12 +84,12 @@ async def test_the_best_are_recommended(
 async def test_a_user_is_identified_by_the_password() -> None:
     functions = await a_town()
     known = [("ann", "ann"), ("ann", "bob"), ("zoe", "zoe")]
-    told = [await travel.check_user(functions.context(), *one) for one in known]
-    assert told == [True, False, False]
+    results = [await travel.check_user(functions.context(), *one) for one in known]
+    assert results == [True, False, False]
 
 
 @pytest.mark.asyncio
-async def test_a_reservation_takes_a_room_and_a_seat_and_leads_to_an_order() -> None:
+async def test_a_reservation_takes_a_room_and_a_seat_and_creates_an_order() -> None:
     functions = await a_town()
     receipt = await travel.reserve(functions.context(), **WISH, request="q")
     assert (receipt.id, receipt.reserved) == ("q", True)
@@ -134,7 +134,7 @@ async def test_sold_out_places_are_refused_and_both_are_reserved_or_none() -> No
         ({"request": ""}, "1 to 128 characters"),
     ],
 )
-async def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+async def test_an_invalid_request_is_refused(wrong: dict[str, Any], sentence: str) -> None:
     functions = await a_town()
     with pytest.raises((ValueError, LookupError, PermissionError), match=sentence):
         await travel.reserve(functions.context(), **{**WISH, "request": "q", **wrong})
@@ -142,7 +142,7 @@ async def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any], senten
 
 
 @pytest.mark.asyncio
-async def test_loading_again_keeps_the_capacity_that_is_left() -> None:
+async def test_reloading_keeps_the_remaining_capacity() -> None:
     functions = await a_town()
     await travel.reserve(functions.context(), **WISH)
     new = await travel.load(functions.context(), [hotel(0, price=7, rooms=9)], {"f0": 9}, ["cid"])
@@ -156,14 +156,14 @@ async def test_loading_again_keeps_the_capacity_that_is_left() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_to_recommend_by_is_said_when_it_is_something_else() -> None:
+async def test_an_unknown_recommendation_criterion_is_refused_with_the_known_ones() -> None:
     functions = await a_town()
     with pytest.raises(InvalidArgumentsError, match="by"):
         await functions.call("travel.recommend", b'{"by":"luck"}', functions.context().session)
 
 
 def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict[str, Obj]]:
-    """Let two executions take the last room, each under an id."""
+    """Run two executions that take the last room, each under an id."""
     logs = MemoryLogs()
     log = logs.log("travel")
     setup = Store(log)
@@ -180,24 +180,24 @@ def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict
 
         return Store(SteppedLog(log)).transact(take, id=f"key-{id_}")
 
-    told = run_stepped([taken(one) for one in ids], choose)
+    results = run_stepped([taken(one) for one in ids], choose)
     names = ["rooms:h0", "seats:f0", "reservation:a", "reservation:b"]
-    return told, asyncio.run(Store(log).multi_get(names))
+    return results, asyncio.run(Store(log).multi_get(names))
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("a", "b")])
 def test_the_last_room_is_taken_once_in_every_interleaving(ids: tuple[str, str]) -> None:
     tried = 0
-    for told, found in interleavings(lambda choose: taken_by_two(choose, ids)):
+    for results, found in interleavings(lambda choose: taken_by_two(choose, ids)):
         tried += 1
         assert (found["rooms:h0"]["left"], found["seats:f0"]["left"]) == (0, 0)
         assert found["reservation:a"].exists + found["reservation:b"].exists == 1
-        assert sorted(told) == ([True, True] if ids[0] == ids[1] else [False, True])
+        assert sorted(results) == ([True, True] if ids[0] == ids[1] else [False, True])
     assert tried > 5
 
 
 @pytest.mark.asyncio
-async def test_the_demo_repeats_what_failed_and_finds_each_reservation_once() -> None:
+async def test_the_demo_retries_failed_requests_and_finds_each_reservation_once() -> None:
     async with serving(travel.app) as gateway:
         lost = iter(range(12))
 
@@ -246,7 +246,9 @@ def replay() -> TraceReplay:
         ({"order:q": {"user": "ann", "hotel": "h1"}}, "Order q is not what was reserved."),
     ],
 )
-def test_the_check_finds_what_does_not_agree(planted: dict[str, Any], fault: str | None) -> None:
+def test_the_check_detects_contradictory_objects(
+    planted: dict[str, Any], fault: str | None
+) -> None:
     application, found = Travel([]), replay()
     found.objects |= planted
     faults = application.faults(found)
