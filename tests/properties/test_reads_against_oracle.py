@@ -328,6 +328,7 @@ def test_a_fresh_read_sees_every_acknowledged_record(sizes: str, seed: int, slow
 def test_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_caller(
     seed: int,
 ) -> None:
+    """A17: localids are unique in their shard only."""
     cluster = cluster_with("default", 2, seed=seed, delay=0.3)
     waiters = [cluster.append(b"of engine %d" % engine, "a", engine=engine) for engine in (0, 1)]
     cluster.settle()

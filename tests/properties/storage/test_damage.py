@@ -179,4 +179,5 @@ def test_damaged_sectors_lose_no_record_that_another_replica_has(data: st.DataOb
 
 
 def test_a_wiped_directory_is_restored_from_another_replica() -> None:
+    """A4: the whole directory of one replica is removed."""
     check({})

@@ -58,6 +58,7 @@ async def taken(log: Log, count: int, *, resume_s: float = 0.0) -> list[bytes]:
 
 
 async def test_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
+    """A29: the log is read no further until the subscriber continues."""
     log = WatchedLog(MemoryLogs())
     for n in range(10 * SUBSCRIBE_PAGE):
         await log.append(b"%d" % n, tags=["t"])
@@ -69,6 +70,7 @@ async def test_a_slow_subscriber_holds_two_pages_bounded_in_records() -> None:
 
 
 async def test_a_slow_subscriber_holds_two_pages_bounded_in_bytes() -> None:
+    """A29: the log is read no further until the subscriber continues."""
     log = WatchedLog(MemoryLogs(page_bytes_max=10_000))
     for _ in range(100):
         await log.append(bytes(1_000), tags=["t"])

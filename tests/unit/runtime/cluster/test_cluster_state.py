@@ -62,7 +62,7 @@ def test_each_start_has_a_greater_epoch(store: EmbeddedMetadataStore) -> None:
     asyncio.run(story())
 
 
-def test_a_new_run_replaces_the_previous_run_and_notifies_it(store: EmbeddedMetadataStore) -> None:
+def test_a_new_run_replaces_the_previous_run_and_returns_it(store: EmbeddedMetadataStore) -> None:
     async def story() -> None:
         await publish_run(store, Config(), ADDRESSES, Path("/run/first"))
         second = {NodeId("storage-0"): "tcp://127.0.0.1:1"}

@@ -49,6 +49,7 @@ def test_only_frames_of_nodes_of_the_view_are_accepted(
 def test_a_resumed_process_is_refused_after_a_frame_of_its_successor(
     fence: Fence,
 ) -> None:
+    """A24: the paused process has an older epoch than its successor."""
     outcomes = [outcome(fence, frame(epoch=Epoch(epoch))) for epoch in (5, 5, 8, 5, 7, 8, 9)]
     old = "frame of an old incarnation"
     assert outcomes == ["taken", "taken", "taken", old, old, "taken", "taken"]
