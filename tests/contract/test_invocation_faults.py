@@ -79,6 +79,6 @@ async def test_a_second_outage_of_the_log_is_logged_at_once(
             for _ in range(5):
                 await logs.failed.acquire()
             logs.is_away = False
-            assert await service.told("nothing") is None, "it reads up to the tail"
+            assert await service.status_of("nothing") is None, "it reads up to the tail"
         await service.stop()
     assert [line["event"] for line in logged].count("invocations not followed") == 2

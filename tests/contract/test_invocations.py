@@ -108,11 +108,11 @@ async def test_an_accepted_invocation_runs_and_its_outcome_is_readable() -> None
     node = Node(Returned(5, b"[1]"))
     async with running(MemoryLogs(), node) as service:
         id_ = await service.accept("app.f", b"{}")
-        status = await service.told(id_, wait_s=30)
+        status = await service.status_of(id_, wait_s=30)
         assert status is not None
         assert (status.function, status.state) == ("app.f", State.DONE)
         assert status.outcome == Returned(5, b"[1]")
-        assert await service.told("nothing") is None
+        assert await service.status_of("nothing") is None
 
 
 async def test_an_outcome_survives_a_restart_and_is_readable_on_every_node() -> None:
@@ -122,7 +122,7 @@ async def test_an_outcome_survives_a_restart_and_is_readable_on_every_node() -> 
         assert await service.status_of(id_, wait_s=30) is not None
     async with running(logs, Node()) as again, running(logs, Node(), "b") as other:
         for there in (again, other):
-            status = await there.told(id_)
+            status = await there.status_of(id_)
             assert status is not None
             assert (status.state, status.outcome) == (State.FAILED, failed(ValueError("No.")))
 
@@ -131,11 +131,11 @@ async def test_a_timer_survives_a_restart() -> None:
     logs, node = MemoryLogs(), Node(Returned(0, b"1"))
     async with running(logs, Node()) as service:
         id_ = await service.accept("app.f", b"{}", delay_s=0.2)
-        status = await service.told(id_)
+        status = await service.status_of(id_)
         assert status is not None
         assert status.state == State.SCHEDULED
     async with running(logs, node) as again:
-        status = await again.told(id_, wait_s=30)
+        status = await again.status_of(id_, wait_s=30)
         assert status is not None
         assert status.state == State.DONE
     assert node.begun == {id_: 1}
@@ -167,7 +167,7 @@ async def test_a_run_with_a_live_lease_is_not_started_by_another_node() -> None:
             assert alive is not None
             bound = alive.seqnum + 1
         assert other.begun == {}
-        status = await two.told(id_)
+        status = await two.status_of(id_)
         assert status is not None
         assert status.state == State.RUNNING
 
@@ -237,12 +237,12 @@ async def test_one_application_cannot_open_all_invocations_at_once() -> None:
         MemoryLogs(), Node(), invocations_open_max=10, app_invocations_open_share_max=0.5
     ) as service:
         accepting = [service.accept("slow.nap", b"{}", delay_s=900) for _ in range(10)]
-        status = await asyncio.gather(*accepting, return_exceptions=True)
-        refused = [answer for answer in status if isinstance(answer, OverloadedError)]
+        answers = await asyncio.gather(*accepting, return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, OverloadedError)]
         assert len(refused) == 5
         assert "5 recorded invocations of app slow wait or run" in str(refused[0])
         assert await service.accept("other.f", b"{}", delay_s=900)
-        await service.told("x")  # until all records are read
+        await service.status_of("x")  # until all records are read
         with pytest.raises(OverloadedError, match="5 recorded invocations of app slow"):
             await service.accept("slow.nap", b"{}")
 
@@ -336,7 +336,7 @@ async def test_unneeded_records_are_trimmed_and_a_late_reader_reaches_the_same_s
         assert len(await left.read_range(limit=10_000)) < 1500
     async with running(logs, Node(), results_kept_max=100) as late:
         assert await late.accept("app.f", b"{}", key="k") == keyed
-        status = [await late.told(id_) for id_ in (timer, keyed, last)]
+        status = [await late.status_of(id_) for id_ in (timer, keyed, last)]
         assert [t.state if t else None for t in status] == ["scheduled", "done", "done"]
         assert late.status()["open"] == 1
 
@@ -348,7 +348,7 @@ async def test_a_node_paused_during_trims_resumes_from_the_checkpoint_of_other_n
         async with running(logs, other, "b", results_kept_max=100) as service:
             last = await run_many(service)
             paused._tasks[0] = asyncio.ensure_future(paused._follow())
-            status = await paused.told(last)
+            status = await paused.status_of(last)
             assert status is not None
             assert status.state == State.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
@@ -369,12 +369,12 @@ async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
             last = await run_many(service, 5)
         assert service._fold.checkpointed > 2000, "the second node wrote it"
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        status = await paused.told(last)
+        status = await paused.status_of(last)
         assert status is not None
         assert status.state == State.DONE
         async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
             for node in (late, paused, service):
-                await node.told("nothing")  # reads up to the tail
+                await node.status_of("nothing")  # reads up to the tail
                 assert node._fold.count == node._fold.end, "the log has no other records"
 
 
@@ -389,11 +389,11 @@ async def test_a_node_starts_despite_a_lost_checkpoint_or_last_record() -> None:
     async with running(logs, Node(Returned(0, b"2")), "b", results_kept_max=100) as late:
         assert await late.outcome(await late.accept("app.f", b"{}")) == Returned(0, b"2")
         with pytest.raises(DataLossError, match="Invocation nothing is not known"):
-            await late.told("nothing")  # its record may be among the lost ones
+            await late.status_of("nothing")  # its record may be among the lost ones
     logs.lost.clear()
     logs.lost.add(checkpoint)
     async with running(logs, Node(), results_kept_max=100) as late:
-        status = await late.told(last)
+        status = await late.status_of(last)
         assert status is not None
         assert status.state == State.DONE
 
@@ -413,7 +413,7 @@ async def test_a_checkpoint_with_a_lost_part_does_not_stop_a_partitioned_node() 
         assert others
         logs.lost.add(lost)
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
-        status = await paused.told(last)
+        status = await paused.status_of(last)
         assert status is not None
         assert status.state == State.DONE
 
