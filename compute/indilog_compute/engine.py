@@ -248,7 +248,7 @@ class Engine:
         self._ready_waiters.add(waiter)
 
     def abandon(self) -> list[Effect]:
-        """Tell everyone who waits that nothing will come any more: the node stops.
+        """Fail every waiting caller: the node stops.
 
         A record that was sent may still be ordered, one that was not is lost with this node.
         """
