@@ -1,9 +1,9 @@
-"""What the primary knows of one backup: how much it has, and what is on its way to it.
+"""What the primary knows of one backup: which entries it has stored, and which are in flight to it.
 
-As the progress of a follower in Raft implementations: a backup is *probed* until it has said how
-much it has, then entries are sent ahead of its answers (pipelined), within a window. When an answer
-shows that something was lost, sending goes back once to what the backup has; after that only time
-does it again, so that the many answers to one gap do not each repeat everything.
+As the progress of a follower in Raft implementations: a backup is *probed* until it has answered
+how much it has. Entries are then pipelined within a window. When an answer shows a loss, sending
+goes back once to what the backup has. After that only a timeout sends it back, so that many answers
+to one gap do not each repeat everything.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ class BackupProgress:
     """One backup, as the primary sees it.
 
     Attributes:
-        stored: how many entries it said are durable there; 0 while probed.
-        sent: how many have been sent; `stored <= sent`.
-        probed: it has not said yet what it has.
-        incomplete: its incarnation, if it said that it may lack entries it had once; else 0.
-        base: the entries below it are not there one by one.
+        stored: how many entries it reported durable; 0 while probed.
+        sent: how many entries were sent; `stored <= sent`.
+        probed: whether it has not yet answered what it has.
+        incomplete: its incarnation, if it reported that it may lack entries that it once had; else
+            0.
+        base: the position of its base, which summarises the entries below.
         life: its incarnation.
-        base_sent: whether the base of the primary is on its way to it.
-        resend: when to say again what it has not answered.
+        base_sent: whether the base of the primary is in flight to it.
+        resend: when to resend what it has not answered.
     """
 
     __slots__ = (
@@ -44,10 +45,10 @@ class BackupProgress:
         self._went_back = False
 
     def needs_base(self, base: MetalogPosition) -> bool:
-        """Whether it must begin anew with the primary's base, which ends at `base`.
+        """Whether the backup must begin anew with the primary's base, which ends at `base`.
 
-        It lacks entries that the primary has no more, or has others than the primary in its own
-        base: the primary lost some (decision 0030).
+        It does if it lacks entries that the primary keeps no longer, or if its own base has entries
+        that the primary lost (decision 0030).
         """
         return not self.probed and self.stored < max(base, self.base)
 
@@ -58,7 +59,7 @@ class BackupProgress:
         base: MetalogPosition = 0,
         life: Epoch = NO_INCARNATION,
     ) -> None:
-        """Note how much the backup has; it is believed even if it is less than before."""
+        """Note how much the backup has, even if it is less than before."""
         self.incomplete, self.base, self.life = incomplete, base, life
         advanced = length > self.stored
         self.resend.due = None
@@ -76,7 +77,7 @@ class BackupProgress:
         self.sent = max(self.sent, length)
 
     def go_back(self) -> None:
-        """Send again from what the backup has: it did not answer in time."""
+        """Resend from what the backup has: it did not answer in time."""
         self._back_to(self.stored)
         self._went_back = True
         self.resend.due = None

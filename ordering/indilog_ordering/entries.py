@@ -1,8 +1,8 @@
-"""Metalog entries in memory: the newest as they are, all before packed.
+"""Metalog entries in memory: the newest as objects, older ones packed.
 
-An entry as an object takes some 600 bytes. Packed by pages it takes six to twelve, and still is
-there for who is behind; a page is unpacked when it is asked for. Whole pages at the beginning are
-dropped when a base stands for them (`indilog.kernel.metalog.Base`).
+An entry as an object takes some 600 bytes, packed by pages six to twelve. A page is unpacked when a
+lagging reader requests it. Whole pages at the beginning are dropped when a base stands for them
+(`indilog.kernel.metalog.Base`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from indilog.base.ids import Epoch, MetalogPosition
 from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
 
 PAGE: Final = 512
-"""Entries that are packed together."""
+"""Entries packed together."""
 UNPACKED_MIN: Final = 2048
-"""Newest entries that are kept as they are, at least; more than are ever under way by default."""
+"""The least number of newest entries that stay unpacked; by default more than are ever in
+flight.
+"""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
 
@@ -41,14 +43,14 @@ class PackedEntries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entries:
-    """Entries at dense positions, of ascending epochs; as a list, but smaller.
-
-    Attributes:
-        start: the position of the first one.
+    """Entries at dense positions, with ascending epochs.
 
     Args:
         page: entries in a pack.
         unpacked_min: newest entries that are not packed.
+
+    Attributes:
+        start: the position of the first entry.
     """
 
     __slots__ = (
@@ -61,13 +63,13 @@ class Entries:
         self._unpacked_min = unpacked_min
         self._packed: list[bytes] = []
         self._last_epochs = array("Q")
-        """Of each pack, the epoch of its last entry."""
+        """The epoch of the last entry of each pack."""
         self._newest: list[Entry] = []
         self._cached: LRUCache[int, tuple[Entry, ...]] = LRUCache(_PAGES_CACHED)
 
     @property
     def end(self) -> MetalogPosition:
-        """The position behind the last one."""
+        """The position after the last entry."""
         return self.start + len(self._packed) * self._page + len(self._newest)
 
     def __getitem__(self, position: MetalogPosition) -> Entry:
@@ -79,18 +81,23 @@ class Entries:
         return self._at(number)[position - self._first(number)]
 
     def _number(self, position: MetalogPosition) -> int:
-        """Return which pack has a position; how many there are: it is among the newest."""
+        """Return the index of the pack with a position; the number of packs: it is among the
+        newest.
+        """
         return min((position - self.start) // self._page, len(self._packed))
 
     def _first(self, number: int) -> MetalogPosition:
         return self.start + number * self._page
 
     def between(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
-        """Return the entries from `start` on, below `end`, that there are."""
+        """Return the existing entries of [start, end)."""
         return tuple(self.iterate(start, end))
 
     def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
-        """Yield the same, with one pack at a time in memory; nothing is changed meanwhile."""
+        """Yield the existing entries of [start, end), with one pack at a time in memory.
+
+        The entries must not change meanwhile.
+        """
         assert start >= self.start, "what a base stands for is not here one by one"
         return chain.from_iterable(self._slices(start, min(end, self.end)))
 
@@ -103,50 +110,50 @@ class Entries:
             self._last_epochs.append(pack[-1].epoch)
 
     def cut_off(self, end: MetalogPosition) -> None:
-        """Forget the entries from `end` on."""
+        """Remove the entries from `end` on."""
         number = self._number(end)
         self._newest = list(self._at(number)[: end - self._first(number)])
         del self._packed[number:], self._last_epochs[number:]
         self._cached.clear()
 
     def restart(self, start: MetalogPosition) -> None:
-        """Forget all entries; the next one is at `start`."""
+        """Remove all entries; the next one is at `start`."""
         self._packed, self._last_epochs, self._newest = [], array("Q"), []
         self._cached.clear()
         self.start = start
 
     @property
     def first_pack_end(self) -> MetalogPosition | None:
-        """The position behind the entries that `drop_pack` would drop; None: all are unpacked."""
+        """The position after the entries that `drop_pack` would drop; None: all are unpacked."""
         return self._first(1) if self._packed else None
 
     def drop_pack(self) -> None:
-        """Forget the oldest entries, those of one pack."""
+        """Drop the entries of the first pack."""
         del self._packed[0], self._last_epochs[0]
         self.start += self._page
         self._cached.clear()
 
     def end_older(self, epoch: Epoch) -> MetalogPosition:
-        """Return the position behind the last entry of an epoch before this one, or `start`."""
+        """Return the position after the last entry of an earlier epoch, or `start`."""
         number = bisect_left(self._last_epochs, epoch)
         return self._first(number) + bisect_left(self._at(number), epoch, key=_epoch_of)
 
     def end_not_newer(self, epoch: Epoch) -> MetalogPosition:
-        """Return the position behind the last entry that is not of a later epoch, or `start`."""
+        """Return the position after the last entry that is not of a later epoch, or `start`."""
         number = bisect_right(self._last_epochs, epoch)
         return self._first(number) + bisect_right(self._at(number), epoch, key=_epoch_of)
 
     def copied(self) -> Callable[[], PackedEntries]:
-        """Copy everything; return what packs the copy, which may run in a thread."""
+        """Copy all entries; the returned function packs the copy and may run in any thread."""
         packed, epochs, newest = tuple(self._packed), self._last_epochs.tobytes(), [*self._newest]
         start, page = self.start, self._page
         return lambda: PackedEntries(start, page, packed, epochs, entries_encoded(newest))
 
     def restore(self, entries: PackedEntries) -> None:
-        """Begin with what was copied once.
+        """Restore copied entries.
 
         Raises:
-            MalformedFrameError: it holds entries that this version does not know.
+            MalformedFrameError: an entry is of a version that this release does not know.
         """
         self.start, self._page = entries.start, entries.page
         self._packed = list(entries.packed)
@@ -155,7 +162,7 @@ class Entries:
         self._cached.clear()
 
     def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
-        """Yield the entries of [start, end), those of each pack together."""
+        """Yield the entries of [start, end), grouped by pack."""
         while start < end:
             number = self._number(start)
             first = self._first(number)
@@ -164,7 +171,7 @@ class Entries:
             start += len(entries)
 
     def _at(self, number: int) -> Sequence[Entry]:
-        """Return the entries of a pack, or the newest, which are behind the last one."""
+        """Return the entries of a pack, or the newest ones, which follow the last pack."""
         if number == len(self._packed):
             return self._newest
         page = self._cached.get(number)

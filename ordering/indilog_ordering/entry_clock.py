@@ -1,10 +1,9 @@
-"""The time that stamps metalog entries (`NewRecords.time_us`, decision 0025).
+"""The clock that stamps metalog entries (`NewRecords.time_us`, decision 0025).
 
-The wall clock of the primary's machine says how much time passed while no primary ran, and nothing
-else: from the start on the time advances with the machine's steady clock, whatever is done to the
-wall clock. At the start it advances by the gap between the last stamp and the wall clock. A wall
-clock before the last stamp, or more than `gap_s_max` after it, is taken for wrong: then no time is
-counted. It never goes back, so the stamps never do.
+The wall clock of the primary's machine is read once, at the start, to learn how much time passed
+since the last stamp. From then on the time advances with the machine's monotonic clock, even if the
+wall clock is set. A wall clock before the last stamp, or more than `gap_s_max` after it, is taken
+for wrong; no time then counts as passed. The time never goes back, so stamps never do.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ _US: int = 1_000_000
 
 
 class EntryClock:
-    """Microseconds since 1970 that only grow, at the pace of the steady clock.
+    """Microseconds since 1970 that only grow, at the pace of the monotonic clock.
 
     Args:
-        last_us: the last stamp that is known; 0: there is none, and the wall clock is believed.
-        now: what the wall clock says at the start, advanced by the steady clock since then
+        last_us: the last known stamp; 0: there is none, and the wall clock is accepted.
+        now: the wall clock at the start, advanced by the monotonic clock since
             (`indilog.runtime.node.Clock`).
         gap_s_max: how many seconds may have passed since the last stamp.
 
     Attributes:
-        now_us: the time of this turn, microseconds since 1970.
-        behind_s: by how many seconds it was behind the wall clock at the start; negative: ahead.
+        now_us: the time of this turn, in microseconds since 1970.
+        behind_s: how many seconds it was behind the wall clock at the start; negative: ahead.
     """
 
     __slots__ = ("_offset_us", "behind_s", "now_us")
@@ -46,5 +45,5 @@ class EntryClock:
             )
 
     def advance(self, now: Instant) -> None:
-        """Take note of the time of a turn."""
+        """Advance to the time of a turn."""
         self.now_us = max(self.now_us, int(now * _US) + self._offset_us)

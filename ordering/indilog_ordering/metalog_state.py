@@ -1,4 +1,4 @@
-"""What a sequencer knows of its own copy of the metalog, as `METALOG_STATE` frames hold it
+"""The state of a sequencer's copy of the metalog, as `METALOG_STATE` frames hold it
 (docs/FORMATS.md, decision 0020).
 """
 
@@ -13,13 +13,13 @@ from indilog.kernel.metalog import Base
 
 
 class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The tag is the version of the format.
+    """The state of a copy; the tag is the version of the format.
 
     Attributes:
-        promised: no incarnation of the primary older than this is followed.
-        extent: how far the copy goes at this place in the order of frames; None: not said.
-        whole: whether nothing is missing in it that was here once; not said without `extent`.
-        base: what takes the place of the whole copy here; None: nothing does.
+        promised: incarnations of the primary older than this are not followed.
+        extent: the extent of the copy at this frame; None: not stated.
+        whole: whether the copy has all entries that it once had; False without `extent`.
+        base: what replaces the whole copy at this frame; None: nothing does.
     """
 
     promised: Epoch

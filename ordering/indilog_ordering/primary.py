@@ -1,22 +1,23 @@
 """The primary sequencer: turns reports of storage nodes into metalog entries (Scalog 4.1,
 ARCHITECTURE 8.3).
 
-An entry's way: *proposed* when the progress of any shard grew, and at once persisted and sent to
-the backups, so that all syncs of it overlap (decision 0006); *stored* when it is durable here;
-*committed* when a majority of the sequencers has it, this one among them, and only then
-*published*. Several entries are on this way at once.
+An entry is *proposed* when the progress of any shard has grown. It is persisted and sent to the
+backups at once, so that all syncs of it overlap (decision 0006). It is *stored* when it is durable
+here, and *committed* when a majority of the sequencers has it, this one among them. Only then is it
+*published*. Several entries are in flight at once.
 
 So a crash may leave entries with backups that the primary lost. They were never published, because
-what is published was stored here before. After a restart the primary simply goes on from its disk:
-it asks the backups what they have, counts what of it equals its own (`StoredMetalog.agreement`),
-brings them up to date from there, and so commits what it recovered. Its new entries replace those
+published entries were stored here before. After a restart the primary continues from its disk. It
+asks the backups what they have, counts what equals its own copy (`StoredMetalog.agreement`), and
+brings them up to date from there. That commits the recovered entries. Its new entries replace those
 that it lost (`indilog_ordering.backup`).
 
 Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
-the base, here and at the backups. Who still asks for one of them is sent the base (decision 0030).
+the base, here and at the backups. A node that requests one of them receives the base (decision
+0030).
 
-A primary whose disk lost entries has got them back before it comes here
-(`indilog_ordering.rebuild`). It tells a backup that had lost some when that one has all again
+A primary whose disk lost entries restores them before it comes here (`indilog_ordering.rebuild`).
+It notifies a backup that had lost entries when that backup has all of them again
 (`MetalogAppend.completes`).
 """
 
@@ -56,10 +57,10 @@ _TAIL_UNKNOWN: Final = "it is not known yet which recovered entries are committe
 class Primary:
     """Proposes, replicates, commits and publishes metalog entries.
 
-    Guarantees: a published entry is on the disks of a majority of sequencers; it never orders a
-    record that fewer than the ack quorum of its shard reported; at most
-    `metalog_entries_in_flight_max` entries are proposed and not committed (reports that come
-    meanwhile go into the next entry).
+    Guarantees: a published entry is on the disks of a majority of sequencers. No record is ordered
+    that fewer replicas than the ack quorum of its shard reported. At most
+    `metalog_entries_in_flight_max` entries are proposed and not committed; later reports go into
+    the next entry.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Primary:
         self._reader_set = frozenset(self._readers)
         self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._published: MetalogPosition | None = None
-        """How many entries were published by this incarnation, or before; None: none was yet."""
+        """How many entries this incarnation or an earlier one published; None: this one has not
+        published yet.
+        """
         recovered = metalog.iterate(metalog.committed.position, len(metalog))
         proposed = metalog.committed.base().with_entries(recovered)
         self._clock = EntryClock(proposed.time_us, now, config.node.ordering.clock_gap_s_max)
@@ -102,25 +105,25 @@ class Primary:
 
     @property
     def tail(self) -> SeqNum:
-        """The first seqnum that no committed entry has given."""
+        """The first seqnum that no committed entry has ordered."""
         return self._metalog.committed.tail
 
     @property
     def tail_unknown(self) -> bool:
-        """Whether it is not known yet which of the recovered entries are committed."""
+        """Whether some recovered entries are not yet known to be committed."""
         return self.committed < self._recovered
 
     @property
     def time_behind_s(self) -> int:
-        """By how many seconds the time of entries was behind the wall clock at the start."""
+        """How many seconds the time of entries was behind the wall clock at the start."""
         return round(self._clock.behind_s)
 
     def begin_turn(self, now: Instant) -> None:
-        """Take note of the time: it holds for all that the turn answers and proposes."""
+        """Note the time, which holds for all answers and proposals of the turn."""
         self._clock.advance(now)
 
     def on_received(self, event: Received) -> list[Effect]:
-        """Take in one message; what follows from all of them is done in `advance`."""
+        """Handle one message; `advance` acts on all messages of the turn."""
         message = event.message
         if isinstance(message, ShardProgress | MetalogCovered):
             return self._on_report(event, message)
@@ -135,7 +138,7 @@ class Primary:
         return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
 
     def forget(self, node: NodeId) -> None:
-        """Forget what a node said before it restarted: it may have lost its disk."""
+        """Forget what `node` reported before it restarted: it may have lost its disk."""
         self._reports.forget(node)
         if node in self._covered:
             self._cover(node, Extent(NO_INCARNATION, 0))
@@ -143,7 +146,9 @@ class Primary:
             self._backups[node] = BackupProgress(Resend(*self._resend_s))
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Commit and publish, propose at most one entry, send backups what they miss."""
+        """Commit and publish, propose at most one entry of each kind, and send backups what they
+        lack.
+        """
         effects = self._commit()
         if self._reports.changed:
             effects += self._propose()
@@ -156,7 +161,7 @@ class Primary:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When a backup's silence calls for saying something again, or a full disk does."""
+        """When to resend to a silent backup, or to repeat a disk-full notification."""
         due = self._disk_full_notifier.deadline()
         for backup in self._backups.values():
             if (again := backup.resend.due) is not None and (due is None or again < due):
@@ -164,11 +169,11 @@ class Primary:
         return due
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
-        """Tell engines whether there is room on this disk; entries go on, they need little."""
+        """Notify engines whether this disk has room; entries continue, because they need little."""
         self._disk_full_notifier.changed(full=full, now=now)
 
     def check_invariants(self) -> None:
-        """Assert that entries pass their stages in order."""
+        """Assert that entries pass through their stages in order."""
         stored = self._metalog.stored
         assert self.committed <= stored <= len(self._metalog)
         in_flight_max = max(self._page_entries, self._recovered)
@@ -209,7 +214,7 @@ class Primary:
         return []
 
     def _cover(self, node: NodeId, covered: Extent) -> None:
-        """Note what a storage node covers: only what equals the metalog here counts."""
+        """Note what a storage node covers; only what equals the metalog here counts."""
         self._covered[node] = covered
         agreement = self._metalog.agreement
         self._covered_by_all = min(agreement(*extent) for extent in self._covered.values())
@@ -269,12 +274,12 @@ class Primary:
     # --- what follows
 
     def _commit(self) -> list[Effect]:
-        """Publish the entries that a majority has since the last time.
+        """Publish the entries that a majority has acquired since the last publication.
 
-        Nothing is published before all entries are committed that were recovered: some of them may
-        have been published before, and readers take what is called committed for all there is.
-        Then the last page of them is, or an empty one: readers hear of the new incarnation and have
-        their copies confirmed. A reader that is farther behind sees a gap and asks.
+        Nothing is published before all recovered entries are committed: some of them may have been
+        published before, and readers take the committed position for the end of the log. Then the
+        last page of them is published, or an empty one, so that readers learn the new incarnation
+        and have their copies confirmed. A reader that lags further sees a gap and requests entries.
         """
         end, committed = self._majority_length(), self._metalog.committed
         if end > committed.position:
@@ -301,11 +306,11 @@ class Primary:
             return self._metalog.stored
         lengths = sorted((b.stored for b in self._backups.values()), reverse=True)
         # The primary is always one of the majority, even where the backups alone are one: what it
-        # has not stored it may lose, and then nobody may have seen it.
+        # has not stored it may lose, and then no node may have seen it.
         return min(self._metalog.stored, lengths[self._majority - 2])
 
     def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
-        """Send a backup its next page, or a probe; within the window."""
+        """Send a backup its next page, or a probe, within the window."""
         if backup.resend.is_due(now):
             backup.go_back()
         metalog, length = self._metalog, len(self._metalog)
@@ -342,7 +347,7 @@ class Primary:
             backup.resend.sent(now)
 
     def _propose(self) -> list[Effect]:
-        """Put all progress since the last time into one entry."""
+        """Put all progress since the last entry into one entry."""
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
         counts: dict[ShardId, int] = {}
@@ -360,7 +365,7 @@ class Primary:
         return [self._metalog.append(entry)]
 
     def _propose_trim(self) -> list[Effect]:
-        """Put all trims that are wanted into one entry."""
+        """Put all requested trims into one entry."""
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
         position = len(self._metalog)
@@ -374,7 +379,8 @@ def _check_new(epoch: Epoch, before: Epoch) -> None:
     """Refuse an incarnation that is not newer than the one that wrote the metalog.
 
     Raises:
-        DataDirectoryError: it is not; so the metadata file, which gives out epochs, is an old one.
+        DataDirectoryError: it is not newer, so the metadata file, which assigns epochs, is an old
+            copy.
     """
     if epoch <= before:
         raise DataDirectoryError(

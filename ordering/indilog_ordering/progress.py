@@ -1,12 +1,11 @@
-"""What storage nodes have reported, and how far each shard may therefore be ordered (Scalog 4.1).
+"""The reports of storage nodes, and how far each shard may be ordered (Scalog 4.1).
 
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
-largest prefix, which is the minimum as long as the quorum is all replicas, and only replicas that
-live under the newest known writer count: what a replica stored under an older one may be dropped.
+largest prefix, which is the minimum if the quorum is all replicas. Only replicas under the newest
+known writer count, because what a replica stored under an older one may be dropped.
 
-A replica that restarted may have lost its disk. Its earlier reports count no more as soon as the
-primary hears anything of the new incarnation, so a record is never ordered on the word of a replica
-that has it no longer.
+A replica that restarted may have lost its disk. The first message of its new incarnation voids its
+earlier reports. So no record is ordered because of a replica that no longer has it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ class ShardReports:
     def __init__(self, ack_quorum: int) -> None:
         self._ack_quorum = ack_quorum
         self._stored: dict[NodeId, LocalId] = {}
-        """Prefixes under `epoch`; a replica that reports an older one is not in it."""
+        """Prefixes under `epoch`; replicas that reported an older one are left out."""
         self.epoch = Epoch(-1)
-        """The newest writer that any replica knows."""
+        """The newest writer that any replica reported."""
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
-        """Take in one report; tell whether it says anything new.
+        """Note a report; return whether it changes anything.
 
-        A newer epoch replaces even a larger prefix; within an epoch the largest counts, so reports
-        may be repeated and come in any order.
+        A newer epoch replaces even a larger prefix. Within an epoch the largest counts, so reports
+        may be repeated and arrive in any order.
         """
         if epoch > self.epoch:
             self.epoch = epoch
@@ -54,7 +53,7 @@ class ShardReports:
 
 
 class Reports:
-    """The reports about all shards of a view, and the shards about which there is news."""
+    """The reports about all shards of a view, and the shards that were reported on lately."""
 
     __slots__ = ("_changed", "_replicas", "_shards")
 
@@ -64,7 +63,7 @@ class Reports:
         self._changed: set[ShardId] = set()
 
     def note(self, replica: NodeId, shard: ShardId, epoch: Epoch, stored: LocalId) -> str | None:
-        """Take in one report; return why it was refused, or None."""
+        """Note a report; return why it was refused, or None."""
         replicas = self._replicas.get(shard)
         if replicas is None:
             return "progress of a shard that is not in this view"
@@ -77,14 +76,14 @@ class Reports:
         return None
 
     def forget(self, replica: NodeId) -> None:
-        """Drop all that an earlier incarnation of a storage node reported."""
+        """Drop all reports of an earlier incarnation of a storage node."""
         for shard, replicas in self._replicas.items():
             if replica in replicas:
                 self._shards[shard].forget(replica)
 
     @property
     def changed(self) -> bool:
-        """Whether there is news since `news` was last taken."""
+        """Whether any shard was reported on since the last call of `news`."""
         return bool(self._changed)
 
     def news(self) -> list[tuple[ShardId, LocalId, Epoch]]:

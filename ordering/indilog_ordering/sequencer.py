@@ -1,8 +1,7 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-The newest view says which of the two this node is; a primary that lacks entries is a `Rebuild`
-until it has them again. All keep their entries in memory, and on disk as
-`indilog_ordering.stored_metalog` says.
+The newest view assigns the part. A primary that lacks entries is a `Rebuild` until it has them
+again. All parts keep entries in memory and on disk as `indilog_ordering.stored_metalog` describes.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from indilog_ordering.stored_metalog import StoredMetalog
 class Sequencer:
     """One sequencer.
 
-    Guarantees: those of `Primary` or `Backup`; after a restart it goes on from its disk; what a
-    node said before it restarted counts no more once anything of its new incarnation is heard.
+    Guarantees: those of `Primary` or `Backup`. After a restart it continues from its disk. The
+    first message of a new incarnation of a node voids what its earlier incarnation reported.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -55,7 +54,7 @@ class Sequencer:
         self._incarnations = Incarnations(self._view.nodes)
         self._epoch = Epoch(0)
         self._part: Primary | Rebuild | Backup | None = None
-        """Set by `Started`, when recovery is over; a `Rebuild` gives way to a `Primary`."""
+        """Set by `Started`, after recovery; a `Primary` replaces a completed `Rebuild`."""
 
     @property
     def length(self) -> MetalogPosition:
@@ -64,31 +63,31 @@ class Sequencer:
 
     @property
     def committed(self) -> MetalogPosition:
-        """How many of them are committed, as far as it knows."""
+        """How many entries are committed, as far as this sequencer knows."""
         return self._part.committed if isinstance(self._part, Primary | Backup) else 0
 
     @property
     def tail(self) -> SeqNum | None:
-        """The tail of what is committed; None: it is no primary, or not started."""
+        """The tail of the committed entries; None: this is no primary, or not started."""
         return self._part.tail if isinstance(self._part, Primary) else None
 
     @property
     def whole(self) -> bool:
-        """Whether it lacks nothing that it had once."""
+        """Whether it has all entries that it once had."""
         return self._metalog.whole
 
     @property
     def ready(self) -> bool:
-        """Whether it does its work: a primary does not while it lacks something."""
+        """Whether it works: a primary does not while it lacks entries."""
         return self._metalog.whole or self._node != self._view.primary
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
-        """The backups from which a primary that lacks something has not heard yet."""
+        """The backups that have not answered a primary which lacks entries."""
         return self._part.silent if isinstance(self._part, Rebuild) else ()
 
     def status(self) -> dict[str, int]:
-        """Return figures for people; the tail is known to the primary only."""
+        """Return figures for operators; the primary also gives the tail."""
         figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}
         figures["base"] = self._metalog.base.position
         if isinstance(self._part, Primary):
@@ -96,49 +95,51 @@ class Sequencer:
         return figures
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
-        """Take in the next frame from disk."""
+        """Replay the next frame."""
         assert self._part is None, f"recovery is over before {location} is"
         assert kind in METALOG_KINDS, f"a sequencer never persisted a {kind.name} frame"
         self._metalog.recover(payload, kind)
 
     def lost(self, frame: Lost, /) -> None:
-        """Take note that a frame cannot be read."""
+        """Note that a frame cannot be read."""
         if frame.kind is None or frame.kind in METALOG_KINDS:
             self._metalog.doubt(frame.kind)
 
     def copied(self, payload: bytes, /) -> None:
-        """Take entries that are missing here from an ordering journal."""
+        """Fill gaps with entries from the ordering journal of a storage node in the same
+        process.
+        """
         if self._metalog.wants_copies:
             self._metalog.copied(entries_decoded(payload))
 
     @property
     def derived(self) -> bool:
-        """A journal of a sequencer is of no use without it."""
+        """False: the journal of a sequencer cannot be rebuilt from other roles."""
         return False
 
     @property
     def unsaved(self) -> int:
-        """Nothing is done again but replaying frames."""
+        """0: frames hold everything."""
         return 0
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy what all frames add up to; what is returned encodes it, in any thread."""
+        """Copy the state; the returned function encodes the copy and may run in any thread."""
         return self._metalog.checkpoint()
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Begin with a checkpoint; it does not matter to it which segments are `gone`.
+        """Start from a checkpoint; segments that are `gone` do not matter to a sequencer.
 
         Raises:
-            MalformedFrameError: it is of a version that this release does not know.
+            MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
         assert self._part is None, f"before it is started, also if {len(gone)} segments are gone"
         self._metalog.restore(payload)
 
     def recovered(self) -> None:
-        """Judge what was lost: it is taken from the other sequencers.
+        """Check after replay whether lost entries can be fetched from the other sequencers.
 
         Raises:
-            DataLossError: there are no others.
+            DataLossError: there are no other sequencers.
         """
         self._metalog.recovered()
         if not self._metalog.whole and len(self._view.sequencers) == 1:
@@ -148,7 +149,7 @@ class Sequencer:
             )
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply a batch of events; propose at most one entry, or answer once, for all of them."""
+        """Apply a batch of events; propose at most one entry of each kind, or answer once."""
         effects: list[Effect] = []
         if isinstance(self._part, Primary):
             self._part.begin_turn(now)
@@ -168,11 +169,11 @@ class Sequencer:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When the primary has something to say again."""
+        """When the primary must resend something."""
         return self._part.deadline() if isinstance(self._part, Primary | Rebuild) else None
 
     def check_invariants(self) -> None:
-        """Assert what the part asserts."""
+        """Assert the invariants of the current part."""
         if self._part is not None:
             self._part.check_invariants()
 
@@ -216,7 +217,7 @@ class Sequencer:
             self._part = Rebuild(view, self._config, metalog, event.epoch)
 
     def _rebuilt(self, rebuild: Rebuild, now: Instant) -> list[Effect]:
-        """Go on rebuilding, or with the work of a primary if that is over."""
+        """Continue the rebuild, or begin to work as a primary when it is complete."""
         if not self._metalog.whole:
             return rebuild.advance(now)
         self._part = Primary(self._view, self._config, self._metalog, self._epoch, now)

@@ -1,8 +1,8 @@
-"""Trims on their way through the primary: wanted by engines, put into entries, answered when these
-are committed (ARCHITECTURE 13).
+"""Trims in the primary: requested by engines, put into entries, answered when these are committed
+(ARCHITECTURE 13).
 
-The primary keeps no floors: one that is wanted twice makes a second entry that changes nothing. It
-remembers its last answers, so that a lost one costs no entry.
+The primary keeps no floors, so a trim requested twice makes a second entry, which changes nothing.
+It remembers its last answers, so that a lost answer costs no entry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Key: TypeAlias = tuple[NodeId, int]
 
 
 class TrimRequests:
-    """At most `requests_max` that are not committed, and as many answers that are remembered."""
+    """At most `requests_max` uncommitted requests, and as many remembered answers."""
 
     def __init__(self, *, requests_max: int) -> None:
         self._requests_max = requests_max
@@ -32,11 +32,11 @@ class TrimRequests:
 
     @property
     def wanted(self) -> bool:
-        """Whether some wait for an entry."""
+        """Whether requests wait for an entry."""
         return bool(self._wanted)
 
     def on_wanted(self, sender: NodeId, message: TrimWanted, tail: SeqNum) -> list[Effect] | None:
-        """Take a request on, or answer it; None: too many are under way."""
+        """Queue a request, or answer it; None: too many are in flight."""
         key = sender, message.request
         if (position := self._answered.get(key)) is not None:
             return [Send(sender, TrimIs(message.request, position, tail))]
@@ -50,7 +50,7 @@ class TrimRequests:
         return []
 
     def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
-        """Take out what goes into the entry at `position`; the highest of each tag."""
+        """Remove and return the floors for the entry at `position`: the highest of each tag."""
         keys = list(self._wanted)[:TRIM_FLOORS_MAX]
         floors: dict[tuple[int, bool, int], SeqNum] = {}
         for key in keys:
@@ -61,7 +61,7 @@ class TrimRequests:
         return tuple(Floor(tag, until, of_log, log) for (tag, of_log, log), until in floors.items())
 
     def commit(self, committed: MetalogPosition, tail: SeqNum) -> list[Effect]:
-        """Answer those whose entries are committed."""
+        """Answer the requests whose entries are committed."""
         effects: list[Effect] = []
         while self._proposed and self._proposed[0][0] < committed:
             position, keys = self._proposed.popleft()

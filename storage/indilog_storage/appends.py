@@ -1,14 +1,14 @@
 """The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
 5.5.1).
 
-A batch is accepted from the writer that has opened its shard, if it follows on; it counts as stored
-when the journal has it. The primary is told once per turn how far shards are stored, and again as
-long as something stored is not ordered. A writer whose batch is not accepted is told, once per
-turn, how far its shard is here: it sends the rest again, or learns that a newer writer has the
-shard.
+A batch is accepted from the writer that has opened its shard, if it follows on. It counts as stored
+when the journal has it. Once per turn the node reports to the primary how far its shards are
+stored, and it repeats the report while stored records are not ordered. A writer whose batch is
+refused learns, once per turn, how far its shard is stored here. It then resends the rest, or finds
+that a newer writer has the shard.
 
-States (who writes, from where on) change in memory in the order in which they are written to the
-journal, so a restart finds what was there; they are answered when they are durable.
+States (the writer of a shard, and where it opened the shard) change in memory in the order of their
+frames, so replay gives the same states. They are answered when they are durable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FRAME_OVERHEAD_BYTES: Final = 40
 
 
 class Stored:
-    """A batch that became durable, and where it is."""
+    """A batch that became durable, and its place."""
 
     __slots__ = ("batch", "location")
 
@@ -53,7 +53,7 @@ _Keeper: TypeAlias = Callable[[Shard, RecordBatch], list[Effect]]
 
 
 class Appends:
-    """Takes in what writers say; changes the shards given."""
+    """Handles the messages of writers; changes the given shards."""
 
     def __init__(self, shards: Mapping[ShardId, Shard], logspace: int, config: Config) -> None:
         self._shards = shards
@@ -61,17 +61,17 @@ class Appends:
         self._batch_bytes_max = config.cluster.batch_bytes_max
         self._unordered_bytes_max = config.node.appends.append_pending_bytes_max
         self._report = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
-        """When to report again, as long as something stored is not ordered."""
+        """When to repeat a report while stored records are not ordered."""
         self._unordered_bytes = 0
         self.room: int | None = None
-        """What the disk has left for batches that are under way; None: enough."""
+        """Bytes left on disk for batches in flight; None: enough."""
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self._states: dict[int, tuple[NodeId, ShardState]] = {}
-        # What one turn collects, to be said at its end.
+        # Collected in a turn, sent at its end.
         self._progressed: set[ShardId] = set()
         self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
-        """The newest writer that the sender is told of."""
+        """The newest writer to name in the answer to a refused one."""
 
     def _token(self) -> int:
         self._last_token += 1
@@ -80,7 +80,7 @@ class Appends:
     # --- batches
 
     def on_batch(self, event: Received, buffer: bytes) -> list[Effect]:
-        """Persist a batch, or note that its writer is to be told why not."""
+        """Persist a batch, or note that its writer must be answered."""
         if len(buffer) > self._batch_bytes_max:
             return [Ignore(event, "a batch larger than batch_bytes_max")]
         try:
@@ -99,7 +99,9 @@ class Appends:
         return []
 
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
-        """Return what persists a batch of the shard's writer, if it follows on or fills a hole."""
+        """Return the function that persists a batch of the shard's writer, if it follows on or
+        fills a hole.
+        """
         if not (shard.open and header.epoch == shard.opened):
             return None
         if header.first == shard.written:
@@ -107,23 +109,24 @@ class Appends:
         return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
-        """Note that a writer is to be told how much is here, and of which writer.
+        """Note that a writer is to learn how much is stored here, and under which writer.
 
-        To one that has not opened the shard here it says which one has, or that none has.
+        A writer that has not opened the shard here learns which writer has opened it, or that none
+        has.
         """
         unopened = epoch >= shard.claimed and epoch != shard.writer
         self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed
 
     def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
-        """Note that a writer is to be told how much is here."""
+        """Note that a writer is to learn how much is stored here."""
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "a question about a shard that is not kept here")]
-        if not (shard.changing and message.epoch >= shard.claimed):  # else it is told at the end
+        if not (shard.changing and message.epoch >= shard.claimed):  # else a durable state answers
             self._refuse(event.sender, shard, message.epoch)
         return []
 
     def _has_room(self, buffer: bytes) -> bool:
-        """Whether the disk has room; what is under way may use the rest of it."""
+        """Whether the disk has room; batches in flight may use the rest of it."""
         if self.room is None:
             return True
         self.room -= len(buffer) + _FRAME_OVERHEAD_BYTES
@@ -134,14 +137,14 @@ class Appends:
         shard.unordered.append(batch)
         self._unordered_bytes += len(batch.buffer)
         while self._unordered_bytes > self._unordered_bytes_max and shard.unordered:
-            # Its tags are read back from the disk when somebody asks for them.
+            # Its tags are read back from the disk when index data needs them.
             self._unordered_bytes -= len(shard.unordered.popleft().buffer)
         token = self._token()
         self._batches[token] = (shard, batch)
         return [Persist(FrameKind.RECORDS, batch.buffer, token)]
 
     def _refill(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
-        """Persist a batch that is damaged here and not ordered yet, as its writer sent it again."""
+        """Persist a resent batch whose damaged copy here is not ordered yet."""
         token = self._token()
         self._batches[token] = (shard, batch)
         return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
@@ -159,7 +162,7 @@ class Appends:
         return Stored(batch, location)
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
-        """Give records their seqnums; return their batches, as far as they are in memory."""
+        """Assign seqnums to records; return their batches, as far as they are in memory."""
         self._report.progressed()
         if shard.lost_opening_of(span):
             before = _held_bytes(shard)
@@ -185,7 +188,9 @@ class Appends:
         return [Send(event.sender, _claimed(shard))]
 
     def on_open(self, event: Received, message: ShardOpen) -> list[Effect]:
-        """Let the writer that claimed the shard append from `start` on; the rest is dropped."""
+        """Let the writer that claimed the shard append from `start` on; records beyond
+        are dropped.
+        """
         shard = self._shards.get(message.shard)
         if shard is None or message.epoch < 0:
             return [Ignore(event, "opening a shard that is not kept here, or of no epoch")]
@@ -203,9 +208,9 @@ class Appends:
         return (self._resume if known else self._change)(event.sender, shard, state)
 
     def _resume(self, writer: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
-        """Let a writer continue whose opening was lost, and whose batches were not.
+        """Let a writer continue whose opening was lost while its batches were not.
 
-        That is not written: the batches tell the next start of the opening, as they told this one.
+        No frame is written: replay concludes the opening from the same batches again.
         """
         assert state.start is not None, "it is an opening"
         shard.resume(state.start)
@@ -229,22 +234,22 @@ class Appends:
         self._progressed.add(shard.id)
         return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
 
-    # --- what a turn adds up to
+    # --- the end of a turn
 
     def start(self, writers: Mapping[ShardId, NodeId]) -> None:
-        """Report all shards at the end of this turn, and tell their writers what is here: batches
-        that were under way to an earlier incarnation are lost.
+        """Report all shards at the end of this turn, and answer their writers: batches in flight to
+        an earlier incarnation are lost.
         """
         self.report()
         for shard, writer in writers.items():
             self._refused[writer, shard] = self._shards[shard].writer
 
     def report(self) -> None:
-        """Report all shards at the end of this turn: the primary knows nothing of them."""
+        """Report all shards at the end of this turn: a new primary knows nothing of them."""
         self._progressed.update(self._shards)
 
     def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
-        """Tell writers and the primary how far shards are stored."""
+        """Send writers and the primary how far shards are stored."""
         effects: list[Effect] = []
         if self._refused:
             for (sender, shard_id), epoch in self._refused.items():
@@ -276,7 +281,7 @@ class Appends:
         return [Send(primary, ShardProgress(stored))]
 
     def deadline(self) -> Instant | None:
-        """When to report again."""
+        """When to repeat the report."""
         return self._report.due
 
     def check_invariants(self) -> None:
@@ -285,8 +290,8 @@ class Appends:
             shard.check_invariants()
         held = [batch for shard in self._shards.values() for batch in shard.unordered]
         assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
-        assert not self._progressed, "said at the turn's end"
-        assert not self._refused, "said at the turn's end"
+        assert not self._progressed, "sent at the end of the turn"
+        assert not self._refused, "sent at the end of the turn"
 
 
 def _held_bytes(shard: Shard) -> int:

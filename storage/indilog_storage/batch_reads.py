@@ -1,10 +1,8 @@
-"""Batches read back for whoever needs them: a cache, and reads under way that are shared and
-bounded (ARCHITECTURE 8 and 9).
+"""Batches read from memory or disk: a cache, and shared, bounded reads (ARCHITECTURE 8 and 9).
 
-A task names the batches that it wants, in order, and is given them one by one, from memory or from
-the disk; it keeps only what it takes out of them. Tasks are served first come, first served, and
-reads under way are bounded in bytes over all tasks, so neither many readers nor a long page can
-fill the memory.
+A task names the batches that it needs, in order, and receives them one by one. It keeps only what
+it takes out of them. Tasks are served in the order of their arrival. Bytes being read are bounded
+over all tasks, so neither many readers nor a long page can exhaust memory.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from indilog.wire.messages import Message
 
 
 class DamagedBatch(NamedTuple):
-    """Where no intact batch is.
+    """A batch that is not intact.
 
     Attributes:
         location: where it was written.
         readable: whether there was anything to read.
-        records: of a batch of which only data is damaged, the records that it hit.
+        records: the damaged records, if only the data of some is damaged.
     """
 
     location: Location
@@ -38,7 +36,7 @@ class DamagedBatch(NamedTuple):
 def batch_read(
     location: Location, payload: bytes | None
 ) -> tuple[RecordBatch | None, DamagedBatch | None]:
-    """Return what is readable of a batch that was read, and what is damaged."""
+    """Return the readable part of a batch that was read, and its damage."""
     if payload is None:
         return None, DamagedBatch(location, readable=False)
     try:
@@ -54,10 +52,10 @@ class BatchTask(abc.ABC):
     """Work that visits batches and ends with one message.
 
     Attributes:
-        to: who gets the message.
-        todo: batches still to be asked for.
-        awaited: how many are being read for it.
-        queued: whether it may ask for more.
+        to: the receiver of the message.
+        todo: batches still to be requested.
+        awaited: how many batches are being read for the task.
+        queued: whether the task may request more.
     """
 
     def __init__(self, to: NodeId, todo: Iterable[Location]) -> None:
@@ -69,29 +67,29 @@ class BatchTask(abc.ABC):
     @property
     @abc.abstractmethod
     def full(self) -> bool:
-        """Whether the message has enough; then what is left to do is left out."""
+        """Whether the message is full; remaining batches are then left out."""
 
     @abc.abstractmethod
     def take(self, location: Location, batch: RecordBatch | None) -> None:
-        """Take what is wanted out of a batch that was asked for; None: it is damaged.
+        """Take the needed part of a requested batch; None: it is damaged.
 
         The data of some of its records may be damaged (`RecordBatch.damaged`).
         """
 
     @abc.abstractmethod
     def answer(self) -> Message:
-        """Return the message, when everything asked for was taken."""
+        """Return the message when all requested batches were taken."""
 
 
 class BatchReads:
-    """Gives batches to tasks.
+    """Serves batches to tasks.
 
-    `bytes_max` bounds the cache, `reading_bytes_max` what is being read, `tasks_max` what waits.
+    `bytes_max` bounds the cache, `reading_bytes_max` the bytes being read, `tasks_max` the queue.
     """
 
     def __init__(self, *, bytes_max: int, reading_bytes_max: int, tasks_max: int) -> None:
         self._cache: OrderedDict[Location, RecordBatch] = OrderedDict()
-        """Those used least recently come first."""
+        """Least recently used batches come first."""
         self._cached_bytes = 0
         self._bytes_max = bytes_max
         self._reading_bytes_max = reading_bytes_max
@@ -102,7 +100,7 @@ class BatchReads:
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
         self.damaged: list[DamagedBatch] = []
-        """What was found damaged since `DiskCare` last emptied the list."""
+        """Damage found since `DiskCare` last emptied the list."""
 
     @property
     def cached_bytes(self) -> int:
@@ -110,7 +108,7 @@ class BatchReads:
         return self._cached_bytes
 
     def remember(self, location: Location, batch: RecordBatch) -> None:
-        """Keep a batch in memory for a while, if there is room for one of its size."""
+        """Cache a batch, unless it is larger than the cache."""
         size = len(batch.buffer)
         if size > self._bytes_max:
             return
@@ -124,7 +122,7 @@ class BatchReads:
             self._cached_bytes -= len(dropped.buffer)
 
     def start(self, task: BatchTask) -> bool:
-        """Queue a task, which `advance` serves; False: too many wait."""
+        """Queue a task, which `advance` serves; False: the queue is full."""
         if len(self._queue) >= self._tasks_max:
             return False
         task.queued = True
@@ -132,13 +130,13 @@ class BatchReads:
         return True
 
     def drop_tasks(self) -> None:
-        """Answer nothing that is under way: what it would say of seqnums is wrong now."""
+        """Drop all tasks without an answer: their seqnums are wrong now."""
         self._queue.clear()
         for tasks in self._reading.values():
             tasks.clear()
 
     def advance(self) -> list[Effect]:
-        """Serve tasks from memory, and read for them as far as the bound allows."""
+        """Serve tasks from memory, and start reads for them within the bound."""
         effects: list[Effect] = []
         queue = self._queue
         while queue and self._reading_bytes < self._reading_bytes_max:

@@ -1,8 +1,8 @@
-"""What a storage node writes of itself in a checkpoint (decision 0028, docs/FORMATS.md).
+"""The state of a storage node in a checkpoint (decision 0028, docs/FORMATS.md).
 
-Everything that recovery would make of the frames before it: how far the metalog is applied, what
-it says of each position, the floors of trims, and of each shard its writers, where its batches are,
-and which seqnums its records have. Long parts are packed columns (`indilog.base.columns`).
+It is what replay of the frames before it would give: the applied metalog positions, what each one
+ordered, the floors of trims, and for each shard its writers, the places of its batches and the
+seqnums of its records. Long parts are packed columns (`indilog.base.columns`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from indilog_storage.shard import Shard, ShardColumns
 
 
 class _Floors(msgspec.Struct, frozen=True, array_like=True):
-    """The floors of logs or of tags: the tags, their floors and their logs, u64 each."""
+    """The floors of logs or of tags as columns of u64: tags, floors, and the logs of the tags."""
 
     tags: bytes
     untils: bytes
@@ -32,21 +32,22 @@ class _Floors(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
-    """A shard, by its number."""
+    """The state of one shard."""
 
     shard: ShardId
     columns: ShardColumns
 
 
 class Covered:
-    """What the two newest checkpoints of a node cover, so that it can be got back from either.
+    """The metalog extents that the two newest checkpoints cover; a node can restart from either.
 
-    A life that begins with the older one replays what came after it, but damage or a loss of power
-    may have taken that. So only what the older one covers is never asked for again.
+    A start from the older checkpoint replays the frames after it, but damage or power loss may have
+    taken those. So the node may request again all entries that the older one does not cover.
 
     Attributes:
-        older: how far the metalog was applied at the older one; of no entries: there is none.
-        is_news: whether nobody was told.
+        older: the extent applied at the older checkpoint; of no entries: there is none.
+        newest: the extent applied at the newest durable checkpoint.
+        is_news: whether the primary is still to be notified of `older`.
     """
 
     def __init__(self) -> None:
@@ -59,17 +60,17 @@ class Covered:
         return self.newest
 
     def written(self) -> None:
-        """Note that the last one that was taken is durable."""
+        """Note that the last checkpoint taken is durable."""
         self.older, self.newest = self.newest, self._taken
         self.is_news = True
 
     def restore(self, newest: Extent, older: Extent) -> None:
-        """Begin with a checkpoint, and what the one before it covers."""
+        """Start from a checkpoint and the extent of the one before it."""
         self.older, self.newest = older, newest
 
 
 class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The tag is the version of the format."""
+    """The state of a node; the tag is the version of the format."""
 
     ordering: OrderingColumns
     logs: _Floors
@@ -77,11 +78,11 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     trimmed_at: MetalogPosition
     shards: tuple[_ShardPart, ...]
     pending: bytes
-    """Applied entries that no frame before the checkpoint holds, as in `OrderingJournal`."""
+    """Applied entries that no frame before the checkpoint holds; see `OrderingJournal`."""
     gap: bool
-    """As in `OrderingJournal`."""
+    """See `OrderingJournal`."""
     before: Extent
-    """What the checkpoint before this one covers."""
+    """The extent that the checkpoint before this one covers."""
 
 
 NOTHING: Final = Extent(Epoch(0), 0)
@@ -95,7 +96,9 @@ def checkpoint_of(
     journal: OrderingJournal,
     before: Extent,
 ) -> Callable[[], bytes]:
-    """Copy what the node knows; return what encodes the copy, which may run in a thread."""
+    """Copy the state of a node; the returned function encodes the copy and may run in any
+    thread.
+    """
     pending, gap = tuple(journal.pending), journal.gap
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
@@ -127,10 +130,10 @@ def restore(
     covered: Covered,
     journal: OrderingJournal,
 ) -> None:
-    """Put a node that knows nothing where `payload` says; batches in `gone` segments become holes.
+    """Restore a new node from `payload`; batches in `gone` segments become holes.
 
     Raises:
-        MalformedFrameError: it is of a version that this release does not know.
+        MalformedFrameError: the payload is of a version that this release does not know.
     """
     try:
         checkpoint = _decoder.decode(payload)

@@ -1,4 +1,4 @@
-"""What a storage node tells index nodes of the records that it has discarded (ARCHITECTURE 13)."""
+"""Answers to index nodes that ask which records a storage node has discarded (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
 _ROWS_MAX: Final = 1 << 16
-"""Batches that are looked at for one answer."""
+"""Batches examined for one answer."""
 
 
 def discarded_of(
     event: Received, message: DiscardedWanted, shard: Shard | None, ordering: Ordering
 ) -> Effect:
-    """Answer which records of a shard are discarded, as far as that fits one answer."""
+    """Return which of the requested records of a shard are discarded, up to the size of
+    an answer.
+    """
     bounds = np.frombuffer(message.runs[: len(message.runs) // 16 * 16], np.uint64)
     if shard is None or not 0 < len(bounds) <= 2 * DISCARDED_RUNS_MAX:
         return Ignore(event, "a question about records of a shard that is not kept here, or none")

@@ -1,9 +1,9 @@
-"""Care of what a storage node has on its disk: damage is found, counted and got back, and space is
-given back (decisions 0008 and 0009).
+"""Maintenance of a storage node's disk: damage is found, counted and repaired, and space is freed
+(decisions 0008 and 0009).
 
-`Scrub` looks for damage, readers meet it, recovery finds some; each damaged batch becomes a hole of
-its shard, and `Repair` fetches from the other replicas what holes have lost. `Reclaim` discards
-batches of which every record is trimmed.
+`Scrub` looks for damage; reads and recovery find damage, too. Each damaged batch becomes a hole of
+its shard, and `Repair` fetches the records of holes from other replicas. `Reclaim` discards batches
+whose records are all trimmed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from indilog_storage.shard import Shard
 
 
 class DiskCare:
-    """Scrub, repair and reclaim of one node. The tokens of what they read are negative.
+    """Scrub, repair and reclaim of one node; the tokens of their reads are negative.
 
     Attributes:
-        damaged: batches that were found damaged in this life.
+        damaged: batches found damaged in this incarnation.
     """
 
     def __init__(
@@ -44,26 +44,27 @@ class DiskCare:
         self.damaged = 0
 
     def start(self, now: Instant, *, unread: bool) -> None:
-        """Recovery is over; `unread`: it has not read all batches."""
+        """Begin after recovery; `unread`: recovery has not read all batches."""
         self.scrub.start(now, unread=unread)
         self.reclaim.risen()
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Take in what scrub or reclaim asked for."""
+        """Handle a frame that scrub or reclaim has requested."""
         asked = self.reclaim if token < FIRST_TOKEN else self.scrub
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
-        """Take in that a repaired batch, or the note of what is discarded, was written."""
+        """Handle that a repaired batch, or a note of discarded ones, was written."""
         if token < FIRST_TOKEN:
             return self.reclaim.on_persisted(token)
         self.repair.on_persisted(token, location)
         return []
 
     def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
-        """Read on, and fetch what is missing; `met` is the damage that readers met, emptied here.
+        """Continue reading, and fetch what is missing; `met` is damage that readers found, emptied
+        here.
 
-        A reader that meets damage which is known already is no news.
+        Damage that is known already is not counted again.
         """
         effects = self.scrub.conclude(now) + self.reclaim.conclude(now)
         for found in (met, self.scrub.damaged):
@@ -73,15 +74,15 @@ class DiskCare:
         return effects + self.repair.conclude(now)
 
     def deadline(self) -> Instant | None:
-        """When to read on, or to ask."""
+        """When to read on, or to ask a replica."""
         times = (self.repair.deadline(), self.scrub.deadline(), self.reclaim.deadline())
         return min((time for time in times if time is not None), default=None)
 
     def status(self) -> dict[str, int]:
-        """Return figures for people.
+        """Return figures for operators.
 
-        `lost_records` are those of the missing ones that no other replica can have, also when they
-        were trimmed since: nobody knows of which log they were. `first_lost_seqnum`: if there are.
+        `lost_records` are missing records that no replica has. They count also after a trim,
+        because their log is unknown. `first_lost_seqnum` is given if there are any.
         """
         first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
         return {

@@ -1,14 +1,14 @@
-"""How a storage node gets what old entries of the metalog ordered, which the primary keeps no more
-(decision 0030).
+"""How a storage node fetches the order of records that the primary keeps no longer (decision 0030).
 
-A node whose disk lost it is told the primary's base. What the entries below that ordered is in the
-checkpoints of all other storage nodes: one of them gives first the floors of trims, then the
-entries page by page. They are not journaled: the next checkpoint has them, and each counts as a
-frame for when that is due. A crash before it begins this anew.
+A node whose disk lost old metalog entries receives the primary's base instead. The entries below it
+are in the checkpoints of all other storage nodes. One of them, the source, sends first the floors
+of all trims, then the entries page by page. The node does not journal these entries: the next
+checkpoint holds them, and each counts as a frame for when that checkpoint is due. After a crash
+before that checkpoint the fetch begins anew.
 
-A node that has the base's last entry has the right entries below it (`indilog.kernel.lineage`); so
-a source answers only if it does. A source that is below the base itself says so, and if all do, the
-order of these records is lost.
+A source that has the base's last entry has the right entries below it (`indilog.kernel.lineage`),
+so only such a source answers. A source that is itself below the base answers `lacking`. If all
+sources do, the order of these records is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _PAGE_ENTRIES = 1024
 
 
 class HistoryFetch:
-    """The fetch of one node; it asks one source at a time.
+    """The fetch of one node, from one source at a time.
 
     Attributes:
-        base: what was told; None: nothing is missing that the primary does not have.
+        base: the base below which entries are missing; None: no entry is missing that the primary
+            lacks.
     """
 
     def __init__(
@@ -48,20 +49,21 @@ class HistoryFetch:
         self._request = 0
         self._asked = False
         self._cursor = NO_FLOORS
-        """The floors up to here are known."""
+        """The last floor received so far; the next page begins after it."""
         self._promised: int | None = None
-        """How many trims the floors cover that came."""
+        """How many trims the received floors cover."""
         self._is_short = False
-        """The source knows fewer trims than the base: it lags, or lacks the history itself."""
+        """Whether the source knows fewer trims than the base: it lags, or is below the base itself.
+        """
         self._has_floors = False
         self._lacking: set[NodeId] = set()
 
     def start(self, epoch: Epoch) -> None:
-        """Begin a life: questions of earlier ones are answered no more."""
+        """Begin an incarnation: answers to questions of earlier ones are ignored."""
         self._request = epoch << 32
 
     def begin(self, base: Base) -> None:
-        """Take note that the entries below a base cannot be had from the primary.
+        """Fetch the entries below `base`, which the primary keeps no longer.
 
         Raises:
             DataLossError: there is no other storage node.
@@ -76,7 +78,7 @@ class HistoryFetch:
         self._progressed()
 
     def end(self) -> None:
-        """Stop: the primary has sent what follows here."""
+        """Stop: the primary has sent the next entries."""
         self.base = None
         self._progressed()
 
@@ -89,7 +91,7 @@ class HistoryFetch:
     # --- asking
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Ask for what comes next, or once more, of another source."""
+        """Ask the source for the next page; after a pause without answer, ask the next source."""
         if self.base is None:
             return []
         if self._asked and not self._resend.is_due(now):
@@ -121,11 +123,11 @@ class HistoryFetch:
     # --- taking
 
     def on_floors(self, event: Received, message: TagFloors) -> list[Effect]:
-        """Take in a page of floors; they may be known early."""
+        """Apply a page of floors; a floor above the applied entries does no harm."""
         wanted = self.base is not None and self._asked and not self._has_floors
         from_source = wanted and event.sender == self._others[self._source]
         if not from_source or message.start is not None or message.after != self._cursor:
-            return [Ignore(event, "floors that nobody asked for, or no longer")]
+            return [Ignore(event, "floors that were not requested, or are no longer needed")]
         assert self.base is not None
         self._ordering.floors.apply(message.floors)
         promised = message.trims if self._promised is None else self._promised
@@ -142,10 +144,11 @@ class HistoryFetch:
         return []
 
     def on_history(self, event: Received, message: History) -> Sequence[Entry]:
-        """Return the entries that follow on what is here, or on `message.start` if that is less.
+        """Return the entries that follow on the applied ones, or on those below `message.start` if
+        that is less.
 
         Raises:
-            DataLossError: no storage node has them.
+            DataLossError: no storage node has these entries.
         """
         base = self.base
         if base is None or message.request != self._request:
@@ -171,7 +174,7 @@ class HistoryFetch:
         return bool(message.entries) and start < base.position
 
     def _lacks(self, source: NodeId, base: Base) -> None:
-        """Ask the next one; raise if there is none left that may have it."""
+        """Ask the next source; raise if all sources lack the entries."""
         self._lacking.add(source)
         if self._lacking.issuperset(self._others):
             raise self._loss(base)
@@ -191,10 +194,10 @@ class HistoryFetch:
 
 
 def _with_writers(entry: Entry, base: Base) -> Entry:
-    """Return an entry that says of its records the newest writer that the base knows.
+    """Return an entry that names the newest writer of the base for each of its shards.
 
-    So an opening that was lost here is noticed (`Shard.lost_opening_of`). What is here of an older
-    writer is then fetched again, although it may have been right.
+    So a lost opening of that writer is noticed (`Shard.lost_opening_of`). Records of older writers
+    are then fetched again even if they were intact here.
     """
     if not isinstance(entry, NewRecords):
         return entry
@@ -203,9 +206,9 @@ def _with_writers(entry: Entry, base: Base) -> Entry:
 
 
 def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) -> History | None:
-    """Answer with the next page; None: it is not known here whether this node could.
+    """Return the next page of entries; None: this node does not know whether it has them.
 
-    `lacking`: it is below a base itself.
+    `lacking`: this node is below a base itself.
     """
     if not ordering.has(message.end, message.end_epoch):
         return History(message.request, 0, UNSAID, (), lacking=True) if lacking else None

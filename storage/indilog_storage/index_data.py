@@ -1,8 +1,8 @@
 """Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
 
-Tags are never looked at here. A cut falls between batches, so the tags of a span are the tag
-columns of its batches, one after the other; only a span that begins or ends inside a batch (which
-no sequencer makes, but a message could say) is sliced.
+Tags are not interpreted here. A cut falls between batches, so the tags of a span are the tag
+columns of its batches, one after the other. Only a span that begins or ends inside a batch is
+sliced; no sequencer makes one, but a message could name one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from indilog_storage.shard import Shard
 _BLOCKS_MAX: Final = 1024
 """Positions in one answer."""
 _COLUMNS_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of columns in one answer; one position may go beyond."""
+"""Bytes of columns in one answer; a single position may exceed it."""
 
 
 class Columns(NamedTuple):
-    """The tag columns of one batch: counts as u8 a record, tags as u64 each; or `lost`."""
+    """The tag columns of one batch (counts as u8 a record, tags as u64 each); or `lost`."""
 
     shard: ShardId
     first: LocalId
@@ -47,7 +47,7 @@ def columns_of(batch: RecordBatch) -> Columns:
 
 
 def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
-    """Return the tags of `span`, given those of its batches in order; None: some are missing."""
+    """Return the tags of `span` from those of its batches, in order; None: some are missing."""
     counts: list[bytes] = []
     tags: list[bytes] = []
     lost: list[LostRange] = []
@@ -86,7 +86,9 @@ def index_block(
     spans: Sequence[Span],
     parts: Sequence[ShardTags | None],
 ) -> IndexBlock:
-    """Return the block of one position, which is applied; parts that are not here are left out."""
+    """Return the block of an applied position, without the parts of shards that are not
+    kept here.
+    """
     return IndexBlock(
         position,
         ordering.tail_at(position),
@@ -98,8 +100,10 @@ def index_block(
 
 
 def told_of_incarnation(view: View, ordering: Ordering) -> list[Effect]:
-    """Tell each index shard of its last position, without tags: an entry of a new incarnation of
-    the primary is applied, and what is there of earlier ones is right, or was replaced.
+    """Announce to each index shard its last position, without tags, after an entry of a new
+    incarnation of the primary.
+
+    The index shard then confirms what it has of earlier incarnations, or replaces it.
     """
     effects: list[Effect] = []
     for index_shard, replicas in enumerate(view.index_shards):
@@ -112,9 +116,9 @@ def told_of_incarnation(view: View, ordering: Ordering) -> list[Effect]:
 
 
 def unasked(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
-    """Send blocks where they go unasked: each to one index shard, all to every engine.
+    """Send blocks to their receivers unrequested: each to its index shard, and all to every engine.
 
-    `last` is the incarnation of the last entry that is applied.
+    `last` is the incarnation of the last applied entry.
     """
     effects: list[Effect] = []
     own: dict[int, list[IndexBlock]] = {}
@@ -130,7 +134,7 @@ def unasked(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effec
 
 
 def _messages(blocks: Sequence[IndexBlock], last: Epoch) -> list[IndexData]:
-    """Put blocks into messages of bounded size; receivers put the parts of a position together."""
+    """Pack blocks into messages of bounded size; receivers reassemble the parts of a position."""
     if sum(_columns_bytes(block.parts) for block in blocks) <= _COLUMNS_BYTES_MAX:
         return [IndexData(tuple(blocks), last)] if blocks else []
     messages: list[IndexData] = []
@@ -148,11 +152,10 @@ def _columns_bytes(parts: Sequence[ShardTags]) -> int:
 
 
 class IndexPage(BatchTask):
-    """Collects the answer to one `IndexDataWanted`: positions that are applied, in order.
+    """Collects the answer to one `IndexDataWanted`: applied positions, in order.
 
-    Dropped if entries turn out to be replaced, so what it knows of the order stays true.
-
-    Ends early when it has enough; the parts of shards that are not kept here are left out.
+    The page is dropped if entries are replaced, so its positions stay valid. It ends early when it
+    is full, and leaves out the parts of shards that are not kept here.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class IndexPage(BatchTask):
         self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
 
     def answer(self) -> IndexData:
-        """Return the blocks that fit, up to the first one for which a batch was not asked for."""
+        """Return the blocks that fit, up to the first one with a batch that was not requested."""
         blocks: list[IndexBlock] = []
         size = 0
         for position, spans in self._positions:

@@ -1,12 +1,13 @@
-"""The storage node: one role for all shards of which it keeps a replica (ARCHITECTURE 8 and 9).
+"""The storage node: one role for all shards of which the node keeps a replica (ARCHITECTURE 8 and
+9).
 
-`Appends` takes in what writers send. Metalog entries are applied without gaps, go into the journal
-(many together and unsynced: they can be fetched again), and say which seqnums the records got. For
-each position the first replica of a shard sends the tags on (type-S data). Reads by seqnum wait
-until the metalog is applied up to them.
+`Appends` stores the batches of writers. Metalog entries are applied in order, without gaps. They
+are journaled many together and unsynced, because a node can fetch them again. An entry gives
+records their seqnums. For each position the first replica of a shard sends the tags of its records
+to the index (type-S data). A read by seqnum waits until the metalog is applied up to it.
 
-What this replica does not have, because its disk was lost or damaged, it calls unknown, never
-absent, and gets it back from another replica (`Repair`).
+A replica calls records that its disk lost or damaged unknown, never absent, and fetches them from
+another replica (`Repair`).
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ from indilog_storage.trims import announces_empty_positions, floors_page, told_o
 
 _NEVER: Final = Instant(math.inf)
 _AUX_OVERHEAD_BYTES: Final = 64
-"""What aux data costs beside its bytes, roughly."""
+"""What aux data costs in memory beside its bytes, about."""
 
 
 class StorageNode:
-    """One storage node; see the module."""
+    """The role of one storage node; see the module."""
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._views = views
@@ -104,9 +105,9 @@ class StorageNode:
         others = [other for other in views[-1].storage_nodes if other != node]
         self._history = HistoryFetch(node, others, self._ordering, config.node)
         self._unsaved = 0
-        """Entries from other storage nodes that no durable checkpoint has yet."""
+        """Entries fetched from other storage nodes that no durable checkpoint holds yet."""
         self._saving = 0
-        """How many of these the checkpoint has that is being written."""
+        """How many of the unsaved entries are in the checkpoint that is being written."""
         self._covered = Covered()
         self._waiting = WaitingReads(
             reads_max=config.node.reads.lookups_pending_max,
@@ -127,14 +128,14 @@ class StorageNode:
         self._blocks: list[IndexBlock] = []
         self._journal = OrderingJournal()
         self.replaced = 0
-        """Entries that were applied in this life and turned out to be replaced."""
+        """Entries that were applied in this incarnation and later replaced by the primary."""
         self._stirred = False
-        """Whether there was more in this turn than batches and entries."""
+        """Whether this turn had other events than batches and entries, so that upkeep is due."""
         self._upkeep_at = Instant(0.0)
         self._restored = False
-        """Whether this life began with a checkpoint."""
+        """Whether this incarnation started from a checkpoint."""
 
-    # --- figures for people
+    # --- figures for operators
 
     @property
     def records(self) -> int:
@@ -147,7 +148,7 @@ class StorageNode:
         return self._ordering.position
 
     def status(self) -> dict[str, int]:
-        """Return figures for people; `bytes` are those of the stored batches."""
+        """Return figures for operators; `bytes` are those of the stored batches."""
         return {
             "records": self.records,
             "bytes": sum(shard.bytes for shard in self._shards.values()),
@@ -165,27 +166,27 @@ class StorageNode:
     # --- recovery, and what recovery needs
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
-        """Take in a frame that was persisted before.
+        """Replay a frame of the journal.
 
         Raises:
-            DataLossError: it does not follow on the frames before it.
+            DataLossError: the frame does not follow on the frames before it.
         """
         self._recovery.recover(kind, payload, location)
         if kind is FrameKind.ORDERING:
             self._journal.recover(payload)
 
     def lost(self, frame: Lost, /) -> None:
-        """Take note that a frame cannot be read; what it held is fetched from others."""
+        """Note that a frame cannot be read; its content is fetched from other replicas."""
         self._care.damaged += frame.kind in BATCHES
         self._recovery.lost(frame)
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
-        """Return what must stay of a batch when its segment is rewritten (decision 0016)."""
+        """Return what must remain of a batch when its segment is rewritten (decision 0016)."""
         return needed(self._shards, self._ordering.floors, kind, payload, location)
 
     @property
     def derived(self) -> bool:
-        """A journal of a storage node is of no use without it."""
+        """False: the journal of a storage node cannot be rebuilt from other nodes."""
         return False
 
     @property
@@ -194,34 +195,38 @@ class StorageNode:
         return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy what all frames add up to; what is returned encodes it, in any thread."""
+        """Copy the state of the node; the returned function encodes the copy and may run in any
+        thread.
+        """
         self._saving = self._unsaved
         before = self._covered.take(self._ordering.extent)
         return checkpoint_of(self._ordering, self._shards, self._journal, before)
 
     def checkpointed(self) -> None:
-        """Let the primary know what the checkpoints cover: the last one is durable."""
+        """Note that the last checkpoint is durable; the primary is notified of what checkpoints
+        cover.
+        """
         self._unsaved -= self._saving
         self._saving = 0
         self._covered.written()
         self._stirred = True
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Begin with a checkpoint; batches in segments that are `gone` are missing.
+        """Start from a checkpoint; batches in segments that are `gone` are missing.
 
         Raises:
-            MalformedFrameError: it is of a version that this release does not know.
+            MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
         restore(payload, gone, self._ordering, self._shards, self._covered, self._journal)
         self._restored = True
 
     def recovered(self) -> None:
-        """Say what is missing; none of it keeps the node from serving the rest."""
+        """Accept any damage: a storage node serves what it has and repairs the rest."""
 
     # --- the role
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """React to events; say once what they add up to."""
+        """Apply a batch of events; report their result once."""
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
@@ -295,7 +300,7 @@ class StorageNode:
     def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
         shard = self._shards.get(message.shard)
         if shard is not None and shard.in_doubt and self._ordering.reader.behind:
-            # What is ordered is beyond doubt, but this restart may not know yet that it is.
+            # Ordered records are beyond doubt, but this node may not know all of them yet.
             return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
         return self._after_entries(self._appends.on_open(event, message))
 
@@ -309,7 +314,7 @@ class StorageNode:
                 shard = self._shards.get(message.shard)
                 return [discarded_of(event, message, shard, self._ordering)]
             case TagFloorsWanted() as message:
-                # The asker may know of a trim that was not heard here.
+                # The asker may know of a trim that is not applied here.
                 self._ordering.reader.doubt()
                 return [floors_page(self._ordering, message, event.sender)]
             case _:
@@ -329,13 +334,13 @@ class StorageNode:
                 return effects
 
     def deadline(self) -> Instant | None:
-        """When something is to be said again, or a read has waited too long."""
+        """When to resend something, or when a read has waited too long."""
         own = self._appends.deadline()
         due = self._upkeep_at if own is None else min(own, self._upkeep_at)
         return due if due < _NEVER else None
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Do what need not be done in a turn that only stores and orders."""
+        """Do the work that a turn of only batches and entries leaves out."""
         effects = self._disk_full_notifier.conclude(now)
         effects += [
             Ignore(read, "waited too long for its metalog position")
@@ -358,14 +363,16 @@ class StorageNode:
         return effects
 
     def _awaits_entries(self) -> bool:
-        """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""
+        """Whether entries may exist that are not applied here: a read waits, or stored records are
+        unordered.
+        """
         return bool(self._waiting) or any(s.stored > s.ordered for s in self._shards.values())
 
     # --- order
 
     def _on_metalog_entries(self, event: Received, message: MetalogEntries) -> list[Effect]:
         if event.sender != self._views[-1].primary:
-            return [Ignore(event, "metalog entries of somebody who is not the primary")]
+            return [Ignore(event, "metalog entries of a node that is not the primary")]
         reader = self._ordering.reader
         was_behind, last = reader.behind, reader.lineage.last
         taken = reader.take(event, message)
@@ -404,11 +411,11 @@ class StorageNode:
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
     ) -> list[Effect]:
-        """Get from other storage nodes, or give them, what old entries ordered."""
+        """Fetch from other storage nodes what old entries ordered, or send it to them."""
         match message:
             case MetalogBase():
                 if event.sender != self._views[-1].primary:
-                    return [Ignore(event, "a base of somebody who is not the primary")]
+                    return [Ignore(event, "a base of a node that is not the primary")]
                 return self._on_base(event, message)
             case HistoryWanted():
                 lacking = self._history.base is not None
@@ -432,7 +439,9 @@ class StorageNode:
         return []
 
     def _adopt(self, event: Received, message: History) -> list[Effect]:
-        """Apply what another storage node knows; index nodes ask for what they lack of it."""
+        """Apply entries from another storage node; index nodes request the index data that they
+        lack.
+        """
         entries = self._history.on_history(event, message)
         if not entries:
             return []
@@ -455,9 +464,10 @@ class StorageNode:
         return effects
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
-        """Forget entries that the primary has replaced, and what was derived from them.
+        """Remove the entries from `position` on, which the primary has replaced, and what they
+        ordered.
 
-        Index nodes see by the epochs of the new index data that theirs is wrong (decision 0031).
+        Index nodes see from the epochs of new index data that theirs is outdated (decision 0031).
         """
         replaced = self.position - position
         self.replaced += replaced
@@ -473,16 +483,17 @@ class StorageNode:
         ]
 
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
-        """Persist states and repaired batches behind the entries that were applied before.
+        """Journal the pending entries before states and repaired batches.
 
-        A restart must know by then what is beyond doubt, and which records a lost opening dropped.
+        Replaying these frames needs to know which records were ordered, and which ones a lost
+        opening dropped.
         """
         if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
             return [*self._journal.flush(), *effects]
         return effects
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
-        """Give records their seqnums; collect the index data for which this replica speaks."""
+        """Assign seqnums to records; collect the index data that this replica must send."""
         speaks = not spans and self._announces_empty_positions
         parts = []
         for span in spans:
@@ -526,7 +537,7 @@ class StorageNode:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
         if end < message.end:
-            self._ordering.reader.doubt()  # the asker may know of entries not heard here
+            self._ordering.reader.doubt()  # the asker may know of entries not applied here
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
         return self._start(event, page)
@@ -553,7 +564,7 @@ class StorageNode:
         return self._after_entries(effects)
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
-        """Let a task visit its batches; it is served at the end of the turn."""
+        """Queue a task that reads batches; it is served at the end of the turn."""
         self._stirred = True
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
@@ -593,11 +604,11 @@ class StorageNode:
         self._ordering.check_invariants()
         self._reads.check_invariants()
         self._care.repair.check_invariants()
-        assert not self._blocks, "sent at the turn's end"
+        assert not self._blocks, "sent at the end of the turn"
 
 
 def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
-    """Return the shards that `node` keeps in any view; it leads those that name it first."""
+    """Return the shards that `node` keeps in any view; it leads those that list it first."""
     shards: dict[ShardId, Shard] = {}
     for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
         placement = placement_of(views, shard)

@@ -1,10 +1,10 @@
-"""The metalog as a storage node has applied it, and what it says about each position (ARCHITECTURE
-2 and 8.5).
+"""The metalog as a storage node has applied it, and what each position ordered (ARCHITECTURE 2 and
+8.5).
 
-Entries are applied in order without gaps; what is missing is asked for by the node. If the primary
-has replaced entries that are applied here (`indilog.roles.metalog_reader`), they are cut off. All
-that index data needs to know about a position is kept in flat arrays: 24 bytes a position and 18
-bytes a span. Of trims the floors and positions are kept.
+Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
+has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold what index data needs of
+each position: 24 bytes a position and 18 bytes a span. Of trims, the floors and the positions are
+kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from indilog.roles.metalog_reader import MetalogReader
 
 
 class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
-    """What `Ordering` keeps, but floors, packed (`indilog.base.columns`)."""
+    """The state of an `Ordering` without floors, packed (`indilog.base.columns`)."""
 
     position: MetalogPosition
     tail: SeqNum
@@ -38,7 +38,7 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 _VIEW: Final = ViewNumber(1)
-"""The only one there is."""
+"""The only view that exists."""
 _COLUMNS: Final = (
     ("_tails", "_times", "_span_ends"),
     ("_shards", "_localids", "_lengths"),
@@ -47,12 +47,13 @@ _COLUMNS: Final = (
 
 
 class Ordering:
-    """Applied entries.
+    """The applied entries.
 
     Attributes:
-        reader: what is applied, as the primary is asked about it.
-        floors: what the applied trims add up to.
-        trimmed_at: the position after the last of them: whoever is there knows all floors.
+        reader: the copy of the metalog, as requests to the primary describe it.
+        floors: the floors of all applied trims.
+        trimmed_at: the position after the last trim; a node that has applied it knows all these
+            floors.
     """
 
     __slots__ = (
@@ -88,7 +89,7 @@ class Ordering:
 
     @property
     def last(self) -> Epoch:
-        """Which incarnation of the primary proposed the last applied entry; 0: there is none."""
+        """The incarnation of the primary that proposed the last applied entry; 0: there is none."""
         return self.reader.lineage.last
 
     @property
@@ -107,11 +108,11 @@ class Ordering:
 
     @property
     def extent(self) -> Extent:
-        """How far the entries go that are applied."""
+        """The extent of the applied entries."""
         return Extent(self.reader.lineage.last, self.position)
 
     def recover(self, entry: Entry) -> list[Span]:
-        """Apply the next entry from the ordering journal."""
+        """Apply the next entry, which comes from the journal or from another storage node."""
         self.reader.lineage.append(entry.epoch)
         return self.apply(entry)
 
@@ -128,7 +129,7 @@ class Ordering:
         return self.epoch_at(self._trim_positions[trims - 1] if trims else -1)
 
     def apply(self, entry: Entry) -> list[Span]:
-        """Apply the next entry, which the reader has taken; return what it ordered."""
+        """Apply the next entry, which the reader has accepted; return the spans that it ordered."""
         spans = [span for span in self._replay.apply(entry) if span.length]
         for span in spans:
             self._shards.append(span.shard)
@@ -145,9 +146,9 @@ class Ordering:
         return spans
 
     def cut_off(self, position: MetalogPosition) -> None:
-        """Forget the entries from `position` on: they were replaced.
+        """Remove the entries from `position` on: the primary has replaced them.
 
-        Floors stay: whoever wanted a trim was told that it is done.
+        Floors stay: a client whose trim was acknowledged relies on it.
         """
         spans = self._span_ends[position - 1] if position else 0
         cut = dict(self._replay.cut)
@@ -165,7 +166,7 @@ class Ordering:
             del by_span[spans:]
 
     def cut_of(self, shard: ShardId) -> LocalId:
-        """Return how far a shard is ordered."""
+        """Return how many records of a shard are ordered."""
         return self._replay.cut.get(shard, 0)
 
     def tail_at(self, position: MetalogPosition) -> SeqNum:
@@ -186,9 +187,11 @@ class Ordering:
         return spans
 
     def find_time(self, time_us: int) -> MetalogPosition | None:
-        """Return the position of the first entry that was proposed at `time_us` or later, or None.
+        """Return the position of the first entry proposed at `time_us` or later; None: there is
+        none.
 
-        It may have ordered nothing: then what follows was ordered later still.
+        Time is in microseconds since 1970. The entry may have ordered no records; then the next
+        records were ordered later.
         """
         position = bisect_left(self._times, time_us)
         return position if position < len(self._times) else None
@@ -204,12 +207,14 @@ class Ordering:
     # --- for other storage nodes
 
     def has(self, position: MetalogPosition, last: Epoch) -> bool:
-        """Whether the entries below `position` are applied, the last of them one of `last`."""
+        """Whether the entries below `position` are applied and incarnation `last` proposed the last
+        of them.
+        """
         return self.reader.lineage.before(position) == last
 
     def entries(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
-        """Return the applied entries of [start, end) as far as they are known: no writers, no
-        floors.
+        """Return the applied entries of [start, end), without writers and floors, which are not
+        kept.
         """
         return tuple(self._entry(position) for position in range(start, end))
 
@@ -224,7 +229,7 @@ class Ordering:
     # --- checkpoints
 
     def copied(self) -> Callable[[], OrderingColumns]:
-        """Copy everything; return what packs the copy, which may run in a thread."""
+        """Copy the state; the returned function packs the copy and may run in any thread."""
         replay = self._replay
         lineage = self.reader.lineage.copied()
         state = replay.position, replay.tail, dict(replay.cut), replay.trims, lineage
@@ -235,7 +240,7 @@ class Ordering:
         return lambda: OrderingColumns(*state, *(copy() for copy in copies))
 
     def restore(self, columns: OrderingColumns) -> None:
-        """Begin with what was copied once.
+        """Restore a copied state.
 
         Raises:
             MalformedFrameError: a column is of a version that this release does not know.

@@ -1,8 +1,8 @@
-"""Applied metalog entries on their way to the ordering journal (`ORDERING` frames).
+"""Applied metalog entries that are not yet in the ordering journal (`ORDERING` frames).
 
-They are written many together: an entry that a crash takes is fetched again. Entries of other
-storage nodes are not written at all (`indilog_storage.history`). An empty frame stands in their
-place, a *gap*: recovery then knows that what follows need not follow on.
+Many entries are written together, because a node fetches again the entries that a crash took.
+Entries from other storage nodes are not written (`indilog_storage.history`). An empty frame, a
+*gap*, takes their place: it tells recovery that the next entry need not follow on the last one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ TOKEN = 0
 
 
 class OrderingJournal:
-    """What the next `ORDERING` frames hold.
+    """The content of the next `ORDERING` frames.
 
     Attributes:
         pending: applied entries that no frame holds yet, consecutive.
-        gap: entries after `pending` were applied that no frame will hold, and no gap is written.
+        gap: whether entries were applied after `pending` that no frame will hold, and no gap is
+            written.
     """
 
     __slots__ = ("gap", "pending")
@@ -32,7 +33,7 @@ class OrderingJournal:
         self.gap = False
 
     def add(self, entry: Entry) -> list[Persist]:
-        """Take the next applied entry; return the frames that must come before it."""
+        """Add the next applied entry; return the frames that must precede it."""
         frames = self.flush() if self.gap else []
         assert not self.pending or entry.position == self.pending[-1].position + 1, "consecutive"
         self.pending.append(entry)
@@ -43,7 +44,7 @@ class OrderingJournal:
         self.gap = True
 
     def flush(self) -> list[Persist]:
-        """Return the frames that hold everything so far."""
+        """Return frames for all pending entries and the gap."""
         frames = [_frame(self.pending)] if self.pending else []
         if self.gap:
             frames.append(_frame(()))
@@ -51,26 +52,26 @@ class OrderingJournal:
         return frames
 
     def cut_off(self, position: MetalogPosition) -> None:
-        """Forget pending entries from `position` on: the primary has replaced them.
+        """Remove pending entries from `position` on: the primary has replaced them.
 
-        On the disk the entries that replace them do so by their positions.
+        Replaced entries that are on disk are replaced again by replay, which goes by positions.
         """
         self.pending = [entry for entry in self.pending if entry.position < position]
 
     # --- checkpoints and recovery
 
     def restore(self, pending: Sequence[Entry], *, gap: bool) -> None:
-        """Begin with what a checkpoint holds; it is still to be written.
+        """Restore from a checkpoint; its pending entries are still to be written.
 
-        A start from the checkpoint before that one has these entries from the journal alone.
+        A later start from the checkpoint before that one has these entries from the journal alone.
         """
         self.pending, self.gap = [*pending], gap
 
     def recover(self, payload: bytes) -> None:
-        """Note a frame after the checkpoint: it begins with what was pending then.
+        """Replay a frame after the checkpoint: the first one holds what was pending then.
 
         Raises:
-            MalformedFrameError: it holds no entries.
+            MalformedFrameError: the frame holds no entries.
         """
         self.pending = []
         if self.gap and not entries_decoded(payload):

@@ -1,13 +1,14 @@
-"""Giving the disk back: finding the batches of which every record is trimmed (ARCHITECTURE 13,
-decision 0008).
+"""Freeing disk space: finding the batches whose records are all trimmed (ARCHITECTURE 13, decision
+0008).
 
-Which records are dead is said by their tags, and those are in the batches. So when floors have
-risen a pass begins that reads the batches below the highest floor, oldest first, at most
-`reclaim_bytes_per_s`; a batch of which all records are dead is discarded. Of what is partly alive a
-pass adds up how much is dead, by segments: so it is known which ones are worth rewriting (decision
-0016). It is read again by a later pass. Passes take no more than a small share of the time, and
-small batches, of which the work and not the bytes counts, are read with rests in between: many of
-them at once would hold up every append.
+Whether a record is dead depends on its tags, which are in its batch. So a rise of floors begins a
+pass that reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. A
+batch whose records are all dead is discarded. Of the others, a pass sums up the dead bytes by
+segment: so it is known which segments are worth rewriting (decision 0016). A later pass reads them
+again.
+
+A pass takes a small share of the time. Small batches cost work rather than bytes, so rests separate
+their reads: a burst of them would delay every append.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from indilog_storage.rewritten import superfluous_bytes
 from indilog_storage.shard import Shard
 
 FIRST_TOKEN: Final = -(1 << 60)
-"""Its tokens are this and below."""
+"""The tokens of reclaim are this and below."""
 _CHUNK_BYTES: Final = 1024 * KIB
 _BATCHES_MAX: Final = 32
-"""What is read in one turn, in bytes and in batches."""
+"""Limits of one step, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0004
 """The rest after a batch: about four times what reading and judging a small one takes."""
 _REST: Final = 10
-"""The rests of a pass, in it and behind it, are so many times the time that it worked, at least."""
+"""The rests of a pass, within it and after it, are at least so many times its working time."""
 
 
 class _Reading(NamedTuple):
@@ -52,10 +53,11 @@ class _Reading(NamedTuple):
 
 
 class Reclaim:
-    """Reads in small steps.
+    """Finds dead batches in small steps.
 
     Attributes:
-        bytes: of the batches that were discarded. batches: how many those were.
+        bytes: of the batches that were discarded.
+        batches: how many batches were discarded.
     """
 
     def __init__(
@@ -70,32 +72,32 @@ class Reclaim:
         self._began: Instant | None = None
         self._due = Instant(0.0)
         self._rested_s = 0.0
-        """Within the pass that is under way."""
+        """Rests within the current pass."""
         self._todo: list[ShardId] = []
-        """Shards of this pass, the one that is read now last."""
+        """Shards of this pass; the current one is last."""
         self._at: LocalId = 0
         self._reading: dict[int, _Reading] = {}
         self._last_token = FIRST_TOKEN
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
-        """What was found to be dead in this turn."""
+        """What this turn found to be dead."""
         self._noting: dict[int, list[Location]] = {}
-        """Batches that are discarded when their note is written, by its token."""
+        """Batches to discard when their note is durable, by the token of the note."""
         self._superfluous: Counter[int] = Counter()
-        """Dead bytes in batches that are partly alive, by segment, as far as this pass has read."""
+        """Dead bytes in partly live batches, by segment, as far as this pass has read."""
         self.bytes = 0
         self.batches = 0
 
     def risen(self) -> None:
-        """Floors have risen."""
+        """Note that floors have risen."""
         self._wanted = True
 
     @property
     def busy(self) -> bool:
-        """Whether a pass is under way, or will begin after a rest."""
+        """Whether a pass is running, or will begin after a rest."""
         return self._wanted or self._began is not None
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Note what was found to be dead; read the next batches, if it is time to."""
+        """Note what was found dead; read the next batches, if that is due."""
         return self._written_notes() + self._read_on(now)
 
     def _read_on(self, now: Instant) -> list[Effect]:
@@ -131,7 +133,7 @@ class Reclaim:
         return effects
 
     def _next(self, shard: Shard) -> _Reading | None:
-        """Return the next batch that may be dead; None: there is none in this shard."""
+        """Return the next batch that may be dead; None: this shard has no more."""
         if (batch := shard.batch_from(self._at)) is None:
             return None
         first, end, location = batch
@@ -141,7 +143,7 @@ class Reclaim:
         return _Reading(shard, first, shard.seqnum_of(first), location)
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Discard a batch if all its records are dead; other parts take care of damage."""
+        """Discard a batch whose records are all dead; damage is handled by scrub and repair."""
         shard, first, seqnum, location = self._reading.pop(token)
         batch, _ = batch_read(location, payload)
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
@@ -159,7 +161,7 @@ class Reclaim:
         return []
 
     def _note(self, gone: GoneRecords, location: Location) -> None:
-        """Have it written what is discarded; batches that follow one another are one note."""
+        """Note a discarded batch; consecutive batches share one note."""
         if self._notes:
             before, locations = self._notes[-1]
             if (joined := before.joined(gone)) is not None:
@@ -177,11 +179,11 @@ class Reclaim:
         return effects
 
     def on_persisted(self, token: int) -> list[Effect]:
-        """Discard batches of which it is written that they are."""
+        """Discard batches whose note is durable."""
         return [Discard(location) for location in self._noting.pop(token)]
 
     def deadline(self) -> Instant | None:
-        """When to read on."""
+        """When to read the next batches."""
         if self._reading or (self._began is None and not self._wanted):
             return None
         return self._due

@@ -1,5 +1,5 @@
-"""Records for readers: those that wait until the metalog is applied far enough, and the page that a
-reader gets (ARCHITECTURE 9).
+"""Reads by seqnum: those that wait until the metalog is applied far enough, and the page that
+answers a read (ARCHITECTURE 9).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _Key: TypeAlias = tuple[NodeId, int, ShardId]
 
 
 class Condition(enum.IntEnum):
-    """What a read may wait for, in the order in which it is looked at."""
+    """What a read may wait for, in the order of evaluation."""
 
     TAIL = 0
-    """Its seqnums are ordered."""
+    """All its seqnums are ordered."""
     TRIMS = 1
-    """The trims that its origin knows of are applied."""
+    """All trims are applied that the reader knows of."""
     EPOCH = 2
-    """An entry is applied of the incarnation of the primary that its origin knows of."""
+    """An entry is applied of the incarnation of the primary that the reader knows of."""
 
 
 class Unmet(NamedTuple):
-    """A condition, and the value from which on it is met."""
+    """A condition, and the least value that meets it."""
 
     condition: Condition
     least: int
 
 
 def unmet(message: ReadRecords, applied: AppliedEntries) -> Unmet | None:
-    """Return the first condition of a read that is not met; None: it can be answered."""
+    """Return the first condition of a read that is not met; None: the read can be answered."""
     if (last := max(message.seqnums)) >= applied.tail:
         return Unmet(Condition.TAIL, last + 1)
     if message.trims > applied.trims:
@@ -65,10 +65,10 @@ class _Waiting(NamedTuple):
 
 
 class WaitingReads:
-    """Reads that rest on metalog entries that are not applied yet; at most `reads_max`.
+    """Reads that need metalog entries not applied yet; at most `reads_max`.
 
-    A read waits for one condition at a time. When that is met, all are looked at again: entries
-    that were replaced may have taken back one that had been met before.
+    A read waits for one condition at a time. When that is met, all conditions are evaluated again:
+    replaced entries may have reverted one that had been met.
     """
 
     def __init__(self, *, reads_max: int, timeout_s: float) -> None:
@@ -83,7 +83,7 @@ class WaitingReads:
         return len(self._by_age)
 
     def add(self, message: ReadRecords, awaited: Unmet, now: Instant) -> bool:
-        """Let a read wait; False: too many do. A repeated one waits once."""
+        """Queue a read; False: `reads_max` reads wait already. A repeated read waits once."""
         key = (message.origin, message.request, message.shard)
         if key in self._by_age:
             return True
@@ -94,7 +94,7 @@ class WaitingReads:
         return True
 
     def ready(self, applied: AppliedEntries) -> list[ReadRecords]:
-        """Take out the reads of which all conditions are met."""
+        """Remove and return the reads whose conditions are all met."""
         reached = applied.tail, applied.trims, applied.last
         found: list[ReadRecords] = []
         for condition, value in zip(Condition, reached, strict=True):
@@ -111,7 +111,7 @@ class WaitingReads:
         return found
 
     def expired(self, now: Instant) -> list[ReadRecords]:
-        """Take out the reads that have waited too long: their origin has given up."""
+        """Remove and return the reads that have waited too long: their callers have given up."""
         found: list[ReadRecords] = []
         while self._by_age:
             key, waiting = next(iter(self._by_age.items()))
@@ -129,7 +129,7 @@ class WaitingReads:
 
 
 class AppliedEntries(Protocol):
-    """What a storage node knows of the metalog entries that it has applied."""
+    """The view of the applied metalog entries that reads need."""
 
     @property
     def tail(self) -> SeqNum:
@@ -145,21 +145,21 @@ class AppliedEntries(Protocol):
 
     @property
     def floors(self) -> Trimmed:
-        """All floors."""
+        """All floors of applied trims."""
 
     @property
     def trimmed_at(self) -> MetalogPosition:
-        """The metalog position after the last trim that is applied."""
+        """The metalog position after the last applied trim."""
 
     def ordered_us(self, seqnum: SeqNum) -> int:
-        """The stamp of the entry that ordered `seqnum`, microseconds since 1970."""
+        """Return the stamp of the entry that ordered `seqnum`, in microseconds since 1970."""
 
 
 class RecordPage(BatchTask):
-    """Collects the answer to one `ReadRecords`, up to `bytes_max`; the rest is left out.
+    """Collects the answer to one `ReadRecords`, up to `bytes_max`; further records are left out.
 
-    The reader sees what is left out and asks again. At least one record is in it, unless all are
-    unknown here.
+    The reader sees what is left out and asks again. The page has at least one record, unless all
+    are unknown here.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class RecordPage(BatchTask):
 
     @property
     def full(self) -> bool:
-        """Whether the page has its bytes."""
+        """Whether the page has reached `bytes_max`."""
         return self._bytes >= self._bytes_max
 
     def take(self, location: Location, batch: RecordBatch | None) -> None:
-        """Copy the records wanted out of a batch."""
+        """Copy the requested records of a batch."""
         wanted = self._wanted[location]
         if batch is None or batch.header.shard != self._shard:
             for seqnum, localid in wanted:
-                # Between question and answer it may have been discarded.
+                # It may have been discarded while the batch was read.
                 gone = self._kept.is_gone(localid)
                 (self._trimmed if gone else self._unknown).append(seqnum)
             return
@@ -233,7 +233,9 @@ class RecordPage(BatchTask):
             self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
 
     def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
-        """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
+        """Return which records of a batch are trimmed; None: none. One of its records is at
+        `seqnum`.
+        """
         first_seqnum = seqnum - (localid - batch.header.first)
         floors = self._applied.floors
         if floors.highest <= first_seqnum and 0 not in batch.tag_counts:
@@ -241,7 +243,7 @@ class RecordPage(BatchTask):
         return floors.dead(first_seqnum, *batch.tag_columns())
 
     def answer(self) -> RecordsRead:
-        """Return the records, ascending, and the seqnums of which nothing is known here."""
+        """Return the records in ascending order, and the seqnums that are unknown here."""
         self._records.sort(key=_seqnum_of)
         return RecordsRead(
             self._request,

@@ -1,4 +1,4 @@
-"""What a storage node makes of its journal at a start (ARCHITECTURE 11, decision 0009)."""
+"""Replay of a storage node's journal at a start (ARCHITECTURE 11, decision 0009)."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard, state_decoded
 
 BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
-"""Frames of which damage can tell which records were in them."""
+"""Frame kinds whose intact header still names the records of a damaged frame."""
 
 
 class Recovery:
-    """Takes in frames in the order of the journal, and what was lost in between."""
+    """Replays frames in the order of the journal, and notes the losses between them."""
 
     def __init__(self, shards: Mapping[ShardId, Shard], ordering: Ordering) -> None:
         self._shards = shards
         self._ordering = ordering
         self._gap = False
-        """Whether entries are missing in the ordering journal before the next frame, or may have
-        been replaced there: by damage, or because another storage node gave them.
+        """Whether entries are missing before the next `ORDERING` frame, or may have been replaced
+        there: because of damage, or because another storage node sent them.
         """
         self._lossy = False
-        """Whether something else was."""
+        """Whether a frame of another or unknown kind was lost."""
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
-        """Take in a frame that was persisted before.
+        """Replay a frame.
 
         Raises:
-            DataLossError: it does not follow on the frames before it.
+            DataLossError: the frame does not follow on the frames before it.
         """
         try:
             match kind:
@@ -72,10 +72,10 @@ class Recovery:
     def _records(
         self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
     ) -> None:
-        """Take in records that follow on.
+        """Replay records that follow on.
 
-        If they leave a gap within one epoch, this replica had learned from the metalog that it
-        lacked something: its newest batch was damaged, and seemed to be a torn tail (0009).
+        A gap within one epoch is possible: the newest batch was damaged and taken for a torn tail.
+        The replica then learned from the metalog that records were missing (decision 0009).
         """
         if self._lossy or (first > shard.stored and epoch == shard.opened):
             shard.found(first, epoch)
@@ -89,14 +89,14 @@ class Recovery:
             )
 
     def _gone(self, payload: bytes, location: Location) -> None:
-        """Take in what was a batch until all its records were trimmed."""
+        """Replay what was a batch until all its records were trimmed."""
         self._batch(payload, location)
         if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
             shard.discard(header.first, location)
 
     def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
-        """Take in what were batches until their segment was rewritten, or until here: then they may
-        lie before the checkpoint.
+        """Replay a note of discarded batches: they were here until their segment was rewritten, or
+        (`DISCARDED`) until this frame, and then may precede the checkpoint.
         """
         gone = gone_decoded(payload)
         if (shard := self._shards.get(gone.shard)) is None:
@@ -111,7 +111,9 @@ class Recovery:
         shard.discard(gone.first, location)
 
     def _repaired(self, payload: bytes, location: Location) -> None:
-        """Take in what filled a hole; one of a batch that seemed intact at the checkpoint, too."""
+        """Replay a batch that filled a hole, or replaced a batch that was intact at the
+        checkpoint.
+        """
         header = batch_header(payload)
         if (shard := self._shards.get(header.shard)) is not None and not shard.fill(
             header.first, header.end, location
@@ -125,7 +127,7 @@ class Recovery:
 
     def _entries(self, payload: bytes, location: Location) -> None:
         entries = entries_decoded(payload)
-        self._gap = self._gap or not entries  # it stands for what another storage node gave
+        self._gap = self._gap or not entries  # in place of entries from another storage node
         for entry in entries:
             self._entry(entry, location)
 
@@ -154,9 +156,9 @@ class Recovery:
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap is known to follow on the last one that was recovered.
 
-        What is missing may have replaced that one. It has not if the same incarnation of the
-        primary proposed both: such copies are equal up to the first one (`indilog.kernel.lineage`).
-        What does not follow is dropped, and fetched again.
+        A missing entry may have replaced the last one. If one incarnation of the primary proposed
+        the last one and this one, it was not replaced (`indilog.kernel.lineage`). Entries that do
+        not follow are dropped and fetched again.
         """
         follows = entry.position == self._ordering.position
         return follows and (not entry.position or entry.epoch == self._ordering.last)
@@ -164,14 +166,14 @@ class Recovery:
     # --- damage
 
     def lost(self, frame: Lost) -> None:
-        """Take note that a frame cannot be read; what it held is fetched from others."""
+        """Note that a frame cannot be read; its content is fetched from other nodes."""
         match frame.kind:
             case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
                 self._gap = True
             case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
-                pass  # it says nothing of writers, or of where a shard ends
+                pass  # it holds no writers, and not where a shard ends
             case (
                 FrameKind.SHARD_STATE
                 | FrameKind.GONE_RECORDS
@@ -185,7 +187,7 @@ class Recovery:
                 self._doubt()
 
     def _lost_batch(self, frame: Lost) -> None:
-        """Of a batch whose own header is intact it is known which records it held."""
+        """Note a lost batch; if its own header is intact, the header names the lost records."""
         try:
             header = batch_header(frame.payload)
         except MalformedFrameError:
@@ -194,7 +196,7 @@ class Recovery:
         if (shard := self._shards.get(header.shard)) is None:
             return
         if frame.kind is FrameKind.REPAIRED:
-            # What it replaced may have left no trace: the end of a segment, cut as a torn tail.
+            # The batch that it replaced may have left no trace: a torn tail is cut off.
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)

@@ -1,19 +1,19 @@
-"""Getting back what this replica lost: batches in the holes of its shards, from other replicas
-(ARCHITECTURE 11, decision 0009, PITFALLS 14, 15 and 17).
+"""Repair of a replica: it fetches the batches of its holes from other replicas (ARCHITECTURE 11,
+decision 0009, PITFALLS 14, 15 and 17).
 
-One request is under way at a time, and `repair_bytes_per_s` limits what comes back over time, so a
-wiped replica does not stand in the way of the rest. Only ordered records are asked for and given:
-about those replicas cannot differ. A batch that arrives is persisted as a frame `REPAIRED` and then
-fills its place, so a restart goes on where it was.
+One request is in flight at a time, and `repair_bytes_per_s` limits the rate, so a wiped replica
+does not slow down the others. Only ordered records are requested and given: replicas cannot differ
+about those. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
+continues after a restart.
 
-Replicas are asked in turn. When none of them has a batch, it is asked for again after a pause that
-doubles up to `repair_retry_s_max`: another replica may come back from its own repair, and one that
-is gone for good costs next to nothing.
+Replicas are asked in rotation. If none has a batch, it is requested again after a pause that
+doubles up to `repair_retry_s_max`: another replica may have repaired itself by then, and requests
+for a permanently lost batch cost next to nothing.
 
-A replica that lacks what it is asked for says so, if its disk does (`Batches.lacking_to`). When all
-others have said it, the records are *given up*: lost, as they are at once where there is only one
-replica (decision 0024). One that is down has said nothing, so it keeps its records from being given
-up. What is given up is asked for still, and is lost no more if a replica has it after all.
+A replica that lost a requested batch says so if its disk shows the loss (`Batches.lacking_to`). If
+all other replicas have said so, or there is none, the records are *given up*: they are lost
+(decision 0024). A replica that is down has said nothing, so its records are not given up. Records
+that were given up are still requested, and are no longer lost if a replica sends them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
 _PATIENCE: Final = 8
-"""So many times `resend_s` an answer may take: it is read from a disk."""
+"""An answer may take so many times `resend_s`: it is read from a disk."""
 _GONE_MAX: Final = 4096
-"""Discarded batches that one answer names."""
+"""Discarded ranges named by one answer."""
 
 
 class Repair:
-    """Asks for what is missing and takes it in.
+    """Requests missing batches and stores them.
 
     Attributes:
-        paused: the disk is full.
-        repaired: localids that were got back in this life.
+        paused: whether the disk is full.
+        repaired: records repaired in this incarnation.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Repair:
         self._turn = 0
         self._asked: BatchesWanted | None = None
         self._next_at: Instant | None = None
-        """When to ask (again); None: nothing is missing that could be asked for."""
+        """When to send the next request or resend; None: nothing can be requested."""
         self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
-        """Holes of which a replica had nothing: how often in a row, and when to ask again."""
+        """Holes for which a replica had nothing: how often in a row, and when to ask again."""
         self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
-        """Of such holes, up to where each other replica has lost everything."""
+        """For such holes, the end of what each other replica has lost."""
         self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
         self._last_token = 0
         self.paused = False
@@ -71,7 +71,7 @@ class Repair:
     # --- asking
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Ask for the next missing batches, if it is time to."""
+        """Request the next missing batches, if that is due."""
         if self._next_at is not None and now < self._next_at:
             return []
         if self._asked is not None:
@@ -94,7 +94,7 @@ class Repair:
         return []
 
     def _missing(self, shard: Shard, now: Instant) -> BatchesWanted | None:
-        """Return what is missing and was not asked for in vain just now."""
+        """Return the next missing range that may be requested now."""
         for first, end in sorted(shard.holes.items(), key=lambda hole: hole[0] in shard.given_up):
             if first >= shard.ordered:
                 continue
@@ -104,7 +104,9 @@ class Repair:
         return None
 
     def _failed(self, asked: BatchesWanted, now: Instant) -> None:
-        """One replica had nothing: ask the next one at once, and all of them later."""
+        """Note that a replica had nothing: ask the next one at once, and all again after
+        a pause.
+        """
         key = asked.shard, asked.first
         times = self._fruitless.get(key, (0, now))[0] + 1
         rounds, rest = divmod(times, len(self._others[asked.shard]))
@@ -117,7 +119,7 @@ class Repair:
         return hole[1] in self._shards[hole[0]].holes
 
     def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
-        """Give up what all other replicas lack; nothing if one of them has not said so."""
+        """Give up what all other replicas have lost; nothing if one of them has not answered."""
         key = asked.shard, asked.first
         known = self._lacking.setdefault(key, {})
         known[replica] = end
@@ -126,7 +128,7 @@ class Repair:
             self._shards[asked.shard].give_up(asked.first, least)
 
     def deadline(self) -> Instant | None:
-        """When to ask."""
+        """When to send the next request."""
         return self._next_at
 
     # --- taking in
@@ -134,15 +136,14 @@ class Repair:
     def on_batches(
         self, event: Received, message: Batches, now: Instant, *, rests_on_applied: bool
     ) -> list[Effect]:
-        """Persist the batches that are missing here.
+        """Persist received batches that are missing here.
 
-        `rests_on_applied`: the trims that the sender has applied are applied here, too. Else what
-        it has discarded counts as missing: this node would say so of records of which it cannot
-        name the trim.
+        `rests_on_applied`: all trims that the sender has applied are applied here, too. Otherwise
+        batches that it has discarded stay missing: this node could not name the trims behind them.
         """
         asked = self._asked
         if asked is None or (message.shard, message.first) != (asked.shard, asked.first):
-            return [Ignore(event, "batches that nobody asked for, or no longer")]
+            return [Ignore(event, "batches that were not requested, or are no longer needed")]
         if event.sender not in self._others[asked.shard]:
             return [Ignore(event, "batches of a node that is no replica of the shard")]
         self._asked = None
@@ -176,7 +177,7 @@ class Repair:
         return [Persist(FrameKind.REPAIRED, buffer, self._last_token)]
 
     def on_persisted(self, token: int, location: Location) -> None:
-        """Fill the hole; tokens of repairs are negative."""
+        """Fill the hole of a repaired batch; tokens of repairs are negative."""
         shard, batch = self._persisting.pop(token)
         if shard.fill(batch.header.first, batch.header.end, location):
             self.repaired += batch.header.records
@@ -216,7 +217,7 @@ class BatchPage(BatchTask):
         super().__init__(to, self._places(shard))
 
     def _places(self, shard: Shard) -> list[Location]:
-        """Return where the batches are that fit: a wiped replica asks for all of a shard."""
+        """Return the places of the batches that fit; a wiped replica requests a whole shard."""
         places: list[Location] = []
         at, size = self._message.first, 0
         while size < self._bytes_max and (batch := shard.batch_from(at)) is not None:
@@ -229,11 +230,11 @@ class BatchPage(BatchTask):
 
     @property
     def full(self) -> bool:
-        """Whether the page has its bytes."""
+        """Whether the page has reached its byte limit."""
         return self._bytes >= self._bytes_max
 
     def take(self, location: Location, batch: RecordBatch | None) -> None:
-        """Take a whole batch."""
+        """Add a whole batch."""
         if batch is None or batch.damaged or batch.header.end > self._end or self.full:
             return
         if batch.header.shard == self._message.shard and batch.header.first >= self._message.first:

@@ -1,8 +1,7 @@
-"""What a storage node needs of a batch when its segment is rewritten (ARCHITECTURE 13, decision
-0016).
+"""What remains of a batch when its segment is rewritten (ARCHITECTURE 13, decision 0016).
 
-Of a batch that was discarded nothing is needed. Of one that is partly alive the dead records become
-hollow: they keep their localids, and so the others keep their seqnums.
+Nothing remains of a discarded batch. In a partly live batch the dead records become tombstones:
+they keep their localids, so the other records keep their seqnums.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ def needed(
     payload: bytes,
     location: Location,
 ) -> bytes | None:
-    """Return what must stay of a batch, which is intact; None: nothing, it was discarded.
+    """Return what must remain of an intact batch; None: nothing, it was discarded.
 
-    What an opening dropped and other records replaced goes when those go.
+    Records that an opening dropped, and others replaced, are removed when their successors are.
     """
     assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
     header = batch_header(payload)

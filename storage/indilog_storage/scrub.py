@@ -1,10 +1,10 @@
-"""Reading everything now and then, so that damage is found while another replica can still repair
-it (ARCHITECTURE 11, decision 0009).
+"""Periodic verification of all batches, so that damage is found while another replica can repair it
+(ARCHITECTURE 11, decision 0009).
 
-Every `scrub_interval_s` a pass begins that reads all batches of all shards from the disk, oldest
-first, and verifies them, at most `scrub_bytes_per_s`, with a rest after each batch. What is
-damaged becomes a hole, which the repair fills. The first pass comes an interval after a start that
-has read everything, and at once after a start from a checkpoint, which has not.
+Every `scrub_interval_s` a pass begins. It reads and verifies all batches of all shards, oldest
+first, at most `scrub_bytes_per_s`, with a rest after each batch. A damaged batch becomes a hole,
+which repair fills. The first pass begins one interval after a start that replayed the whole
+journal, and at once after a start from a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from indilog_storage.shard import Shard
 
 _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 256
-"""What is read in one turn, in bytes and in batches."""
+"""Limits of one step, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0002
 """The rest after a batch: many times what reading and verifying a small one takes."""
 
@@ -32,12 +32,12 @@ class _Reading(NamedTuple):
 
 
 class Scrub:
-    """Reads in small steps. Its tokens are negative.
+    """Verifies batches in small steps; its tokens are negative.
 
     Attributes:
-        passes: how many are complete.
-        bytes: what was read, over all passes.
-        damaged: what was found damaged since `DiskCare` last emptied the list.
+        passes: how many passes are complete.
+        bytes: bytes read over all passes.
+        damaged: damage found since `DiskCare` last emptied the list.
     """
 
     def __init__(self, shards: Mapping[ShardId, Shard], config: NodeConfig) -> None:
@@ -47,7 +47,7 @@ class Scrub:
         self._began: Instant | None = None
         self._due: Instant | None = None
         self._todo: list[ShardId] = []
-        """Shards of this pass, the one that is read now last."""
+        """Shards of this pass; the current one is last."""
         self._at: LocalId = 0
         self._reading: dict[int, _Reading] = {}
         self._last_token = 0
@@ -56,11 +56,11 @@ class Scrub:
         self.damaged: list[DamagedBatch] = []
 
     def start(self, now: Instant, *, unread: bool) -> None:
-        """Recovery is over; `unread`: it has not read all batches."""
+        """Begin after recovery; `unread`: recovery has not read all batches."""
         self._due = now if unread else Instant(now + self._interval_s)
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Read the next batches, if it is time to."""
+        """Read the next batches, if that is due."""
         if self._due is None or now < self._due or self._reading:
             return []
         if self._began is None:
@@ -101,5 +101,5 @@ class Scrub:
         return [Ignore(reading.location, "a record batch on disk is damaged")]
 
     def deadline(self) -> Instant | None:
-        """When to read on."""
+        """When to read the next batches."""
         return self._due if not self._reading else None

@@ -1,22 +1,21 @@
-"""One shard as one replica keeps it: who may write, which batches are where, which seqnums they got
-(ARCHITECTURE 3, 8 and thesis 5.5.1).
+"""One shard as one replica keeps it: its writers, the places of its batches, and the seqnums of its
+records (ARCHITECTURE 3, 8 and thesis 5.5.1).
 
-Three prefixes of localids, each at most as long as the one before it: `written` (accepted and
-handed to the journal), `stored` (durable), `ordered` (given seqnums by the metalog). Inside the
-stored prefix there may be *holes*: what a damaged or wiped disk lost of it. What is in a hole is
-not known here, which never means that it is not there; `indilog_storage.repair` gets it back from
-another replica.
+A shard has three prefixes of localids, each at most as long as the one before: `written` (accepted
+and given to the journal), `stored` (durable), `ordered` (given seqnums by the metalog). The stored
+prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
+here, never absent; `indilog_storage.repair` fetches them from another replica.
 
-Where the prefix ends may itself be in doubt after damage: the last batches, or an opening that
-dropped some, may be among what was lost. Then the replica is not `authoritative`: it says so to a
-writer that takes the shard over, until that writer tells where the shard continues. What the
-metalog has ordered is beyond doubt, so a replica that has less takes the rest for a hole.
+Damage may leave the end of the prefix in doubt: the last batches may be lost, or an opening that
+dropped some. The replica is then not `authoritative`. It says so to a new writer of the shard, and
+becomes authoritative when that writer states where the shard continues. Records that the metalog
+has ordered are beyond doubt, so missing ones become a hole.
 
-A hole in what is not ordered is no copy: it is not reported to the primary, and its writer sends
-the batches again. Of what earlier writers appended nobody would, so that counts as stored.
+A hole in unordered records is no copy. It is not reported to the primary, and the writer resends
+its batches. Unordered records of earlier writers would never be resent, so they count as stored.
 
-Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Spans of the metalog
-that follow one another in seqnums as in localids are one.
+All is kept in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Consecutive spans of the
+metalog are joined.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from indilog.roles.role import Location
 from indilog_storage.batch_reads import DamagedBatch
 
 _HOLE: Final = 0
-"""The segment of a row that is a hole: segments are numbered from 1."""
+"""The segment number of a row that is a hole: segments are numbered from 1."""
 _GONE: Final = 2**32 - 1
-"""That of a batch that was discarded: all its records were trimmed."""
+"""The segment number of a discarded batch: all its records were trimmed."""
 _NOWHERE: Final = (_HOLE, _GONE)
 _ROWS_AT_ONCE: Final = 1 << 16
 NEVER: Final = Epoch(-1)
@@ -51,9 +50,9 @@ NEVER: Final = Epoch(-1)
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """What a frame of kind `SHARD_STATE` holds: a claim (`start` None), or where a writer opened.
+    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or where a writer opened.
 
-    Frames are replayed in order, so what an opening dropped stays dropped.
+    Frames are replayed in order, so records that an opening dropped stay dropped.
     """
 
     shard: ShardId
@@ -83,7 +82,7 @@ def state_decoded(payload: bytes) -> ShardState:
 
 
 class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
-    """What is durable of a shard; rows and spans are packed (`indilog.base.columns`)."""
+    """The durable state of a shard; rows and spans are packed (`indilog.base.columns`)."""
 
     claimed: Epoch
     opened: Epoch
@@ -101,21 +100,21 @@ _SPANS: Final = ("_span_seqnums", "_span_localids")
 
 
 class Shard:
-    """See the module; methods that change it are called in the order of the journal.
+    """One shard; methods that change it are called in the order of the journal.
 
     Attributes:
         claimed: the newest writer; older ones are refused.
-        opened: the writer under which the shard was opened last. opened_at: where it continued;
-            None: that was lost, and the writer is to say it again.
-        leading: whether this replica is the first one, which sends index data unasked.
-        changing: how many states are on their way to the disk.
+        opened: the writer under which the shard was opened last.
+        opened_at: where that writer opened; None: that was lost, and the writer must open again.
+        leading: whether this replica is the first one, which sends index data unrequested.
+        changing: how many states are being written.
         written, stored, ordered: prefix lengths, see the module.
         bytes: of all stored batches.
-        unordered: batches that no entry has ordered yet, for their tags; may lack old ones.
-        holes: what is not known here inside the stored prefix, end by first localid.
-        given_up: where holes begin of which no replica has anything.
-        damaged: of the only replica, the batches of which only data is damaged, by first localid:
-            the first record that is lost, and how many are.
+        unordered: batches that no entry has ordered yet, for their tags; old ones may be missing.
+        holes: unknown ranges inside the stored prefix, end by first localid.
+        given_up: first localids of holes that no replica can fill.
+        damaged: of the only replica, batches with damaged data: by first localid, the first damaged
+            record and how many are damaged.
     """
 
     __slots__ = (
@@ -140,12 +139,12 @@ class Shard:
         self.given_up: set[LocalId] = set()
         self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
         self._unreadable: set[LocalId] = set()
-        """Where holes begin that the next life may find readable."""
+        """First localids of holes that the next incarnation may find readable."""
         self._alone = alone
-        """Whether this is the only replica: then no opening ever dropped anything."""
+        """Whether this is the only replica: then no opening ever dropped records."""
         self._certain = True
         self._doubted: LocalId | None = None
-        """From here on an opening that was lost may have dropped what is here."""
+        """From this localid on, a lost opening may have dropped what is stored; None: no doubt."""
         self._firsts = array("Q")
         self._segments = array("I")
         self._offsets = array("Q")
@@ -168,21 +167,21 @@ class Shard:
 
     @property
     def authoritative(self) -> bool:
-        """Whether `stored` is all that this replica ever had; never before the first opening."""
+        """Whether `stored` is all that this replica ever had; False before the first opening."""
         return self.opened != NEVER and self._certain
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an opening will drop what is not known to be ordered, because another opening may
-        have been lost.
+        """Whether an opening will drop records not known to be ordered, because a lost opening may
+        have dropped them.
         """
         return self._doubted is not None
 
     def can_open_at(self, start: LocalId) -> bool:
-        """Tell whether dropping all from `start` on keeps what is ordered and splits no batch.
+        """Return whether an opening at `start` keeps all ordered records and splits no batch.
 
-        A replica that is not authoritative may lack what lies before `start`. What is in doubt is
-        dropped whatever `start` is, and where batches begin in a hole only other replicas know.
+        A replica that is not authoritative may lack records before `start`. Doubted records are
+        dropped wherever `start` is, and only other replicas know where batches begin in a hole.
         """
         if start < self.ordered:
             return False
@@ -196,7 +195,7 @@ class Shard:
         return index < len(self._firsts) and self._firsts[index] == localid
 
     def apply(self, state: ShardState) -> None:
-        """Take over a claim, or open the shard: what is stored from `start` on is dropped."""
+        """Apply a claim, or an opening, which drops what is stored from `start` on."""
         if state.start is None:
             self.claimed = state.epoch
             return
@@ -211,9 +210,9 @@ class Shard:
         self.written = state.start
 
     def resume(self, start: LocalId) -> None:
-        """Let the writer continue of which only the opening was lost; its batches are kept.
+        """Let a writer continue whose opening alone was lost; its batches are kept.
 
-        `start` is the first localid that the writer can send again.
+        `start` is the first localid that the writer can resend.
         """
         assert self.opened_at is None, "only an opening that was lost is said again"
         self.opened_at = start
@@ -238,16 +237,17 @@ class Shard:
     # --- damage
 
     def doubt(self) -> None:
-        """Something of unknown kind was lost of the journal, after what is known by now."""
+        """Note that a frame of unknown kind was lost after the frames replayed so far."""
         self._certain = False
         if not self._alone and self._doubted is None:
             self._doubted = self.ordered
 
     def found(self, first: LocalId, epoch: Epoch) -> None:
-        """Conclude from an intact batch of a writer what was lost before it: batches, an opening.
+        """Conclude from an intact batch what was lost before it: batches, or an opening.
 
-        An opening makes a new epoch, so within one nothing was dropped. Where the writer opened is
-        unknown: what is missing before the batch may be its own, and is to be sent again.
+        An opening begins a new epoch, so within one epoch no records were dropped. Where a lost
+        opening was is unknown. Records missing before the batch may be the writer's own, which it
+        then resends.
         """
         if epoch > self.opened:
             self.apply(ShardState(self.id, epoch, first))
@@ -256,7 +256,7 @@ class Shard:
         self.skip_to(first)
 
     def skip_to(self, end: LocalId) -> None:
-        """Take what is missing up to `end` for a hole: it was stored by others."""
+        """Make a hole of what is missing up to `end`: other replicas have stored it."""
         if end <= self.stored:
             return
         self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
@@ -265,10 +265,10 @@ class Shard:
         self.written = max(self.written, end)
 
     def lose(self, damage: DamagedBatch) -> bool:
-        """Make a hole of a damaged batch, as far as it is lost; False: that is no news.
+        """Make a hole of a damaged batch, as far as it is lost; False: the loss is already known.
 
-        The only replica keeps a batch of which only the data of some records is damaged, and one
-        that cannot be read now: it may be readable again.
+        The only replica keeps two kinds of damaged batches: those with damaged data of some records
+        only, and those that cannot be read now but may be readable again.
         """
         if self._alone and not damage.readable:
             return False
@@ -301,7 +301,9 @@ class Shard:
         return index
 
     def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note where a batch is that lay in a hole, or is the next one; False: nothing lacks it."""
+        """Note the place of a batch that fills a hole or is the next one; False: nothing
+        lacks it.
+        """
         if first >= self.stored:
             self.skip_to(first)
             self.store(first, end, location)
@@ -325,15 +327,16 @@ class Shard:
         return True
 
     def lacks(self, localid: LocalId, end: LocalId | None = None) -> bool:
-        """Whether `localid` is in a hole, and if `end` is given all from there to `end` in it."""
+        """Whether `localid`, or with `end` the whole range [localid, end), is in one hole."""
         index = self.holes.bisect_right(localid) - 1
         end = localid + 1 if end is None else end
         return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
 
     def lacking_to(self, first: LocalId) -> LocalId:
-        """Return up to where everything from `first` on is lost here, as the next life will find.
+        """Return the end of the range from `first` on that is lost here also after a restart.
 
-        Not beyond `first`: it is here, or not known to have been here, or only unreadable now.
+        It is `first` if the record there is stored, was never known here, or is only unreadable
+        now.
         """
         index = self.holes.bisect_right(first) - 1
         while 0 <= index < len(self.holes):
@@ -344,7 +347,7 @@ class Shard:
         return first
 
     def give_up(self, first: LocalId, end: LocalId) -> None:
-        """Take note that no replica has [first, end), which is the beginning of a hole."""
+        """Note that no replica has [first, end), which is the beginning of a hole."""
         if (hole_end := self.holes.get(first)) is None:
             return
         if end < hole_end:
@@ -353,9 +356,9 @@ class Shard:
         self.given_up.add(first)
 
     def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
-        """Return what of [first, end) is lost for good: in holes, and no other replica has it.
+        """Return the parts of [first, end) that are lost: in holes that no other replica can fill.
 
-        Its tags will never be known.
+        Their tags are lost, too.
         """
         if not self.holes or not (self._alone or self.given_up):
             return []
@@ -377,9 +380,9 @@ class Shard:
 
     @property
     def sound(self) -> LocalId:
-        """How much is stored without a hole in what the writer can still send again.
+        """How long the stored prefix is, without the first hole that the writer can still fill.
 
-        What is ordered is fetched from other replicas.
+        Holes in ordered records are filled by other replicas.
         """
         start = max(self.ordered, self.opened_at or 0)
         index = self.holes.bisect_right(start)
@@ -388,7 +391,7 @@ class Shard:
         return self.holes.peekitem(index)[0] if index < len(self.holes) else self.stored
 
     def misses(self, first: LocalId, end: LocalId) -> bool:
-        """Whether [first, end) lies in a hole that the writer is to fill."""
+        """Whether [first, end) lies in a hole that the writer must fill."""
         if self.opened_at is None:
             return False
         return first >= max(self.ordered, self.opened_at) and self.lacks(first, end)
@@ -400,13 +403,13 @@ class Shard:
 
     @property
     def lost(self) -> int:
-        """How many records are lost for good: no replica has them, or their data."""
+        """How many records no replica has, or has with intact data."""
         lost = sum(end - first for first, end in self.lost_within(0, self.stored))
         return lost + sum(count for _, count in self.damaged.values())
 
     @property
     def first_lost(self) -> SeqNum | None:
-        """The smallest seqnum of what is lost for good; None: nothing is."""
+        """The smallest seqnum of a lost record; None: there is none."""
         firsts = [first for first, _ in self.damaged.values()]
         firsts += [first for first, _ in self.lost_within(0, self.ordered)]
         first = min(firsts, default=self.ordered)
@@ -415,7 +418,7 @@ class Shard:
     # --- batches
 
     def store(self, first: LocalId, end: LocalId, location: Location) -> None:
-        """Note where a batch is, which is durable now and follows on."""
+        """Note the place of the next batch, which is durable."""
         assert first == self.stored, "batches are stored in order, without gaps"
         self._insert(len(self._firsts), first, location)
         self.bytes += location.length
@@ -423,7 +426,7 @@ class Shard:
         self.written = max(self.written, end)
 
     def location_of(self, localid: LocalId) -> Location | None:
-        """Return where the batch with `localid` is; None: it is not known here."""
+        """Return the place of the batch with `localid`; None: it is unknown here."""
         if not 0 <= localid < self.stored:
             return None
         index = bisect_right(self._firsts, localid) - 1
@@ -432,8 +435,8 @@ class Shard:
         return Location(self._segments[index], self._offsets[index], self._lengths[index])
 
     def batch_from(self, localid: LocalId) -> tuple[LocalId, LocalId, Location] | None:
-        """Return the first batch known here that begins at `localid` or later: its localids and
-        where it is; None: there is none.
+        """Return the first known batch that begins at `localid` or later (its range and place);
+        None: there is none.
         """
         index = self._known_from(bisect_left(self._firsts, localid))
         if index is None:
@@ -442,9 +445,9 @@ class Shard:
         return self._firsts[index], self._end_of(index), place
 
     def _known_from(self, index: int) -> int | None:
-        """Return the first row from `index` on of which it is known where its batch is.
+        """Return the first row from `index` on with a known place.
 
-        A log that is trimmed all the time has millions of discarded batches before that one.
+        A log that is trimmed continuously has millions of discarded batches before it.
         """
         count = len(self._segments)
         if index < count and self._segments[index] not in _NOWHERE:
@@ -458,7 +461,7 @@ class Shard:
         return None
 
     def locations(self, first: LocalId, end: LocalId) -> list[Location]:
-        """Return where the batches are that hold the stored ones of [first, end), in order."""
+        """Return the places of the stored batches of [first, end), in order."""
         if first >= min(end, self.stored):
             return []
         start = bisect_right(self._firsts, first) - 1
@@ -477,8 +480,8 @@ class Shard:
     # --- trim
 
     def discard(self, first: LocalId, location: Location) -> bool:
-        """Forget where the batch at `first` is, all records of which are trimmed; False: it is not
-        there (any more).
+        """Forget the place of the batch at `first`, whose records are all trimmed; False: it is not
+        there.
         """
         index = bisect_left(self._firsts, first)
         if index == len(self._firsts) or self._firsts[index] != first:
@@ -492,7 +495,7 @@ class Shard:
         return True
 
     def discard_all(self, first: LocalId, end: LocalId) -> None:
-        """Forget where all batches are whose records lie in [first, end): they were discarded."""
+        """Forget the places of all batches within [first, end), which were discarded."""
         index = bisect_left(self._firsts, first)
         self._row_packs.changed(index)
         while index < len(self._firsts) and self._end_of(index) <= end:
@@ -502,7 +505,7 @@ class Shard:
             index += 1
 
     def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note that the batch of just these records is at another place, intact; False: there is
+        """Note that the batch of exactly these records is intact at another place; False: there is
         none.
         """
         index = bisect_left(self._firsts, first)
@@ -515,7 +518,7 @@ class Shard:
         return True
 
     def lose_segments(self, segments: Collection[int]) -> None:
-        """Make holes of all batches in segments of which the files are gone."""
+        """Make holes of all batches in segments whose files are missing."""
         if not segments:
             return
         self._row_packs.changed(0)
@@ -531,7 +534,7 @@ class Shard:
     # --- checkpoints
 
     def copied(self) -> Callable[[], ShardColumns]:
-        """Copy everything; return what packs the copy, which may run in a thread."""
+        """Copy the state; the returned function packs the copy and may run in any thread."""
         state = (
             self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted,
             self.opened_at,
@@ -542,7 +545,7 @@ class Shard:
         return lambda: ShardColumns(*state, rows(), spans())
 
     def _join_gone(self) -> None:
-        """Make one row of discarded batches that follow one another."""
+        """Join the rows of consecutive discarded batches."""
         gone = np.frombuffer(self._segments, np.uint32) == _GONE
         keep = np.ones(len(gone), np.bool_)
         keep[1:] = ~(gone[1:] & gone[:-1])
@@ -556,7 +559,7 @@ class Shard:
             setattr(self, name, joined)
 
     def restore(self, columns: ShardColumns) -> None:
-        """Begin with what was copied once.
+        """Restore a copied state.
 
         Raises:
             MalformedFrameError: a column is of a version that this release does not know.
@@ -578,20 +581,20 @@ class Shard:
             self.holes[self._firsts[index]] = self._end_of(index)
 
     def store_gone(self, first: LocalId, end: LocalId) -> None:
-        """Note a batch that follows on and was discarded before a restart."""
+        """Note the next batch, which was discarded before a restart."""
         self.store(first, end, Location(_GONE, 0, 0))
 
     def fill_gone(self, first: LocalId, end: LocalId) -> bool:
-        """Note that what lay in a hole was discarded elsewhere; False: nothing lacks it."""
+        """Note that another replica discarded what lay in a hole; False: no hole has it."""
         return first < end <= self.stored and self.fill(first, end, Location(_GONE, 0, 0))
 
     def is_gone(self, localid: LocalId) -> bool:
-        """Whether a record was discarded, because it was trimmed."""
+        """Whether a record was discarded because it was trimmed."""
         index = bisect_right(self._firsts, localid) - 1
         return index >= 0 and localid < self.stored and self._segments[index] == _GONE
 
     def gone_in(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
-        """Return what was discarded of [first, end), in order."""
+        """Return the discarded parts of [first, end), in order."""
         if first >= min(end, self.stored):
             return []
         start = bisect_right(self._firsts, first) - 1
@@ -605,10 +608,10 @@ class Shard:
     def gone_runs(
         self, first: LocalId, end: LocalId, rows_max: int
     ) -> tuple[NDArray[np.uint64], LocalId, int]:
-        """Return what was discarded of [first, end); at most `rows_max` batches are looked at.
+        """Return the discarded parts of [first, end), after examining at most `rows_max` batches.
 
-        Returns the runs of localids (a row each: first, end), up to where was looked, and at how
-        many batches.
+        Returns the runs of localids (a row each: first, end), the end of the examined range, and
+        how many batches were examined.
         """
         end = min(end, self.stored)
         if first >= end:
@@ -626,25 +629,25 @@ class Shard:
         return bounds[changes].reshape(-1, 2), end, stop - start
 
     def seqnum_of(self, localid: LocalId) -> SeqNum:
-        """Return the seqnum of a record that is ordered."""
+        """Return the seqnum of an ordered record."""
         index = bisect_right(self._span_localids, localid) - 1
         return self._span_seqnums[index] + localid - self._span_localids[index]
 
     # --- order
 
     def lost_opening_of(self, span: Span) -> bool:
-        """Whether the writer of records that were ordered had opened this shard, and it is not
-        known here any more, nor what its opening dropped.
+        """Whether the opening of the span's writer was lost here, and with it what that opening
+        dropped.
         """
         return span.writer > self.opened and span.writer != UNSAID and not self._alone
 
     def order(self, span: Span) -> list[RecordBatch]:
-        """Take in what an entry ordered; return the batches of it that are still in memory."""
+        """Apply a span; return its batches that are still in memory."""
         end = span.first_localid + span.length
         if self.lost_opening_of(span):
             self._truncate(span.first_localid)
         if self._doubted is not None and span.writer != UNSAID:
-            # Of a writer that opened here: no later opening dropped it. Else it is a hole now.
+            # The writer opened here, so no later opening dropped these records. Else: a hole.
             self._doubted = max(self._doubted, end)
         if not self._continues(span):
             self._span_seqnums.append(span.first_seqnum)
@@ -657,18 +660,18 @@ class Shard:
         return batches
 
     def _continues(self, span: Span) -> bool:
-        """Whether seqnums and localids of a span go on together where the last one ended."""
+        """Whether seqnums and localids of a span both continue where the last one ended."""
         return bool(self._span_seqnums) and (
             span.first_seqnum - self._span_seqnums[-1]
             == span.first_localid - self._span_localids[-1]
         )
 
     def cut_off(self, tail: SeqNum, ordered: LocalId) -> None:
-        """Forget which records got the seqnums from `tail` on, the localids from `ordered` on: the
-        entries were replaced.
+        """Remove the seqnums from `tail` on, of the localids from `ordered` on: their entries were
+        replaced.
 
-        The records stay, and are ordered again. What is taken for a hole stays one: the other
-        replicas have reported it.
+        The records stay and are ordered again. Holes stay, too: the other replicas have reported
+        these records.
         """
         index = bisect_left(self._span_seqnums, tail)
         self._span_packs.changed(index)
@@ -676,7 +679,9 @@ class Shard:
         self.ordered = min(self.ordered, ordered)
 
     def localid_of(self, seqnum: SeqNum) -> LocalId | None:
-        """Return which record of this shard has `seqnum`; None: none, as far as is applied here."""
+        """Return the localid of the record at `seqnum`; None: no applied entry gave it to this
+        shard.
+        """
         index = bisect_right(self._span_seqnums, seqnum) - 1
         if index < 0:
             return None

@@ -1,4 +1,4 @@
-"""What a storage node tells index nodes of trims (ARCHITECTURE 13)."""
+"""What a storage node sends to index nodes about trims (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from indilog_storage.ordering import Ordering
 
 _FLOORS_PER_PAGE: Final = 4096
 _SPEAKERS: Final = 2
-"""So many nodes say what is of no shard: while one is down, nobody waits for it."""
+"""Nodes that send data that belongs to no shard: while one is down, no receiver waits for it."""
 
 
 def announces_empty_positions(node: NodeId, view: View) -> bool:
-    """Whether a node tells of positions without records and of trims; what is repeated is harmless.
+    """Whether `node` announces positions without records, and trims.
 
-    Receivers skip index data and trims that they have.
+    Receivers skip repeated index data and trims.
     """
     return node in view.storage_nodes[:_SPEAKERS]
 
 
 def told_of(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
-    """Send a trim, which is applied, to all index nodes."""
+    """Announce an applied trim to all index nodes."""
     floors = TagFloors(
         trim.number, trim.number + 1, trim.floors, position=trim.position + 1,
         epoch=trim.epoch, previous=ordering.trim_epoch(trim.number),
@@ -35,13 +35,15 @@ def told_of(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
 
 
 def told_of_trims(view: View, ordering: Ordering) -> list[Effect]:
-    """Tell all index nodes which trims there are: what they know is right, or was replaced."""
+    """Announce the number of trims to all index nodes, which then confirm or replace what they
+    have.
+    """
     message = _no_floors(ordering)
     return [Send(node, message) for node in view.index_nodes]
 
 
 def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
-    """Answer with the next page of all floors, or that the asker has them all."""
+    """Return the next page of all floors, or the statement that the asker has them all."""
     copy_of, trims, epoch = ordering.trim_extent
     if trims and (trims, epoch) == (message.trims, message.epoch):
         return Send(to, _no_floors(ordering))

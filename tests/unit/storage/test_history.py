@@ -315,7 +315,7 @@ def test_a_base_that_was_not_requested_or_is_impossible_is_ignored() -> None:
     node.tell(MetalogBase(Base(5, Epoch(1), 9), asked.request), sender=PRIMARY)
     assert node.ignored[-3:] == [
         "a base that was not requested, or no longer is",
-        "a base of somebody who is not the primary",
+        "a base of a node that is not the primary",
         "a base that no entries add up to",
     ]
     assert node.node.position == 0
@@ -325,7 +325,7 @@ def test_floors_that_were_not_asked_for_are_ignored() -> None:
     pair = ordered_pair()
     floors = messages(pair.nodes[B].tell(TagFloorsWanted(), sender=INDEX), INDEX)
     pair.nodes[A].tell(*floors, sender=B)
-    assert pair.nodes[A].ignored[-1] == "floors that nobody asked for, or no longer"
+    assert pair.nodes[A].ignored[-1] == "floors that were not requested, or are no longer needed"
 
 
 def test_a_node_below_its_base_gives_no_index_data() -> None:
