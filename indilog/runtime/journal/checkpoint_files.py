@@ -1,15 +1,17 @@
-"""Checkpoint files: what the frames of a journal up to one place add up to (decision 0028).
+"""Checkpoint files: the state that the frames of a journal up to one place add up to (decision
+0028).
 
-A checkpoint is `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds, for each
-role, what `Checkpoints.checkpoint` encoded, and how much of each segment file is dead. Layout,
+A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds what
+`Checkpoints.checkpoint` encoded for each role, and the dead bytes of each segment file. Layout,
 little endian:
 
-    header   magic "ILCP", version u8, segment u32, offset u64, length of the body u64,
-             body CRC32C u32, header CRC32C u32
-    body     msgpack
+- header: magic "ILCP", version u8, segment u32, offset u64, length of the body u64, body CRC32C
+  u32, header CRC32C u32
+- body: msgpack
 
-It is written under another name, synced, and renamed, after everything below its place is durable.
-The two newest stay: one that cannot be read is put aside, and what it replaced is used.
+It is written under a temporary name, synced and renamed after everything below its place is
+durable. The two newest checkpoints are kept. A damaged one is renamed, and the start uses the one
+before it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Place(NamedTuple):
 
 
 class FileUse(NamedTuple):
-    """What was known of a segment file: `dead_bytes` are of frames that were discarded,
-    `other_bytes` of frames that hold no batch.
+    """The use of a segment file: `dead_bytes` of discarded frames, `other_bytes` of frames without
+    batches.
     """
 
     first: int
@@ -61,9 +63,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """The body of a file.
 
     Attributes:
-        roles: what each role encoded, by the number of its stream.
+        roles: the encoded state of each role, by the number of its stream.
         derived: the streams of roles that a process may lack (`Checkpoints.derived`).
-        files: of the segment files, oldest first.
+        files: the use of the segment files, oldest first.
     """
 
     roles: dict[int, bytes]
@@ -72,7 +74,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that was read, and where in the journal it was taken."""
+    """A checkpoint that was read, and its place in the journal."""
 
     place: Place
     checkpoint: Checkpoint
@@ -98,9 +100,10 @@ def checkpoint_places(directory: Path) -> list[Place]:
 
 
 def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
-    """Return from which segment on all frames are needed to start from any checkpoint that is kept,
-    and the segments in which these were taken; 0: as long as there is one, a start without it must
-    be possible.
+    """Return the first segment of which all frames are needed to start from any kept checkpoint,
+    and the segments in which these were taken.
+
+    The first segment is 0 while there is only one checkpoint: a start without it must be possible.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0
@@ -108,13 +111,14 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
 
 
 def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> int:
-    """Write a checkpoint, durably, and remove those that it makes superfluous; return its size.
+    """Write a checkpoint durably and remove the ones that are no longer kept; return its size in
+    bytes.
 
     Everything before `place` must be durable. A crash leaves the older ones, or this one beside the
     newest of them. May run in a thread.
 
     Raises:
-        OSError: as the system says; the older checkpoints are still there.
+        OSError: as the system says; the older checkpoints still exist.
     """
     body = _encoder.encode(checkpoint)
     header = _HEADER.pack(_MAGIC, VERSION, *place, len(body), crc32c(body))
@@ -134,7 +138,7 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> i
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file in pieces that are each synced, so that syncs beside it stay short."""
+    """Write a new file in chunks that are synced one by one, so that other syncs stay short."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         for offset in range(0, len(content), _CHUNK_BYTES):
@@ -146,7 +150,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def remove_leftover(directory: Path) -> None:
-    """Remove what a crash left of a checkpoint that was being written."""
+    """Remove a checkpoint that a crash left incomplete."""
     (directory / _TEMPORARY).unlink(missing_ok=True)
 
 
@@ -179,7 +183,7 @@ def read_checkpoint(directory: Path, place: Place) -> Loaded | None:
 
 
 def read_newest(directory: Path) -> Loaded | None:
-    """Return the newest checkpoint that is intact; those that are damaged are put aside.
+    """Return the newest intact checkpoint; damaged ones are renamed.
 
     Raises:
         DataDirectoryError: another release wrote it.

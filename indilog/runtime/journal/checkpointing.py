@@ -1,13 +1,13 @@
-"""When a process writes a checkpoint of its roles, and how (decision 0028).
+"""When and how a process writes a checkpoint of its roles (decision 0028).
 
 A checkpoint is due when so many frames were written since the last one that replaying them would
-take long, or when a segment was filled. It is written less often where it is large itself: never
-more than twice as many bytes as were appended meanwhile. It is taken between two turns: then every
-frame that was written is in the state of the roles, and what they copy is the state behind the
-frame `CHECKPOINT` that is written next. A thread encodes and writes it when all frames before that
-are durable; so a power loss leaves none that is ahead of its journal.
+take long, or when a segment was filled. A large checkpoint is written less often: never more than
+twice as many bytes as were appended meanwhile. It is taken between two turns, when the roles know
+all written frames. So the copied state is that after the next frame, `CHECKPOINT`. A thread encodes
+and writes it when all frames before that one are durable, so no checkpoint is ahead of its journal
+after a power loss.
 
-At a stop in order a checkpoint is written too, so that the next start has nothing to replay.
+A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
 
 _SHARE: Final = 2
-"""A checkpoint of n bytes waits until n divided by this were appended."""
+"""A checkpoint of n bytes is written after n divided by this were appended."""
 _UNSAVED_BYTES: Final = 128
-"""What a role that writes no frames would write for each, about."""
+"""The size of a frame that a role did not write, about."""
 _POLL_S: Final = 0.005
-"""How often it is asked whether a sync or the thread is done."""
+"""The interval of polling whether a sync or the thread is done."""
 
 log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint that is not written yet: where, of what, and the mark of what it waits for."""
+    """A checkpoint to be written: its place, its encoders, and the mark that must be
+    reached first.
+    """
 
     place: Place
     encoders: Mapping[int, Callable[[], bytes]]
@@ -46,7 +48,7 @@ class Checkpointing:
     """Writes the checkpoints of one process.
 
     Attributes:
-        written: how many were, in this life.
+        written: checkpoints written in this incarnation.
     """
 
     def __init__(
@@ -64,9 +66,9 @@ class Checkpointing:
         self._frames_at = 0
         self._bytes_at = 0
         self._segment_at = 0
-        """Where the journal was when the last one was taken: frames, bytes, segment."""
+        """The state of the journal when the last checkpoint was taken: frames, bytes, segment."""
         self._unsaved_at = 0
-        """What roles had beside the journal then, as long as that checkpoint is not durable."""
+        """`Checkpoints.unsaved` of all roles at that time, until that checkpoint is durable."""
         self._size_bytes = 0
         self._taken: _Taken | None = None
         self._writing: Future[int] | None = None
@@ -83,13 +85,13 @@ class Checkpointing:
         return self._taken is not None or self._due()
 
     def start(self) -> None:
-        """Recovery is over; frames that were replayed count as written since the last one."""
+        """Begin after recovery; replayed frames count as written since the last checkpoint."""
         self._segment_at = self._journal.files.active
 
     def turn(self, *, quiet: bool) -> None:
-        """Take a checkpoint if one is due; go on with the one that was taken.
+        """Take a checkpoint if one is due, or continue writing the one that was taken.
 
-        `quiet`: all that was written is in the state of the roles.
+        `quiet`: the roles know all written frames.
 
         Raises:
             OSError: the journal has failed.
@@ -116,7 +118,7 @@ class Checkpointing:
         return unsaved
 
     def _take(self) -> bool:
-        """Copy the state of all roles; False: there is no room for the frame that says where."""
+        """Copy the state of all roles; False: there is no room for the `CHECKPOINT` frame."""
         journal = self._journal
         try:
             place = journal.begin_checkpoint()
@@ -162,7 +164,8 @@ class Checkpointing:
                 role.checkpointed()
 
     def stop(self, *, quiet: bool) -> None:
-        """Write a last one, if anything was written since; blocks, and the journal is synced.
+        """Write a last checkpoint, if anything was written since the last one; blocks, and syncs
+        the journal.
 
         Raises:
             OSError: the journal has failed.

@@ -1,8 +1,8 @@
-"""What a start logs of the damage in its journal (decision 0009).
+"""What a start logs about damage in its journal (decision 0009).
 
-Damaged bytes stay in their file, so every start meets them. A batch that was got back since is
-further on in the journal, too: such damage is no news, and has one line for all of it. Any other
-has a line for each place, at each start.
+Damaged bytes stay in their file, so every start finds them. If a batch was repaired since, it is
+also in a later frame; all damage of this kind shares one line. Any other damage has a line for each
+place, at each start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Batch(NamedTuple):
-    """Which records a frame of the stream holds."""
+    """The records in a frame of a stream."""
 
     stream: int
     shard: ShardId

@@ -10,11 +10,11 @@ from indilog.base.errors import DataDirectoryError
 
 
 def locked(file: Path) -> int:
-    """Take the directory of the lock file for this process, for as long as the returned descriptor
-    is open.
+    """Lock the directory of the lock file for this process, until the returned descriptor is
+    closed.
 
     Raises:
-        DataDirectoryError: another process has it.
+        DataDirectoryError: another process holds the lock.
     """
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,4 +1,6 @@
-"""Frames that nobody will read again: marked, durably, then their pages go (decision 0008)."""
+"""Frames that are needed no longer: they are marked durably, then their pages are freed (decision
+0008).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Gives back the room of frames when what makes them superfluous is durable.
+    """Frees the room of discarded frames when the reason for discarding them is durable.
 
     Attributes:
-        unpunched: frames that were discarded and keep their room until their file is rewritten.
-        held: the segments of which none is given back now (`hold`).
+        unpunched: discarded frames that keep their room until their file is rewritten.
+        held: the segments in which nothing is freed now (`hold`).
     """
 
     def __init__(self, segments: OpenSegments, moved: MovedFrames, old: OldSegments) -> None:
@@ -29,32 +31,32 @@ class Discards:
         self._moved = moved
         self._old = old
         self._waiting: deque[tuple[int, Location]] = deque()
-        """Frames that may go when so many frames are synced."""
+        """Frames to free, each when the given number of frames is synced."""
         self._parked: list[tuple[int, Location]] = []
-        """Those that were due, and are held."""
+        """Frames that are due and held."""
         self.unpunched = 0
         self.held = range(0)
 
     def add(self, location: Location, written: int) -> None:
-        """Let a frame go when `written` frames are synced."""
+        """Free a frame when `written` frames are synced."""
         self._waiting.append((written, location))
 
     def hold(self, segments: range) -> None:
-        """Give back none of these segments until `release`: they are being rewritten."""
+        """Free nothing in these segments until `release`: they are being rewritten."""
         self.held = segments
 
     def release(self) -> None:
-        """What was held goes with the next `give_back`."""
+        """Let the next `give_back` free the held frames."""
         self.held = range(0)
         self._waiting.extendleft(reversed(self._parked))
         self._parked.clear()
 
     def due(self, synced: int) -> bool:
-        """Whether something may be given back now, unless it is held since a moment ago."""
+        """Whether frames may be freed now; some of them may be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def give_back(self, synced: int) -> None:
-        """Mark what may go by now, durably, and give its pages back.
+        """Mark the frames that are due, durably, and free their pages.
 
         Raises:
             OSError: a mark could not be written or synced.
@@ -78,7 +80,7 @@ class Discards:
                 self.punch(marked)
 
     def _place(self, name: Location) -> Location | None:
-        """Return where a frame is, and how long, which a rewrite may have changed."""
+        """Return the place and length of a frame, which a rewrite may have changed."""
         if not self._moved.has_moved(name.segment):
             return name
         if (place := self._moved.place(name)) is None:
@@ -88,7 +90,7 @@ class Discards:
         return Location(number, offset, header.length) if header is not None else None
 
     def punch(self, location: Location) -> None:
-        """Give back the pages of a frame that is marked, if the file system can."""
+        """Free the pages of a marked frame, if the file system supports it."""
         try:
             punch(self._segments.fd(location.segment), location)
         except OSError as error:

@@ -1,12 +1,12 @@
-"""What a shell does when the disk is full: it stays, and goes on by itself (ARCHITECTURE 11,
-decision 0009, PITFALLS 18).
+"""How a shell behaves while the disk is full: it keeps running, and recovers automatically
+(ARCHITECTURE 11, decision 0009, PITFALLS 18).
 
-A journal that finds no room for a further segment has the rest of its last one. Of that a reserve
-is kept for what is under way and for what a restart writes: when it is reached, the roles are told
-to take no more (`SpaceChanged`): half of what is left is for batches, in equal shares for the roles
-that keep some. Should they need more than the reserve all the same, their frames wait here, in
-order, as if the disk were slow: nothing that promises them leaves the process. What sequencers
-write does not wait for batches of other roles: a trim is a metalog entry, and gives the room back.
+If a journal finds no room for another segment, the rest of its last one remains. A reserve of that
+is kept for frames in flight and for what a restart writes. When the reserve is reached, the roles
+are notified to accept no more (`SpaceChanged`). Half of the remaining bytes are for batches, in
+equal shares for the roles that store some. If frames still exceed the reserve, they wait here in
+order, as on a slow disk, and nothing that promises them leaves the process. Frames of sequencers do
+not wait for batches of other roles: a trim is a metalog entry, and it frees room.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class DiskSpace:
     """Writes frames to the journal, and knows whether there is room for more.
 
     Args:
-        sharers: how many roles that keep batches share what is left for them.
+        sharers: how many roles that store batches share the remaining room.
 
     Attributes:
-        full: whether the roles have been told to take no more.
+        full: whether the roles have been notified to accept no more.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class DiskSpace:
 
     @property
     def short(self) -> bool:
-        """Whether the disk is full, or was when it was looked at last: else there is no news."""
+        """Whether the disk is full, or was at the last check; else nothing has changed."""
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
-        """Write a frame; None: it waits for room, and `retried` gives it back.
+        """Write a frame; None: it waits for room, and `retried` returns it.
 
         Raises:
             OSError: the journal has failed.
@@ -87,7 +87,7 @@ class DiskSpace:
         return None
 
     def _passes(self, stream: int, effect: Persist) -> bool:
-        """Whether a frame need not wait for those that wait: order matters within a stream only."""
+        """Whether a frame may overtake the waiting ones: order matters within a stream only."""
         metalog = effect.kind in METALOG_KINDS
         return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
@@ -100,12 +100,12 @@ class DiskSpace:
             return None
 
     def start(self) -> None:
-        """Find out before anything is promised whether a disk is full on which little is left."""
+        """Check before anything is promised whether an almost full disk is full."""
         if self._journal.room < self._reserve_bytes:
             self._journal.prepare_next()
 
     def news(self, now: Instant) -> SpaceChanged | None:
-        """Return what the roles are to be told; called at the end of each turn."""
+        """Return the notification for the roles; called at the end of each turn."""
         if not self.short:
             return None
         if self._retry_at is None and (self._journal.starved or self._waiting):
@@ -124,7 +124,7 @@ class DiskSpace:
         return SpaceChanged(None)
 
     def retried(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
-        """Look for room again, if it is time to; return the frames that were written now."""
+        """Look for room again, if that is due; return the frames that were written."""
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None

@@ -1,18 +1,18 @@
-"""The journal: what all roles of one process persist, in one sequence of frames on disk
+"""The journal: what all roles of one process persist, as one sequence of frames on disk
 (ARCHITECTURE 6 and 7, decision 0001).
 
-Roles of one process share it, so that one `fdatasync` a loop turn covers a batch, the metalog entry
-that orders it and the ordering journal together. The file format is in
-`indilog.runtime.journal.segment`.
+Roles of one process share it. So one `fdatasync` a loop turn covers a batch, the metalog entry that
+orders it, and the ordering journal. The file format is in `indilog.runtime.journal.segment`.
 
-Two guarantees: what was written before a `sync` that returned comes back from `recover`, whatever
-crashed, unless the disk damaged it, which `recover` tells (decision 0009); and of what was written
-later exactly a prefix comes back (which `recover` itself makes durable), never a frame whose
-predecessor is missing. A failed write or sync is final (PITFALLS 16): nothing is taken any more.
+The journal gives two guarantees. First, everything written before a completed `sync` comes back
+from `recover` after any crash, unless the disk damaged it; `recover` reports damage (decision
+0009). Second, of later frames exactly a prefix comes back, never a frame whose predecessor is
+missing; `recover` makes that prefix durable. A failed write or sync is final (PITFALLS 16): the
+journal then refuses all calls.
 
-Used by one thread, but for `sync_flushed`, which may run in another one. The system reports a
-failed write-back to one sync of a descriptor only. So no two syncs overlap: one lock covers each of
-them, what it is waited for, and its outcome.
+One thread uses the journal; only `sync_flushed` may run in another. The operating system reports a
+failed write-back to a single sync of a descriptor. So no two syncs overlap: one lock covers each
+sync, the wait for it, and its outcome.
 """
 
 from __future__ import annotations
@@ -80,14 +80,13 @@ from indilog.runtime.journal.segment_use import (
 from indilog.runtime.journal.spare_segment import SpareSegment
 
 _BUFFERS_MAX: Final = 1024
-"""Buffers that collect without a flush, when nothing asks for a sync."""
+"""Buffers collected before a flush if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when this part (1/16) of the active one is full: writing zeros takes
-longer than filling half a segment at full load, and a process that writes little needs no second
-segment.
+"""The next segment is prepared when 1/16 of the active one is full. Writing zeros takes longer than
+filling half a segment at full load, and a process that writes little needs no second segment.
 """
 _NO_SEGMENT: Final = 2**32 - 2
-"""Stands in the name of a batch that is where its name is damaged."""
+"""The segment in the name of a batch whose name is damaged."""
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
 Durability = Literal["fsync", "memory"]
@@ -96,16 +95,16 @@ log = structlog.get_logger(__name__)
 
 
 def stream_of(node: NodeId) -> int:
-    """Return the number under which the frames of `node` stand in a journal."""
+    """Return the number of the stream that holds the frames of `node`."""
     return xxh3_64_intdigest(node.encode())
 
 
 class Journal:
-    """Frames of several streams in segment files; see the module for what is guaranteed.
+    """Frames of several streams in segment files; see the module for the guarantees.
 
-    With durability `memory` only what a role promises never to go back on (`SHARD_STATE`,
-    `METALOG_STATE`) is synced before it is answered. Everything else is handed to the operating
-    system (`flush_promised`): it survives the end of the process, but not that of the machine.
+    With durability `memory` only promises that must never be broken (`SHARD_STATE`,
+    `METALOG_STATE`) are synced before they are answered. Everything else is handed to the operating
+    system (`flush_promised`): it survives a crash of the process, but not of the machine.
     """
 
     def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
@@ -127,13 +126,15 @@ class Journal:
         self._noted = 0
         self._buffers: list[bytes] = []
         self._promised = False
-        """Whether the buffers hold a frame that needs no sync, but may not be lost with them."""
+        """Whether the buffers hold a frame that needs no sync but must survive a crash of the
+        process.
+        """
         # How many frames that need a sync were written, flushed, synced.
         self._frames_written = 0
         self._frames_flushed = 0
         self._frames_synced = 0
         self._rolled_bytes = 0
-        """Of the segments that were filled in this life, without what was in the first before."""
+        """Bytes written to full segments in this incarnation."""
         # What `indilog.runtime.journal.rewriting` works on, too.
         self.directory = directory
         self.segment_bytes = segment_bytes
@@ -144,24 +145,24 @@ class Journal:
         self._lock = threading.Lock()
         """Held during a sync until its outcome is noted."""
         self._start = Place(0, 0)
-        """Where the checkpoint was taken that was loaded."""
+        """The place of the checkpoint that was loaded."""
         self._known: dict[tuple[int, int], FileUse] = {}
-        """What it says of segment files, by their first and last segment."""
+        """The use of segment files from that checkpoint, by their first and last segment."""
         self._failed = False
         self._closing = False
         self.created = False
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
-        """Places where `recover` could not read what had been synced."""
+        """Places where `recover` could not read synced bytes."""
         self.mended = 0
-        """Flipped bits that it put right."""
+        """Flipped bits that `recover` corrected."""
         self.frames = 0
-        """Frames that were recovered and written in this life."""
+        """Frames replayed and written in this incarnation."""
         self.spare = SpareSegment(directory, segment_bytes)
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
-        """Open the journal in `directory`, created if it is not there; then call `recover`.
+        """Open the journal in `directory`, created if missing; then call `recover`.
 
         Raises:
             DataDirectoryError: another process uses it, or a newer release wrote it.
@@ -178,22 +179,22 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Whether a frame was written that must be durable before anything leaves the process.
+        """Whether a written frame must become durable before anything leaves the process.
 
-        Frames that can be derived again (`ORDERING`) do not count; they go with the next sync.
+        Frames that can be fetched again (`ORDERING`) do not count; they go with the next sync.
         """
         return self._frames_written != self._frames_synced
 
     @property
     def failed(self) -> bool:
-        """Whether a write or sync has failed: nothing works any more."""
+        """Whether a write or sync has failed: the journal refuses all calls."""
         return self._failed
 
     @property
     def starved(self) -> bool:
-        """Whether there was no room for the next segment, when it was looked for last.
+        """Whether the last attempt to prepare the next segment found no room.
 
-        So it stays until looking again has found some.
+        It stays True until another attempt finds room.
         """
         return self.spare.starved
 
@@ -203,24 +204,24 @@ class Journal:
         return self._capacity - self._end - FRAME_HEADER_BYTES
 
     def prepare_next(self) -> None:
-        """Make the next segment, or find that there is no room; waits, so only at a start."""
+        """Prepare the next segment, or find that there is no room; blocks, so only at a start."""
         self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
             self.spare.wait()
 
     def look_for_room(self) -> None:
-        """Try again to prepare the next segment, if there was no room for it."""
+        """Retry to prepare the next segment, if there was no room for it."""
         if not self._closing:
             self.spare.look_for_room(self._number + 1)
 
     def holds_nothing(self) -> bool:
-        """Whether no segment has a frame; before anything was written."""
+        """Whether no segment has a frame; call it before the first write."""
         return not newest_used(self.directory)
 
     # --- recovery
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Read the newest intact checkpoint, so that `recover` begins behind it, and return it.
+        """Read and return the newest intact checkpoint; `recover` then begins after it.
 
         None: there is none, and `recover` yields everything.
 
@@ -237,16 +238,16 @@ class Journal:
         return loaded.checkpoint
 
     def missing_segments(self) -> frozenset[int]:
-        """Return the segments before the checkpoint that was loaded of which there is no file."""
+        """Return the segments before the loaded checkpoint whose files are missing."""
         there = {n for f in segment_files(self.directory) for n in range(f.first, f.last + 1)}
         return frozenset(range(1, self._start.segment)) - there
 
     def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location] | Damage]:
-        """Yield all intact frames in order (stream, kind, payload, location), and what is damaged.
+        """Yield all intact frames in order (stream, kind, payload, location), and all damage.
 
-        It begins behind the checkpoint, if one was loaded. Must be exhausted once before the first
-        `write`. A torn tail is cut with a warning; what is yielded is durable when the iteration
-        ends. Damage stays on disk, and is met again.
+        It begins after the checkpoint, if one was loaded. It must be exhausted once before the
+        first `write`. A torn tail is cut with a warning. Yielded frames are durable when the
+        iteration ends. Damage stays on disk and is found again by the next start.
 
         Raises:
             DataDirectoryError: a newer release wrote a frame.
@@ -287,7 +288,7 @@ class Journal:
     def _recovered(
         self, file: SegmentFile, *, newest: bool, synced: int
     ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
-        """Yield what a file holds; return how it was read."""
+        """Yield the frames of a file; return the scan."""
         start = self._start.offset if file.first == self._start.segment else 0
         synced = max(synced, start)
         scan = SegmentScan(file.path, file.first, newest=newest, synced=synced, start=start)
@@ -324,7 +325,7 @@ class Journal:
         return scan
 
     def _register(self, file: SegmentFile, end: RewrittenEnd | None) -> None:
-        """Take note of a file, of what is dead in it, and of the names of what was moved there."""
+        """Note a file, its dead bytes, and the names of the batches that were moved there."""
         self.files.named(file)
         known = self._known.get((file.first, file.last))
         dead, other = (known.dead_bytes, known.other_bytes) if known is not None else (0, 0)
@@ -335,7 +336,7 @@ class Journal:
             )
 
     def _named(self, damage: Damage) -> Damage:
-        """Return damage of a batch with the name by which its role knows it."""
+        """Return damage of a batch under the name by which its role knows the batch."""
         header, place = damage.header, damage.location
         if header is None or header.kind not in BATCH_KINDS:
             return damage
@@ -347,7 +348,7 @@ class Journal:
         return damage
 
     def _activate(self, number: int, end: int) -> None:
-        """Continue in segment `number` at `end`; what lies there is cut."""
+        """Continue in segment `number` at `end`; bytes after it are cut."""
         path = segment_path(self.directory, number)
         if not path.exists():
             prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
@@ -366,11 +367,11 @@ class Journal:
     # --- writing
 
     def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
-        """Put a frame at the end; its place is decided now, the bytes are buffered.
+        """Append a frame and return its location; its bytes are buffered.
 
         Raises:
-            OSError: with `ENOSPC` there is no room for a further segment: nothing was written, a
-                later call may succeed. Otherwise the journal has failed for good.
+            OSError: with `ENOSPC` there is no room for another segment: nothing was written, and a
+                later call may succeed. Otherwise the journal has failed permanently.
         """
         assert self._number, "recover() must be exhausted before the first write"
         length = len(payload)
@@ -401,10 +402,10 @@ class Journal:
         return location
 
     def flush(self) -> None:
-        """Hand what is buffered to the operating system, in one system call.
+        """Hand buffered frames to the operating system, in one system call.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         self._check_alive()
         if self._buffers:
@@ -417,10 +418,10 @@ class Journal:
                 self.spare.begin(self._number + 1)
 
     def flush_promised(self) -> None:
-        """Flush if something is buffered that needs no sync, and may be promised once flushed.
+        """Flush if a buffered frame needs no sync but is acknowledged when it is flushed.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         if self._promised:
             self.flush()
@@ -433,19 +434,19 @@ class Journal:
             raise
 
     def sync(self) -> None:
-        """Make everything written so far durable; blocks.
+        """Make all written frames durable; blocks.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         self.flush()
         self.sync_flushed()
 
     def sync_flushed(self) -> None:
-        """Make everything flushed so far durable; blocks, and may run in another thread.
+        """Make all flushed frames durable; blocks, and may run in another thread.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         with self._lock:
             self._check_alive()
@@ -453,12 +454,13 @@ class Journal:
                 self._sync_active()
 
     def settle_flushed(self) -> None:
-        """Make everything flushed so far durable, and note apart from the segment how far that is.
+        """Make all flushed frames durable, and note outside the segment how far it was synced.
 
-        So damage of its last frames is told from a torn tail. Blocks; may run in another thread.
+        This note tells damage of the last frames from a torn tail. Blocks; may run in another
+        thread.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         with self._lock:
             self._check_alive()
@@ -475,7 +477,7 @@ class Journal:
         self._synced = flushed
 
     def _sync(self, fd: int) -> None:
-        """Sync a file; under the lock."""
+        """Sync a file while holding the lock."""
         try:
             os.fdatasync(fd)
         except OSError:
@@ -489,10 +491,10 @@ class Journal:
     # --- segments
 
     def _roll(self, size_bytes: int) -> None:
-        """End the active segment, durably, and begin the next one, of so many bytes at least.
+        """End the active segment durably and begin the next one, of at least `size_bytes`.
 
-        The sync comes before the next segment's first frame, so that only the newest segment can
-        have a torn tail.
+        The sync precedes the first frame of the next segment, so only the newest segment can have a
+        torn tail.
         """
         self._check_alive()
         following = self._number + 1
@@ -527,10 +529,10 @@ class Journal:
     # --- reading
 
     def read(self, location: Location) -> bytes | None:
-        """Return the payload of a frame, written or only buffered; None: it is gone, or cannot be
-        read; what is no intact payload: it is damaged.
+        """Return the payload of a written or buffered frame; None: it is gone or unreadable.
 
-        The CRC of a record batch is its own: the reader verifies it (`RecordBatch`).
+        A damaged frame gives bytes that are no intact payload. The CRC of a record batch is its
+        own, which the reader verifies (`RecordBatch`).
         """
         if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
@@ -555,16 +557,17 @@ class Journal:
     # --- giving room back
 
     def discard(self, location: Location) -> None:
-        """Take a frame for one that nobody will read again, once everything written by now is
-        synced; then `give_back` gives its room back, and recovery finds it `GONE`.
+        """Mark a frame as unneeded once everything written so far is synced.
+
+        `give_back` then frees its room, and recovery finds the frame as `GONE`.
         """
         self.discards.add(location, self._frames_written)
 
     def give_back(self) -> None:
-        """Give back the room of discarded frames; they are marked, durably, before anything goes.
+        """Free the room of discarded frames; they are marked durably before any page is freed.
 
         Raises:
-            OSError: the journal has failed for good.
+            OSError: the journal has failed permanently.
         """
         if not self.discards.due(self._frames_synced):
             return
@@ -580,7 +583,7 @@ class Journal:
     # --- checkpoints
 
     def begin_checkpoint(self) -> Place:
-        """Return the place behind all that was written; when it is durable `mark` is reached.
+        """Return the place after all written frames; it is durable when `mark` is reached.
 
         Raises:
             OSError: as `write`.
@@ -589,25 +592,25 @@ class Journal:
         return Place(location.segment, location.offset)
 
     def uses(self) -> tuple[FileUse, ...]:
-        """Return what is known of the segment files."""
+        """Return the use of all segment files."""
         return tuple(
             FileUse(old.file.first, old.file.last, old.dead_bytes, old.other_bytes)
             for old in self.old
         )
 
     def checkpointed(self, place: Place) -> None:
-        """Take note that a checkpoint was written, durably."""
+        """Note that a checkpoint at `place` is durable."""
         self.old.keep_from(*needed_from(self.directory, place))
 
     # --- how far it is
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of frames that were written in this life."""
+        """Bytes of frames written in this incarnation."""
         return self._rolled_bytes + self._end
 
     def mark(self) -> int:
-        """Return a number for all that was written until now; see `reached`."""
+        """Return a number that stands for all frames written so far; see `reached`."""
         return self._frames_written
 
     def reached(self, mark: int) -> bool:
@@ -615,7 +618,7 @@ class Journal:
         return self._frames_synced >= mark
 
     def close(self) -> None:
-        """Settle what is written unless the journal failed, and release the directory."""
+        """Make written frames durable unless the journal failed, and release the directory."""
         if self._closing:
             return
         self._closing = True

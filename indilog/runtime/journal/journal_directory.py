@@ -1,9 +1,8 @@
-"""The directory of a journal, apart from its segments: who uses it, and in which format it is
-(ARCHITECTURE 7).
+"""The directory of a journal, apart from its segments: its user, and its format (ARCHITECTURE 7).
 
 `FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
-does not fit is damaged. It is written anew if it is one bit from that of this release, or if the
-segments hold frames of this release: each frame says its version itself.
+does not match is damaged. It is rewritten if it differs in one bit from that of this release, or if
+the segments hold frames of this release: each frame has its own version.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 3
-"""1 and 2 held record batches of version 1, which had one checksum for tags and data, no note of
-how far the newest segment was synced, and no checkpoints.
+"""Formats 1 and 2 held record batches of version 1, which had one checksum for tags and data. They
+had no note of how far the newest segment was synced, and no checkpoints.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 
@@ -29,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 def created(directory: Path) -> None:
-    """Create the directory and those above it, durably, as far as they are not there."""
+    """Create the directory and its missing parents, durably."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -37,12 +36,12 @@ def created(directory: Path) -> None:
 
 
 def check_format(directory: Path) -> bool:
-    """Refuse what another release wrote; say in a new directory what is written here.
+    """Refuse a directory of another release; write the format into a new one.
 
     Returns whether the directory is new.
 
     Raises:
-        DataDirectoryError: it is of a newer or an older format, or of none that is known.
+        DataDirectoryError: it is of a newer, an older or an unknown format.
     """
     path = directory / "FORMAT"
     if not path.exists():
@@ -81,7 +80,7 @@ def _one_bit_apart(line: str, right: str) -> bool:
 
 
 def format_line(version: int) -> str:
-    """Return what the file says in that version."""
+    """Return the content of the file in that version."""
     stated = f"{_FORMAT_NAME} {version}"
     return f"{stated} {_crc_of(stated)}\n"
 

@@ -1,10 +1,10 @@
-"""Where record batches are whose segments were rewritten (decisions 0016 and 0028).
+"""Where record batches are after their segments were rewritten (decisions 0016 and 0028).
 
-A role knows a batch by the place at which it was written first. That stays its name, also after a
-restart: what a rewrite moves is looked up here, so no role has to be told. 16 bytes a batch that
-was moved. A rewritten file says the names of its batches in `MOVED` frames at its end: version u8,
-three bytes of zeros, count u32, then per batch its name u64 (segment << 32 | offset) and where it
-is in this file u64, ascending.
+A role knows a batch by the place at which it was first written. That place stays its name, also
+after a restart: a rewritten batch is looked up here, so no role is notified of a rewrite. This
+takes 16 bytes for each moved batch. A rewritten file has the names of its batches in `MOVED` frames
+at its end: version u8, three bytes of zeros, count u32, then for each batch its name u64 (segment
+<< 32 | offset) and its offset in this file u64, ascending.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from indilog.roles.role import Location
 _VERSION: Final = 1
 _LAYOUT: Final = Struct("<B3xI")
 _BATCHES_MAX: Final = 448
-"""In one frame: so small a payload is put right when one bit of it has flipped."""
+"""Batches in one frame: in so small a payload a flipped bit can be corrected."""
 
 
 class Places:
-    """The batches of one rewritten file, in order: their names, and where they are in it."""
+    """The batches of one rewritten file, in order: their names, and their places in it."""
 
     __slots__ = ("names", "offsets")
 
     def __init__(self) -> None:
         self.names = array("Q")
-        """Segment and offset of each, as one number; ascending."""
+        """Segment and offset of each batch, as one number; ascending."""
         self.offsets = array("Q")
 
     def add(self, name: Location, offset: int) -> None:
-        """Note that the batch called `name` comes next, at `offset`."""
+        """Add the next batch, called `name`, at `offset`."""
         self.names.append(_packed(name))
         self.offsets.append(offset)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield the payloads of `MOVED` frames that say all this."""
+        """Yield the payloads of `MOVED` frames with all names."""
         for start in range(0, len(self.names), _BATCHES_MAX):
             names = self.names[start : start + _BATCHES_MAX]
             offsets = self.offsets[start : start + _BATCHES_MAX]
             yield _LAYOUT.pack(_VERSION, len(names)) + names.tobytes() + offsets.tobytes()
 
     def decode(self, payload: bytes) -> None:
-        """Add what a `MOVED` frame says.
+        """Add the content of a `MOVED` frame.
 
         Raises:
             MalformedFrameError: it is of a version that this release does not know.
@@ -65,11 +65,11 @@ def _packed(name: Location) -> int:
 
 
 class MovedFrames:
-    """Finds them by name, and the names of those in a file."""
+    """Finds moved batches by name, and the names of the batches in a file."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
-        """Segments that were rewritten, with the first segment of the file that has them."""
+        """Rewritten segments, with the first segment of the file that holds them."""
         self._places: dict[int, Places] = {}
 
     def place(self, name: Location) -> tuple[int, int] | None:
@@ -83,12 +83,12 @@ class MovedFrames:
         return file, places.offsets[index]
 
     def has_moved(self, segment: int) -> bool:
-        """Whether a segment was rewritten in this life."""
+        """Whether a segment was rewritten in this incarnation."""
         return segment in self._files
 
     def name(self, file: int, offset: int, length: int) -> Location | None:
-        """Return the name of the batch at `offset` of a file, with the length of now; None: the
-        part of a rewritten file that said it is damaged.
+        """Return the name of the batch at `offset` of a file, with its current length; None: the
+        `MOVED` frame of a rewritten file is damaged.
         """
         if (places := self._places.get(file)) is None:
             return Location(file, offset, length)
@@ -99,7 +99,7 @@ class MovedFrames:
         return Location(packed >> 32, packed & (1 << 32) - 1, length)
 
     def moved(self, segments: Iterable[int], file: int, places: Places) -> None:
-        """Note that what is left of these segments is in one file now."""
+        """Note that the rest of these segments is in one file now."""
         for segment in segments:
             self._places.pop(segment, None)
             self._files[segment] = file

@@ -1,9 +1,9 @@
-"""How much of each segment file nobody needs any more, and which to rewrite next (decision 0016).
+"""The dead bytes of each segment file, and which files to rewrite next (decision 0016).
 
-A file is rewritten when the share of it that is dead reaches a limit. Neighbours are joined when
-what lives of them fits into one segment and the largest has no more than half of that: so each byte
-moves into a file of twice the size, a few times at most, and the number of files stays in
-proportion to what lives.
+A file is rewritten when the dead share of it reaches a limit. Neighbours are joined when their live
+bytes fit into one segment and the largest has no more than half of them. So each byte moves into a
+file of twice the size, a few times at most, and the number of files stays in proportion to the live
+bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class OldSegment:
     """One file.
 
     Attributes:
-        dead_bytes: of frames that were discarded.
-        other_bytes: of frames that hold no batch; a checkpoint makes them superfluous.
-        settled: whether the rewrite that wrote it left more than twice what was expected: what
-            roles call superfluous in it is not believed any more.
-        spoilt: whether it cannot be rewritten, because it is damaged.
-        copied_from: when the rewrite began that wrote it.
+        dead_bytes: of discarded frames.
+        other_bytes: of frames without batches, which a checkpoint makes reclaimable.
+        settled: whether the rewrite that wrote it left more than twice the expected bytes:
+            reclaimable bytes that roles report in it are then ignored.
+        spoilt: whether it cannot be rewritten because it is damaged.
+        copied_from: when the rewrite that wrote it began.
     """
 
     file: SegmentFile
@@ -46,10 +46,10 @@ class OldSegments:
     """All files of a journal.
 
     Attributes:
-        changed: whether there is news since somebody last set it to False.
-        floor: of segments below this one only batches are needed, because the checkpoints that are
-            kept were taken behind them. It only grows.
-        pinned: segments in which a kept checkpoint was taken; they stay as they are.
+        changed: whether anything changed since the attribute was last set to False.
+        floor: below this segment only batches are needed, because the kept checkpoints were taken
+            after it. It only grows.
+        pinned: segments in which a kept checkpoint was taken; they are not rewritten.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class OldSegments:
     def add(
         self, file: SegmentFile, size_bytes: int, dead_bytes: int = 0, other_bytes: int = 0
     ) -> None:
-        """Add a file behind the others."""
+        """Add the next file."""
         assert not self._files or self._files[-1].file.last < file.first, "each segment counts once"
         self._firsts.append(file.first)
         self._files.append(OldSegment(file, size_bytes, dead_bytes, other_bytes))
@@ -77,13 +77,13 @@ class OldSegments:
         return iter(self._files)
 
     def keep_from(self, floor: int, pinned: Iterable[int]) -> None:
-        """Take note of which segments the checkpoints that are kept need."""
+        """Note which segments the kept checkpoints need."""
         self.floor = max(self.floor, floor)
         self.pinned = frozenset(pinned)
         self.changed = True
 
     def wrote_other(self, segment: int, size_bytes: int) -> None:
-        """Count a frame that holds no batch."""
+        """Count a frame without a batch."""
         if (old := self._with(segment)) is not None:
             old.other_bytes += size_bytes
 
@@ -96,21 +96,22 @@ class OldSegments:
         return self._files[index] if index >= 0 else None
 
     def died(self, segment: int, size_bytes: int) -> None:
-        """Count a frame that was discarded."""
+        """Count a discarded frame."""
         if (old := self._with(segment)) is not None:
             old.dead_bytes += size_bytes
             self.changed = True
 
     def spoil(self, file: SegmentFile) -> None:
-        """Never rewrite a file, because it is damaged."""
+        """Exclude a damaged file from rewriting."""
         if (old := self._with(file.first)) is not None:
             old.spoilt = True
 
     def superfluous(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
-        """Take note what `owner` does not need of frames that it still needs; all of it, anew.
+        """Replace what `owner` reported: reclaimable bytes in frames that it still needs, by
+        segment.
 
-        `began`: when it began to look. What it found in a file that was rewritten since may be of
-        the file before; what it did not need only later it looks for once more.
+        `began`: when it began to look. A report about a file rewritten since may be about the file
+        before, so it is dropped; the next report covers it.
         """
         self._superfluous[owner] = {
             segment: size
@@ -120,9 +121,9 @@ class OldSegments:
         self.changed = True
 
     def chosen(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
-        """Return the file to rewrite next, or neighbours to be joined; none: nothing is worth it.
+        """Return the file to rewrite next, or neighbours to join; none: nothing is worth it.
 
-        Only segments below a number; what lives of neighbours is at most `bytes_max`.
+        Only segments below `below` are chosen; live bytes of neighbours are at most `bytes_max`.
         """
         waste = self._waste()
         for index, old in enumerate(self._files):
@@ -134,12 +135,12 @@ class OldSegments:
         return ()
 
     def living_bytes(self, run: Sequence[OldSegment]) -> int:
-        """Return what is expected to be left of files."""
+        """Return the bytes expected to remain of these files."""
         waste = dict(zip(self._firsts, self._waste(), strict=True))
         return sum(old.size_bytes - waste[old.file.first] for old in run)
 
     def _waste(self) -> list[int]:
-        """Return how much of each file is dead, or part of what lives and not needed."""
+        """Return how many bytes of each file are dead or reclaimable."""
         waste = [
             old.dead_bytes + (old.other_bytes if old.file.last < self.floor else 0)
             for old in self._files
@@ -183,7 +184,7 @@ class OldSegments:
         *,
         copied_from: Instant,
     ) -> None:
-        """Put one file in the place of neighbours."""
+        """Replace neighbours by one file."""
         expected = self.living_bytes(run)
         start = self._firsts.index(run[0].file.first)
         settled = size_bytes > 2 * expected

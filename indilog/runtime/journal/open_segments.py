@@ -1,4 +1,4 @@
-"""The open files of a journal's segments: bounded in number, known by the number of a segment
+"""The open files of a journal's segments: bounded in number, by the number of a segment
 (ARCHITECTURE 7).
 """
 
@@ -16,21 +16,21 @@ _OPEN_FILES_MAX: Final = 64
 
 
 class OpenSegments:
-    """Opens files when they are needed, and closes those that were not lately.
+    """Opens files on demand, and closes the least recently opened ones.
 
-    Used by one thread, but for `fd` of the active segment, which stays open.
+    Used by one thread, except `fd` of the active segment, which stays open.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._paths: dict[int, Path] = {}
-        """Of files that hold more than one segment, by the first of them."""
+        """Files that hold more than one segment, by the first of them."""
         self._fds: dict[int, int] = {}
         self.active = 0
-        """The segment that is written; its file stays open."""
+        """The segment being written; its file stays open."""
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Return how many files are open."""
         return len(self._fds)
 
     def path(self, number: int) -> Path:
@@ -38,7 +38,7 @@ class OpenSegments:
         return self._paths.get(number) or segment_path(self._directory, number)
 
     def fd(self, number: int) -> int:
-        """Return the descriptor of a file that exists, opened if need be.
+        """Return the descriptor of an existing file, opened if necessary.
 
         Raises:
             OSError: as the system says.
@@ -55,12 +55,12 @@ class OpenSegments:
         return fd
 
     def named(self, file: SegmentFile) -> None:
-        """Take note of a file that may have more than one segment."""
+        """Note a file that may hold more than one segment."""
         if file.first != file.last:
             self._paths[file.first] = file.path
 
     def replaced(self, firsts: Iterable[int], file: SegmentFile) -> None:
-        """Forget files of which another one holds the segments."""
+        """Close files whose segments another file holds now."""
         for first in firsts:
             assert first != self.active, "only old segments are replaced"
             self._paths.pop(first, None)
@@ -69,7 +69,7 @@ class OpenSegments:
         self.named(file)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all files."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()

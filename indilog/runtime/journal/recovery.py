@@ -1,5 +1,5 @@
-"""Giving roles back what they persisted, from the newest checkpoint on, and telling them what was
-lost of it (ARCHITECTURE 11, decisions 0009 and 0028).
+"""Recovery of a process: its roles restore the newest checkpoint, replay later frames, and are
+notified of losses (ARCHITECTURE 11, decisions 0009 and 0028).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) -> int:
-    """Let each role, by the number of its stream, take in its frames; return how many there were.
+    """Restore each role, by the number of its stream, and replay its frames; return how many there
+    were.
 
-    Of a damaged place that does not say whose it was, all roles are told; also of `lost`: that the
-    journal was there once and is new now.
+    All roles are notified of damage that does not show its stream, and of `lost`: the journal
+    existed once and is new now.
 
     Raises:
         IndilogError: the journal is of other roles.
-        DataLossError: a role cannot go on without what is damaged.
+        DataLossError: a role cannot work without the damaged frames.
     """
     frames = 0
     if lost:
@@ -63,10 +64,10 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
 
 
 def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
-    """Let each role begin with the newest checkpoint, if there is one.
+    """Restore all roles from the newest checkpoint, if there is one.
 
     Raises:
-        IndilogError: it is of other roles, or of a newer release.
+        IndilogError: the checkpoint is of other roles, or of a newer release.
     """
     if (checkpoint := journal.load_checkpoint()) is None:
         return

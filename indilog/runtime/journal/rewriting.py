@@ -1,12 +1,13 @@
-"""When and how fast old segments of a journal are rewritten without what is dead (decision 0016).
+"""When and how fast old segments of a journal are rewritten without their dead frames (decision
+0016).
 
-One rewrite is under way at a time, in small steps beside the process's other work: a step reads a
-little of the old files and asks the roles what of it they need; a thread writes that, durably. What
-it writes is bounded by a share of what appends write, and a rate for times when they write little.
-What it takes of the loop is bounded by rests, in proportion to what a step is reckoned to cost.
+One rewrite runs at a time, in small steps beside the process's other work. A step reads a part of
+the old files and asks the roles what of it they need; a thread writes that durably. The bytes
+written are bounded by a share of the appends, and by a rate for times with few appends. The load on
+the loop is bounded by rests, in proportion to the estimated cost of a step.
 
-The roles decide by what they know, which may be ahead of the disk. So a copy counts only when all
-that was written before its last decision is synced.
+The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
+old files only when everything written before its last decision is synced.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from indilog.runtime.journal.old_segments import OldSegment
 from indilog.runtime.journal.segment_rewrite import DamagedSegmentError, SegmentRewrite, Slice
 
 _CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What may be saved up to be written at once."""
+"""The most unused credit, in bytes, that may be saved up."""
 _FRAME_COST_S: Final = 20e-6
 _BYTE_COST_S: Final = 2e-9
 _REST: Final = 4
-"""So many times what a step costs the loop is free of it."""
+"""The loop rests this many times the cost of a step."""
 _POLL_S: Final = 0.005
-"""How often it is asked whether a thread or a sync is done."""
+"""The interval of polling whether a thread or a sync is done."""
 _LOOK_S: Final = 0.1
-"""How often it is looked for what to rewrite, at most."""
+"""The least interval between two searches for files to rewrite."""
 _RETRY_S: Final = 5.0
-"""After this something is tried again for which there was no room."""
+"""The pause before a rewrite that found no room is retried."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,19 +72,21 @@ class Rewriting:
         self._copy: SegmentRewrite | None = None
         self._slices: Generator[Slice] | None = None
         self._mark: int | None = None
-        """What must be synced before the copy may count; None: it is not complete."""
+        """What must be synced before the copy may replace the old files; None: it is not
+        complete.
+        """
         self._working: Future[None] | None = None
         self._cleaning: Future[None] | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a rewrite is under way, or one may be worth it."""
+        """Whether a rewrite is running, or may be worth starting."""
         return self._copy is not None or self._cleaning is not None or self._journal.old.changed
 
     # --- one turn
 
     def turn(self, now: Instant) -> None:
-        """Go on, if it is time to.
+        """Continue, if that is due.
 
         Raises:
             OSError: the journal has failed.
@@ -92,7 +95,7 @@ class Rewriting:
             self._wake_after(again_s)
 
     def _turn(self, now: Instant) -> float | None:
-        """Return after how many seconds to come back; None: when there is news."""
+        """Return after how many seconds to call again; None: when the segments change."""
         if self._cleaning is not None:
             if not self._cleaning.done():
                 return _POLL_S
@@ -117,7 +120,7 @@ class Rewriting:
         return max(_POLL_S, self._due - now)
 
     def _earn(self, now: Instant) -> None:
-        """Add to what may be written: a share of the appends, and so much a second."""
+        """Add to the credit: a share of the appends, and a rate over time."""
         appended, before = self._journal.written_bytes, self._appended
         since = now - self._earned_at if self._earned_at is not None else 0.0
         earned = self._share_max * (appended - before) + self._bytes_per_s * since
@@ -127,7 +130,9 @@ class Rewriting:
     # --- a rewrite
 
     def _begin(self, now: Instant) -> bool:
-        """Choose files and open the copy; False: there is nothing to do, or no room for it."""
+        """Choose files and open the copy; False: nothing is worth rewriting, or there is
+        no room.
+        """
         journal = self._journal
         journal.old.changed = False
         run = journal.old.chosen(
@@ -155,7 +160,7 @@ class Rewriting:
         return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether a copy leaves room for the next segment; or on a full disk, for another copy."""
+        """Whether a copy leaves room for the next segment; on a full disk, for another copy."""
         system = os.statvfs(self._journal.directory)
         free = system.f_bavail * system.f_frsize
         spare = self._journal.spare
@@ -196,7 +201,7 @@ class Rewriting:
         return _REST * cost_s
 
     def _replace(self, now: Instant) -> float:
-        """Let the copy, which is durable, count."""
+        """Replace the old files by the durable copy."""
         journal, copy, run = self._journal, self._copy, self._run
         assert copy is not None
         file = copy.give_name()
@@ -209,7 +214,7 @@ class Rewriting:
         return _POLL_S
 
     def _give_up(self, until: Instant) -> None:
-        """Forget the copy, and begin another one some time later."""
+        """Remove the copy, and start another one at `until` or later."""
         if self._copy is not None:
             self._copy.give_up()
         self._journal.old.changed = True
@@ -224,7 +229,7 @@ class Rewriting:
         self._due = due
 
     def close(self) -> None:
-        """Stop, and remove what is not complete."""
+        """Stop, and remove an incomplete copy."""
         for work in (self._working, self._cleaning):
             if work is not None:
                 work.exception()

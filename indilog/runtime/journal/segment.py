@@ -41,7 +41,7 @@ BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
 """`synced` and the length of a frame are 32 bits."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says when the disk is full, or the part of it that is ours."""
+"""Error numbers of a full disk or an exhausted quota."""
 _HEADER: Final = Struct("<2sBBIQIII")
 _CRC: Final = Struct("<I")
 _KIND_AT: Final = 3
@@ -55,11 +55,11 @@ _PUNCH_KEEP_SIZE: Final = 3
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _BUFFERS_MAX: Final = 1024
-"""IOV_MAX: how many buffers one system call takes."""
+"""IOV_MAX: how many buffers one system call accepts."""
 
 
 class FrameHeader(NamedTuple):
-    """What stands before a payload."""
+    """The header of a frame."""
 
     kind: int
     length: int
@@ -83,8 +83,8 @@ def header_packed(
 
 
 class RewrittenEnd(NamedTuple):
-    """What the frame says that ends a rewritten file: at which offset its `MOVED` frames begin, and
-    whether frames of all kinds but batches were left out.
+    """The content of the frame that ends a rewritten file: the offset of its `MOVED` frames, and
+    whether all frames but batches were left out.
     """
 
     names_at: int
@@ -98,14 +98,14 @@ _BATCHES_ONLY: Final = 1 << 62
 def end_packed(number: int, end: RewrittenEnd) -> bytes:
     """Return the frame that ends a rewritten file whose first segment is `number`.
 
-    The field of the stream, which an end has no use for, holds what it says.
+    The stream field, which an end frame does not need, holds the content.
     """
     said = _REWRITTEN | (_BATCHES_ONLY if end.batches_only else 0) | end.names_at
     return header_packed(END_OF_SEGMENT, 0, said, number, 0, 0)
 
 
 def end_said(header: FrameHeader) -> RewrittenEnd | None:
-    """Return what the end of a file says; None: the file was never rewritten."""
+    """Return the content of the frame that ends a file; None: the file was never rewritten."""
     if header.kind != END_OF_SEGMENT or not header.stream & _REWRITTEN:
         return None
     names_at = header.stream & (_BATCHES_ONLY - 1)
@@ -135,7 +135,7 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
 
 
 def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
-    """Return what the header of a frame says about its payload."""
+    """Return the checksum of a payload as frame headers hold it."""
     return header_crc_stated(payload) if kind in BATCH_KINDS else crc32c(payload)
 
 
@@ -174,7 +174,7 @@ def segment_numbers(directory: Path) -> list[int]:
 
 
 def synced_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
+    """Sync the names in `directory`."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -187,11 +187,11 @@ def prepare_segment(
 ) -> None:
     """Create segment `number`, all zeros, durably; a crash leaves all of it or nothing.
 
-    The zeros are really written: a page that the file system has to allocate costs more than the
-    sync itself. Each chunk is synced on its own, so that syncs of the journal beside it stay short.
+    The zeros are really written: a page that the file system must allocate costs more than the sync
+    itself. Each chunk is synced on its own, so that concurrent syncs of the journal stay short.
 
     Raises:
-        OSError: there is no room (`ENOSPC`); nothing is left behind.
+        OSError: there is no room (`ENOSPC`); no file remains.
     """
     temporary = directory / "segment.new"
     temporary.unlink(missing_ok=True)  # what a killed process left takes room
@@ -219,11 +219,11 @@ def prepare_segment(
 
 
 def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
-    """Say of `RECORDS` frames, each in a file, that they are gone, durably; return which those are.
+    """Mark `RECORDS` frames as gone, durably; return the marked ones.
 
-    One byte each, so that a crash leaves the old one or the new one. The CRC of the header stays
-    that of the old one. Other frames are left: a repaired batch does not stand where recovery
-    expects what is gone.
+    The mark is one byte for each frame, so a crash leaves the old byte or the new one. The CRC of
+    the header stays that of the old one. Other frames are left: recovery does not expect discarded
+    records at the place of a repaired batch.
 
     Raises:
         OSError: as the system says.
@@ -241,10 +241,10 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
 
 
 def punch(fd: int, place: Location) -> None:
-    """Give the room of a batch back, but for its header: whole pages, which read as zeros then.
+    """Free the whole pages of a batch after its header; they read as zeros then.
 
     Raises:
-        OSError: the file system cannot, or as the system says.
+        OSError: the file system does not support it, or as the system says.
     """
     first = -(-(place.offset + HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
     length = (place.offset + place.length) // _PAGE_BYTES * _PAGE_BYTES - first
@@ -271,10 +271,10 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 
 
 def zero_tail(fd: int, start: int, end: int) -> None:
-    """Make [start, end) of a file zeros, durably.
+    """Overwrite [start, end) of a file with zeros, durably.
 
-    What a crash left behind the cut must not be found by the *next* recovery, when the frame before
-    it has been written anew. Only what is not yet zero is written.
+    The *next* recovery must not find what a crash left after the cut, when the frame before it is
+    new. Only bytes that are not yet zero are written.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]

@@ -1,9 +1,9 @@
 """Which files hold which segments of a journal (ARCHITECTURE 7, decision 0016).
 
-A segment has a file of its own, until it was rewritten together with its neighbours: then
-`segment-00000003-00000007.log` holds what is left of the segments 3 to 7, in their order. It counts
-from the moment when it has that name; the files that it replaces are removed after that, and by the
-next start if a crash came between.
+A segment has its own file until it is rewritten together with its neighbours. Then
+`segment-00000003-00000007.log` holds what remains of the segments 3 to 7, in their order. It is
+valid from the moment when it has that name. The files that it replaces are removed after that, or
+by the next start if a crash came between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indilog.runtime.journal.segment import segment_path
 
 
 class SegmentFile(NamedTuple):
-    """A file that holds the segments `first` to `last`; its frames say `first`."""
+    """A file that holds the segments `first` to `last`; its frames name `first`."""
 
     first: int
     last: int
@@ -30,12 +30,12 @@ def joined_path(directory: Path, first: int, last: int) -> Path:
 
 
 def segment_files(directory: Path) -> list[SegmentFile]:
-    """Return the files that count, ascending."""
+    """Return the valid files, ascending."""
     return _files(directory)[0]
 
 
 def replaced_files(directory: Path) -> list[Path]:
-    """Return the files of which another one holds the segments."""
+    """Return the files whose segments another file holds."""
     return [file.path for file in _files(directory)[1]]
 
 

@@ -1,9 +1,10 @@
-"""Copying what is still needed of old segment files into one, in the same order (decision 0016).
+"""A copy of the needed frames of old segment files in one new file, in the same order (decision
+0016).
 
-Nothing of the copy counts until it is durable and has the name of what it replaces, so a crash
-leaves the old files or the new one. Frames stay in their order: to recovery a discarded batch is as
-good as the note of it that takes its place, and batches that followed one another are one note,
-where the first of them was.
+The copy is invalid until it is durable and has the name of the files that it replaces, so a crash
+leaves the old files or the new one. Frames stay in their order. A note takes the place of a
+discarded batch, and means the same to recovery. Consecutive discarded batches share one note, at
+the place of the first one.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan, header_at
 _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
 _SLICE_FRAMES: Final = 128
-"""What is read in one step, in bytes and in frames."""
+"""Limits of one step, in bytes and in frames read."""
 _WRITE_BYTES: Final = 256 * 1024
-"""What is written and synced together, at least."""
+"""The least number of bytes written and synced together."""
 
 log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
-"""Of a batch (its stream, kind, payload, and the place by which its role knows it): what must stay,
-the payload or a smaller one; None: nothing but which records it had.
+"""Returns what must remain of a batch, given its stream, kind, payload and name: the payload or a
+smaller one; None: only which records it had.
 """
 
 
 class DamagedSegmentError(Exception):
-    """A file is damaged, so it has to stay as it is."""
+    """A file is damaged, so it must not be rewritten."""
 
     def __init__(self, file: SegmentFile, what: str) -> None:
         super().__init__(f"{file.path} {what}")
@@ -60,8 +61,8 @@ class DamagedSegmentError(Exception):
 
 
 class Slice(NamedTuple):
-    """What comes next in the copy, from `offset` on, if there is enough to be written; `read_bytes`
-    and `frames` is what it cost.
+    """The next bytes of the copy, at `offset`, if there are enough to be written; `read_bytes` and
+    `frames` are what was read for it.
     """
 
     offset: int
@@ -71,14 +72,14 @@ class Slice(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Records that are gone, and where in the copy they are noted."""
+    """Consecutive gone records, and the offset of their note in the copy."""
 
     offset: int
     gone: GoneRecords
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what a rewrite left that a crash interrupted.
+    """Remove what an interrupted rewrite left.
 
     Raises:
         OSError: as the system says.
@@ -91,7 +92,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
-    """Return what the end of a rewritten file says; None: the file was never rewritten."""
+    """Return the content of the frame that ends a file; None: the file was never rewritten."""
     size = file.path.stat().st_size
     if size < FRAME_HEADER_BYTES:
         return None
@@ -106,7 +107,7 @@ def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
 
 
 def places_in(file: SegmentFile, names_at: int) -> Places:
-    """Return where the batches of a rewritten file are; those in a damaged frame are left out."""
+    """Return the places of the batches of a rewritten file, without those in damaged frames."""
     places = Places()
     for found in SegmentScan(file.path, file.first, newest=False, start=names_at):
         if isinstance(found, Damage) or found[0].kind != FrameKind.MOVED:
@@ -117,16 +118,15 @@ def places_in(file: SegmentFile, names_at: int) -> Places:
 
 
 class SegmentRewrite:
-    """One copy: `slices` are to be written in their order, then `finish`, then `give_name`.
+    """One copy: write its `slices` in order, then call `finish` and `give_name`.
 
     Args:
-        batches_only: whether nothing but batches is needed: what else the files say is in the
-            checkpoints that are kept.
+        batches_only: whether only batches are needed: the kept checkpoints hold everything else.
 
     Attributes:
-        places: where the batches are that stay.
-        bytes: how long the copy is, as far as it is known.
-        other_bytes: of frames in it that hold no batch, and are not the names of batches.
+        places: where the remaining batches are.
+        bytes: the length of the copy so far.
+        other_bytes: of its frames without batches, except `MOVED` frames.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class SegmentRewrite:
         self._open = True
         self._buffers: list[bytes] = []
         self._runs: dict[tuple[int, ShardId], _Run] = {}
-        """The newest note of each shard, to which more may be added."""
+        """The newest note of each shard, which may still grow."""
         self._grown: dict[int, tuple[int, GoneRecords]] = {}
-        """Notes that tell of more than was written, by their offset, with their stream."""
+        """Notes that grew after they were written, by their offset, with their stream."""
         self.places = Places()
         self.bytes = 0
         self.other_bytes = 0
@@ -227,7 +227,7 @@ class SegmentRewrite:
         self._put(kind, stream, kept)
 
     def _note(self, stream: int, gone: GoneRecords) -> None:
-        """Note records that are gone, together with those before them if they follow on."""
+        """Note gone records, joined with those before them if they are consecutive."""
         if self._batches_only:
             return
         key = (stream, gone.shard)
@@ -256,8 +256,8 @@ class SegmentRewrite:
         return [header, payload, bytes(-len(payload) % 8)]
 
     def _end(self, names_at: int) -> None:
-        """End the copy: the end of a rewritten file says where the names of its batches begin, and
-        whether frames of other kinds were left out.
+        """End the copy with the offset of its `MOVED` frames, and whether other frames were left
+        out.
         """
         end = RewrittenEnd(names_at, batches_only=self._batches_only)
         header = end_packed(self._number, end)
@@ -290,10 +290,10 @@ class SegmentRewrite:
         os.fdatasync(self._fd)
 
     def give_name(self) -> SegmentFile:
-        """Let the copy count instead of the files; return what it is now.
+        """Replace the old files by the copy; return its file.
 
         Raises:
-            OSError: as the system says; the old files count.
+            OSError: as the system says; the old files stay valid.
         """
         first, last = self._files[0].first, self._files[-1].last
         path = joined_path(self._directory, first, last)
@@ -302,17 +302,17 @@ class SegmentRewrite:
         return SegmentFile(first, last, path)
 
     def clean(self) -> None:
-        """Make the name durable, then remove the files that were joined; may run in a thread.
+        """Make the new name durable, then remove the replaced files; may run in a thread.
 
         Raises:
-            OSError: the journal has failed: what counts after a crash is not known.
+            OSError: the journal has failed: which files are valid after a crash is unknown.
         """
         synced_directory(self._directory)
         for path in replaced_files(self._directory):
             path.unlink()
 
     def give_up(self) -> None:
-        """Remove the copy; the old files count."""
+        """Remove the copy; the old files stay valid."""
         if self._open:
             self._close()
             self._path.unlink(missing_ok=True)

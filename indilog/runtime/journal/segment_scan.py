@@ -1,12 +1,12 @@
-"""Reading segments back: intact frames, single bits put right, and what is damaged (decision 0009).
+"""Reading segments: intact frames, corrected single bits, and damage (decision 0009).
 
-An unreadable place is *damage* if it was on disk once: in all segments but the newest one that is
-used, and there if a later frame or the note of the newest segment (`segment_use`) says that it had
-been synced. Reading goes on behind it, at the next header of this segment. In the newest segment
-any other unreadable place is a *torn tail*, where the log ends.
+An unreadable place is *damage* if it was on disk once. That is so in all segments but the newest
+one in use, and there if a later frame or the note of the newest segment (`segment_use`) shows that
+it was synced. Reading continues at the next header of this segment. Any other unreadable place in
+the newest segment is a *torn tail*, where the log ends.
 
-One flipped bit in a header, or in a small payload, is put right by trying: two words with a good
-CRC32C differ in at least four bits at these lengths, so the wrong bit is the only one that fits.
+One flipped bit in a header, or in a small payload, is corrected by trying all bits. Two words with
+a valid CRC32C differ in at least four bits at these lengths, so only the right correction fits.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
 _SECTOR_BYTES: Final = 4096
 _MENDED_BYTES_MAX: Final = 8192
-"""Payloads up to this size are mended: 65,536 tries at most."""
+"""The largest payload that is corrected: 65,536 tries at most."""
 
 log = structlog.get_logger(__name__)
 
 
 class Damage(NamedTuple):
-    """Bytes [start, end) of a segment, which were on disk once and are no intact frame now."""
+    """Bytes [start, end) of a segment that were on disk once and are no intact frame now."""
 
     segment: int
     start: int
     end: int
     header: FrameHeader | None
-    """That of the frame, if it is intact: then only its payload is damaged."""
+    """The header of the frame, if it is intact: then only its payload is damaged."""
     payload: bytes
-    """What is there instead of it."""
+    """The bytes found in place of the payload."""
     name: Location | None = None
     """The place by which roles know a batch that was moved."""
 
     @property
     def location(self) -> Location:
-        """Where the payload is, or what is unknown; of a batch that was moved, its name."""
+        """The place of the payload, or of the unknown bytes; of a moved batch, its name."""
         if self.name is not None:
             return self.name
         length = self.header.length if self.header is not None else self.end - self.start
@@ -74,14 +74,14 @@ class SegmentScan:
 
     Args:
         newest: whether it may end with a torn tail.
-        synced: how far it was synced at least, as something else than its frames says.
+        synced: how many bytes were synced at least, as known from outside its frames.
 
     Attributes:
-        end: after iteration, the offset behind the last intact frame.
-        synced: after iteration, how far the segment was synced, as its frames say, too.
-        sealed: after iteration, whether the segment says itself that it ends there.
-        damaged_end: after iteration, whether the last thing found was damage.
-        mended: what one flipped bit had spoilt, with its offset, to be written back.
+        end: after iteration, the offset after the last intact frame.
+        synced: after iteration, how many bytes were synced, as its frames show, too.
+        sealed: after iteration, whether a frame ends the segment.
+        damaged_end: after iteration, whether the last item found was damage.
+        mended: corrected bytes, with their offsets, to be written back.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SegmentScan:
 
     @property
     def written(self) -> int:
-        """Return the offset behind the last intact frame, be it the one that ends the segment."""
+        """The offset after the last intact frame, including one that ends the segment."""
         return self.end + FRAME_HEADER_BYTES if self.sealed else self.end
 
     def __iter__(self) -> Iterator[Scanned | Damage]:
@@ -221,7 +221,8 @@ def write_again(fd: int, start: int, end: int) -> None:
 def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:
     """Return the small payload from which `payload` differs in one bit; None: there is none.
 
-    Record batches are left alone: they are too long to be sure, and other replicas have them.
+    Record batches are not corrected: they are too long for a unique correction, and other replicas
+    have them.
     """
     too_long = header.length > _MENDED_BYTES_MAX or len(payload) != header.length
     if header.kind in BATCH_KINDS or too_long:
@@ -236,7 +237,9 @@ def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:
 
 
 def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHeader]]:
-    """Find the intact headers of segment `number` from `start` on, wherever a frame may begin."""
+    """Yield the intact headers of segment `number` from `start` on, at every offset where a frame
+    may begin.
+    """
     start += -start % _ALIGNMENT
     for offset in range(start, os.fstat(fd).st_size, _CHUNK_BYTES):
         # A header may begin in one chunk and end in the next.
@@ -251,7 +254,7 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
 
 
 def holds_frames(path: Path, number: int) -> bool:
-    """Tell whether a segment has any frame of its own, behind damage too."""
+    """Whether a segment has any frame of its own, also after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
             header_mended(_read(file, FRAME_HEADER_BYTES)) is not None
@@ -259,13 +262,13 @@ def holds_frames(path: Path, number: int) -> bool:
 
 
 def newest_used(directory: Path) -> int:
-    """Return the newest segment that has frames; 0: none has."""
+    """Return the newest segment with frames; 0: none has any."""
     files = reversed(segment_files(directory))
     return next((file.last for file in files if holds_frames(file.path, file.first)), 0)
 
 
 def is_clean(fd: int, number: int, start: int) -> bool:
-    """Tell whether behind the last intact frame lie only zeros, or frames of a former use."""
+    """Whether only zeros, or frames of a former use, follow the last intact frame."""
     first = _pread(fd, FRAME_HEADER_BYTES, start)
     header = header_unpacked(first)
     former = header is not None and header.segment != number
@@ -273,7 +276,7 @@ def is_clean(fd: int, number: int, start: int) -> bool:
 
 
 def _read(file: BinaryIO, length: int) -> bytes:
-    """Read on; sectors that the disk cannot read are zeros, which are never an intact frame."""
+    """Read on; unreadable sectors read as zeros, which are never an intact frame."""
     at = file.tell()
     try:
         return file.read(length)

@@ -1,12 +1,12 @@
-"""Which segment of a journal is the newest in use, and how far it was synced, noted apart from the
-segments (ARCHITECTURE 11, decisions 0009 and 0022).
+"""The note of the newest segment in use, and of how far it was synced (ARCHITECTURE 11, decisions
+0009 and 0022).
 
-The segments alone cannot tell that the newest of them is gone: what is left looks like a shorter
+The segments alone cannot show that the newest of them is missing: the rest looks like a shorter
 journal. Nor can they tell damage of the last frames from a torn tail. `NEWEST` is one line: a name,
 the number and the size in bytes of the newest segment that may hold frames, how many of its bytes
 were synced, and the CRC32C of these in hexadecimal. It is written before the first frame of a
-segment, after a time without writes and at a clean stop; in place, because a full disk has room for
-nothing else.
+segment, after a time without writes, and at a clean stop. It is written in place, because a full
+disk has no room for a second file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class NewestSegment(NamedTuple):
     """The newest segment that may hold frames.
 
     Attributes:
-        size_bytes: of its file.
-        synced: so many of its bytes were synced, at least.
+        size_bytes: the size of its file.
+        synced: how many of its bytes were synced, at least.
     """
 
     number: int
@@ -40,7 +40,7 @@ class NewestSegment(NamedTuple):
 
 
 def note_newest(directory: Path, newest: NewestSegment) -> None:
-    """Note, durably, which segment gets frames, and how far it was synced.
+    """Note durably which segment is in use, and how far it was synced.
 
     Raises:
         OSError: as the system says.
@@ -59,7 +59,7 @@ def note_newest(directory: Path, newest: NewestSegment) -> None:
 
 
 def newest_noted(directory: Path) -> NewestSegment | None:
-    """Return what was noted; None: nothing was, or it cannot be read, which is warned of."""
+    """Return the note; None: there is none, or it is unreadable, which is logged."""
     path = directory / _FILE
     if not path.exists():
         return None
@@ -77,7 +77,7 @@ def newest_noted(directory: Path) -> NewestSegment | None:
 
 
 def is_whole(directory: Path, newest: NewestSegment) -> bool:
-    """Tell whether the file of the newest segment is as long as it was."""
+    """Whether the file of the newest segment has its full length."""
     path = segment_path(directory, newest.number)
     return path.exists() and path.stat().st_size >= newest.size_bytes
 

@@ -1,4 +1,4 @@
-"""The segment that a journal will use next, made in a thread (ARCHITECTURE 7, decision 0001)."""
+"""The next segment of a journal, prepared in a thread (ARCHITECTURE 7, decision 0001)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from indilog.runtime.journal.segment import NO_ROOM, prepare_segment, segment_pa
 
 
 class SpareSegment:
-    """Has the next segment made; knows whether there was room for it.
+    """Prepares the next segment; knows whether there was room for it.
 
     Attributes:
-        pool: the thread that works on files of the directory beside the journal.
+        pool: the thread for background work on files of the journal.
     """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
@@ -25,9 +25,9 @@ class SpareSegment:
 
     @property
     def starved(self) -> bool:
-        """Whether there was no room for the segment, when it was looked for last.
+        """Whether the last attempt found no room for the segment.
 
-        So it stays until looking again has found some.
+        It stays True until another attempt finds room.
         """
         if (made := self._made) is None:
             self._starved = False
@@ -38,16 +38,16 @@ class SpareSegment:
 
     @property
     def ready(self) -> bool:
-        """Whether the segment is made."""
+        """Whether the segment is prepared."""
         return self._made is not None and self._made.done() and self._made.exception() is None
 
     def begin(self, number: int) -> None:
-        """Have it made, unless that was begun."""
+        """Start to prepare it, unless that has started."""
         if self._made is None:
             self.prepare(number)
 
     def prepare(self, number: int, size_bytes: int = 0) -> None:
-        """Have segment `number` made, of so many bytes at least, unless it is there."""
+        """Prepare segment `number` of at least `size_bytes`, unless it exists."""
         size_bytes = max(size_bytes, self._segment_bytes)
 
         def make() -> None:
@@ -58,7 +58,7 @@ class SpareSegment:
         self._made = self.pool.submit(make)
 
     def make(self, number: int, size_bytes: int) -> None:
-        """Wait until it is made; a frame that is larger than a segment gets one of its own size.
+        """Wait until it is prepared; a frame larger than a segment gets one of its own size.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or as the system says.
@@ -69,12 +69,12 @@ class SpareSegment:
         self.wait()
 
     def look_for_room(self, number: int) -> None:
-        """Try again, if there was no room."""
+        """Retry, if there was no room."""
         if self.starved and self._made is not None and self._made.done():
             self.prepare(number)
 
     def wait(self) -> None:
-        """Wait until it is made.
+        """Wait until it is prepared.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or as the system says.
@@ -83,10 +83,10 @@ class SpareSegment:
         self._made.result()
 
     def used(self) -> None:
-        """The segment is in use: the next one is another."""
+        """Note that the segment is in use; the next one must be prepared."""
         self._made = None
 
     def close(self) -> None:
-        """Stop making it, and wait for the thread."""
+        """Stop preparing, and wait for the thread."""
         self._closing = True
         self.pool.shutdown()
