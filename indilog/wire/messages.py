@@ -567,3 +567,16 @@ Message: TypeAlias = (
     | TimeLookup
     | TimeFound
 )
+
+ForSequencer: TypeAlias = (
+    ShardProgress
+    | MetalogStored
+    | MetalogAppend
+    | MetalogWanted
+    | MetalogCovered
+    | TailWanted
+    | TrimWanted
+    | MetalogCopyWanted
+    | MetalogCopy
+)
+"""The messages that a sequencer handles, as primary, backup or rebuilding primary."""

@@ -48,6 +48,8 @@ from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.config import Config
 from indilog.kernel.metalog import Base
 from indilog.roles.role import Effect, Ignore, Received, Send
+from indilog.wire.base_messages import MetalogCovered
+from indilog.wire.messages import ForSequencer, MetalogWanted, ShardProgress, TailWanted
 from indilog.wire.sequencer_messages import (
     NO_INCARNATION,
     MetalogAppend,
@@ -55,6 +57,7 @@ from indilog.wire.sequencer_messages import (
     MetalogCopyWanted,
     MetalogStored,
 )
+from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.stored_metalog import StoredMetalog
 
 
@@ -95,11 +98,28 @@ class Backup:
         """How many entries the primary has said are committed; fewer again where it lost them."""
         return self._committed
 
-    def on_received(self, event: Received) -> list[Effect]:
-        """Take in one message; the answer to all of them is given in `advance`."""
-        message = event.message
-        if not isinstance(message, MetalogAppend | MetalogCopyWanted):
-            return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
+    def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
+        """Handle one message; `advance` answers all messages of the turn."""
+        match message:
+            case MetalogAppend():
+                refused = self._refusal(event, message)
+                return refused or self._on_metalog_append(event, message)
+            case MetalogCopyWanted():
+                refused = self._refusal(event, message)
+                return refused or self._on_copy_wanted(message)
+            case (
+                ShardProgress()
+                | MetalogStored()
+                | MetalogWanted()
+                | MetalogCovered()
+                | TailWanted()
+                | TrimWanted()
+                | MetalogCopy()
+            ):
+                return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
+
+    def _refusal(self, event: Received, message: MetalogAppend | MetalogCopyWanted) -> list[Effect]:
+        """Refuse what the current primary cannot have sent; none: note its incarnation."""
         if event.sender != self._primary:
             return [Ignore(event, "metalog entries of a node that is not the primary of this view")]
         if (reason := _misfit(message)) is not None:
@@ -107,9 +127,7 @@ class Backup:
         if message.epoch < self._epoch:
             return [Ignore(event, "metalog entries from an older incarnation of the primary")]
         self._epoch = message.epoch
-        if isinstance(message, MetalogCopyWanted):
-            return self._on_copy_wanted(message)
-        return self._on_metalog_append(event, message)
+        return []
 
     def advance(self) -> list[Effect]:
         """Answer once for all that came, with what is durable."""

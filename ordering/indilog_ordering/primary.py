@@ -37,13 +37,20 @@ from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
 from indilog.wire.messages import (
+    ForSequencer,
     MetalogEntries,
     MetalogWanted,
     ShardProgress,
     TailIs,
     TailWanted,
 )
-from indilog.wire.sequencer_messages import NO_INCARNATION, MetalogAppend, MetalogStored
+from indilog.wire.sequencer_messages import (
+    NO_INCARNATION,
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
 from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.backup_progress import BackupProgress
 from indilog_ordering.entry_clock import EntryClock
@@ -122,20 +129,24 @@ class Primary:
         """Note the time, which holds for all answers and proposals of the turn."""
         self._clock.advance(now)
 
-    def on_received(self, event: Received) -> list[Effect]:
+    def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
         """Handle one message; `advance` acts on all messages of the turn."""
-        message = event.message
-        if isinstance(message, ShardProgress | MetalogCovered):
-            return self._on_report(event, message)
-        if isinstance(message, MetalogStored):
-            return self._on_metalog_stored(event, message)
-        if isinstance(message, MetalogWanted):
-            return self._on_metalog_wanted(event, message)
-        if isinstance(message, TailWanted):
-            return self._on_tail_wanted(event, message)
-        if isinstance(message, TrimWanted):
-            return self._on_trim_wanted(event, message)
-        return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+        match message:
+            case ShardProgress():
+                effects = self._on_shard_progress(event, message)
+            case MetalogStored():
+                effects = self._on_metalog_stored(event, message)
+            case MetalogWanted():
+                effects = self._on_metalog_wanted(event, message)
+            case MetalogCovered():
+                effects = self._on_metalog_covered(event, message)
+            case TailWanted():
+                effects = self._on_tail_wanted(event, message)
+            case TrimWanted():
+                effects = self._on_trim_wanted(event, message)
+            case MetalogAppend() | MetalogCopyWanted() | MetalogCopy():
+                effects = [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+        return effects
 
     def forget(self, node: NodeId) -> None:
         """Forget what `node` reported before it restarted: it may have lost its disk."""
@@ -184,9 +195,7 @@ class Primary:
 
     # --- messages
 
-    def _on_report(self, event: Received, message: ShardProgress | MetalogCovered) -> list[Effect]:
-        if isinstance(message, MetalogCovered):
-            return self._on_metalog_covered(event, message)
+    def _on_shard_progress(self, event: Received, message: ShardProgress) -> list[Effect]:
         effects: list[Effect] = []
         for shard, (epoch, stored) in message.stored.items():
             if (reason := self._reports.note(event.sender, shard, epoch, stored)) is not None:

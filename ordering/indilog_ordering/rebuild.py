@@ -45,20 +45,15 @@ from indilog.kernel.lineage import Extent
 from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogCovered
-from indilog.wire.messages import MetalogWanted, ShardProgress, TailWanted
-from indilog.wire.sequencer_messages import MetalogCopy, MetalogCopyWanted, MetalogStored
+from indilog.wire.messages import ForSequencer, MetalogWanted, ShardProgress, TailWanted
+from indilog.wire.sequencer_messages import (
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
 from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.stored_metalog import Anchor, StoredMetalog
-
-_LATER: tuple[type, ...] = (
-    ShardProgress,
-    MetalogCovered,
-    MetalogStored,
-    MetalogWanted,
-    TailWanted,
-    TrimWanted,
-)
-"""What is meant for a primary that runs, and is said again until it does."""
 
 
 class Rebuild:
@@ -88,13 +83,24 @@ class Rebuild:
         by one.
         """
 
-    def on_received(self, event: Received) -> list[Effect]:
+    def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
         """Take in one message."""
-        message = event.message
-        if isinstance(message, _LATER):
-            return []
-        if not isinstance(message, MetalogCopy):
-            return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+        match message:
+            case MetalogCopy():
+                return self._on_metalog_copy(event, message)
+            case (
+                ShardProgress()
+                | MetalogStored()
+                | MetalogWanted()
+                | MetalogCovered()
+                | TailWanted()
+                | TrimWanted()
+            ):
+                return []  # for a primary that works; resent until it does
+            case MetalogAppend() | MetalogCopyWanted():
+                return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+
+    def _on_metalog_copy(self, event: Received, message: MetalogCopy) -> list[Effect]:
         if event.sender not in self._answers:
             return [Ignore(event, "a copy of the metalog from a node that is no backup")]
         if (reason := self._misfit(message)) is not None:

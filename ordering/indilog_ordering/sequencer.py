@@ -30,6 +30,7 @@ from indilog.roles.role import (
     SpaceChanged,
     Started,
 )
+from indilog.wire.messages import ForSequencer
 from indilog_ordering.backup import Backup
 from indilog_ordering.primary import Primary
 from indilog_ordering.rebuild import Rebuild
@@ -203,7 +204,10 @@ class Sequencer:
             return [Ignore(event, "a message of an earlier incarnation of its sender")]
         if heard is Heard.NEWER and isinstance(self._part, Primary):
             self._part.forget(event.sender)
-        return self._part.on_received(event)
+        message = event.message
+        if not isinstance(message, ForSequencer):
+            return [Ignore(event, f"a sequencer has no use for {type(message).__name__}")]
+        return self._part.on_received(event, message)
 
     def _start(self, event: Started, now: Instant) -> None:
         assert self._part is None, "a role starts once"

@@ -272,30 +272,49 @@ class StorageNode:
                 return self._appends.on_batch(event, batch)
             case MetalogEntries() as message:
                 return self._on_metalog_entries(event, message)
-            case MetalogBase() | History() | HistoryWanted() | TagFloors() as message:
-                self._stirred = True
-                return self._on_history(event, message)
             case _:
                 self._stirred = True
-                return self._on_question(event, now)
+                return self._on_other_message(event, now)
 
-    def _on_question(self, event: Received, now: Instant) -> list[Effect]:
+    def _on_other_message(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:
-            case ReadRecords() as message:
-                effects = self._on_read_records(event, message, now)
-            case IndexDataWanted() | TimeLookup() as message:
-                effects = self._on_metalog_question(event, message)
-            case AuxSet() as message:
-                effects = self._on_aux_set(event, message)
-            case ShardStoredWanted() as message:
-                effects = self._appends.on_stored_wanted(event, message)
-            case ShardClaim() as message:
-                effects = self._after_entries(self._appends.on_claim(event, message))
-            case ShardOpen() as message:
-                effects = self._on_shard_open(event, message)
+            case MetalogBase() | History() | HistoryWanted() | TagFloors() as message:
+                return self._on_history(event, message)
+            case BatchesWanted() | Batches() | DiscardedWanted() | TagFloorsWanted() as message:
+                return self._on_copies(event, message, now)
+            case ShardStoredWanted() | ShardClaim() | ShardOpen() as message:
+                return self._on_writer(event, message)
+            case ReadRecords() | IndexDataWanted() | TimeLookup() | AuxSet() as message:
+                return self._on_reader(event, message, now)
             case _:
-                effects = self._on_seldom(event, now)
-        return effects
+                return [Ignore(event, "not a message for a storage node")]
+
+    def _on_reader(
+        self,
+        event: Received,
+        message: ReadRecords | IndexDataWanted | TimeLookup | AuxSet,
+        now: Instant,
+    ) -> list[Effect]:
+        match message:
+            case ReadRecords():
+                return self._on_read_records(event, message, now)
+            case IndexDataWanted():
+                return self._on_index_data_wanted(event, message)
+            case TimeLookup():
+                return self._on_time_lookup(event, message)
+            case AuxSet():
+                return self._on_aux_set(event, message)
+
+    def _on_writer(
+        self, event: Received, message: ShardStoredWanted | ShardClaim | ShardOpen
+    ) -> list[Effect]:
+        match message:
+            case ShardStoredWanted():
+                return self._appends.on_stored_wanted(event, message)
+            case ShardClaim():
+                return self._after_entries(self._appends.on_claim(event, message))
+            case ShardOpen():
+                return self._on_shard_open(event, message)
 
     def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
         shard = self._shards.get(message.shard)
@@ -304,21 +323,25 @@ class StorageNode:
             return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
         return self._after_entries(self._appends.on_open(event, message))
 
-    def _on_seldom(self, event: Received, now: Instant) -> list[Effect]:
-        match event.message:
-            case BatchesWanted() as message:
+    def _on_copies(
+        self,
+        event: Received,
+        message: BatchesWanted | Batches | DiscardedWanted | TagFloorsWanted,
+        now: Instant,
+    ) -> list[Effect]:
+        """Answer nodes that lack records or floors, or take batches that this node lacks."""
+        match message:
+            case BatchesWanted():
                 return self._on_batches_wanted(event, message)
-            case Batches() as message:
+            case Batches():
                 return self._on_batches(event, message, now)
-            case DiscardedWanted() as message:
+            case DiscardedWanted():
                 shard = self._shards.get(message.shard)
                 return [discarded_of(event, message, shard, self._ordering)]
-            case TagFloorsWanted() as message:
+            case TagFloorsWanted():
                 # The asker may know of a trim that is not applied here.
                 self._ordering.reader.doubt()
                 return [floors_page(self._ordering, message, event.sender)]
-            case _:
-                return [Ignore(event, "not a message for a storage node")]
 
     def _on_persisted(self, token: int, location: Location) -> list[Effect]:
         if token == ORDERING_TOKEN:
@@ -569,13 +592,6 @@ class StorageNode:
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
         return []
-
-    def _on_metalog_question(
-        self, event: Received, message: IndexDataWanted | TimeLookup
-    ) -> list[Effect]:
-        if isinstance(message, TimeLookup):
-            return self._on_time_lookup(event, message)
-        return self._on_index_data_wanted(event, message)
 
     def _on_time_lookup(self, event: Received, message: TimeLookup) -> list[Effect]:
         ordering = self._ordering
