@@ -111,6 +111,7 @@ class Entries:
 
     def cut_off(self, end: MetalogPosition) -> None:
         """Remove the entries from `end` on."""
+        assert self.start <= end <= self.end, "only entries that are here can be cut off"
         number = self._number(end)
         self._newest = list(self._at(number)[: end - self._first(number)])
         del self._packed[number:], self._last_epochs[number:]
@@ -129,6 +130,7 @@ class Entries:
 
     def drop_pack(self) -> None:
         """Drop the entries of the first pack."""
+        assert self._packed, "the newest entries stay"
         del self._packed[0], self._last_epochs[0]
         self.start += self._page
         self._cached.clear()

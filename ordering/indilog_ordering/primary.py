@@ -24,7 +24,7 @@ It notifies a backup that had lost entries when that backup has all of them agai
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, assert_never
 
 from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
@@ -146,6 +146,8 @@ class Primary:
                 effects = self._on_trim_wanted(event, message)
             case MetalogAppend() | MetalogCopyWanted() | MetalogCopy():
                 effects = [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+            case unreachable:
+                assert_never(unreachable)
         return effects
 
     def forget(self, node: NodeId) -> None:
@@ -189,9 +191,12 @@ class Primary:
         assert self.committed <= stored <= len(self._metalog)
         in_flight_max = max(self._page_entries, self._recovered)
         assert len(self._metalog) - self.committed <= in_flight_max
+        assert self._published is None or self._published <= self.committed
+        assert self._covered_by_all <= len(self._metalog), "only what equals this metalog counts"
         assert self.tail == sum(self._metalog.committed.cut.values())
         assert all(self._cut[s] >= length for s, length in self._metalog.committed.cut.items())
         assert all(b.stored <= b.sent <= len(self._metalog) for b in self._backups.values())
+        self._trim_requests.check_invariants()
 
     # --- messages
 

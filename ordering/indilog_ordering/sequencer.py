@@ -176,6 +176,7 @@ class Sequencer:
     def check_invariants(self) -> None:
         """Assert the invariants of the current part."""
         if self._part is not None:
+            self._metalog.check_invariants()
             self._part.check_invariants()
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:

@@ -459,9 +459,19 @@ class StoredMetalog:
     def commit(self, end: MetalogPosition) -> None:
         """Take the entries below `end` for committed."""
         start = self.committed.position
+        assert start <= end <= len(self), "commits only grow, and only entries that are here"
         alone = end == start + 1
         for entry in (self._entries[start],) if alone else self.iterate(start, end):
             self.committed.apply(entry)
+
+    def check_invariants(self) -> None:
+        """Assert how base, entries and what is behind a hole lie to each other."""
+        assert self._entries.start == self.base.position, "entries follow on the base"
+        assert self.stored <= len(self)
+        assert self.base.position <= self.committed.position <= len(self)
+        assert self.promised <= self.epoch_seen
+        assert not (self._later and self.incomplete), "what is missing is known, or it is not"
+        assert self._grows or not self._later, "a backup with a hole forgets its entries"
 
     def on_persisted(self, token: int) -> None:
         """Note that the frame with this token is durable."""

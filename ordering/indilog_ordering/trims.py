@@ -70,3 +70,9 @@ class TrimRequests:
                 self._answered[key] = position + 1
                 effects.append(Send(key[0], TrimIs(key[1], position + 1, tail)))
         return effects
+
+    def check_invariants(self) -> None:
+        """Assert that requests are bounded, and that each is at one stage."""
+        assert len(self._wanted) + len(self._under_way) <= self._requests_max
+        assert self._under_way.isdisjoint(self._wanted)
+        assert len(self._under_way) == sum(len(keys) for _, keys in self._proposed)

@@ -94,6 +94,8 @@ class HistoryFetch:
         """Ask the source for the next page; after a pause without answer, ask the next source."""
         if self.base is None:
             return []
+        assert self._others, "`begin` refuses a base that no node can fill"
+        assert not self._asked or self._resend.due is not None, "an open question has its time"
         if self._asked and not self._resend.is_due(now):
             return []
         if self._asked:

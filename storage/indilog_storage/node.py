@@ -619,6 +619,10 @@ class StorageNode:
         self._appends.check_invariants()
         self._ordering.check_invariants()
         self._reads.check_invariants()
+        self._waiting.check_invariants()
+        assert self._saving <= self._unsaved
+        pending = self._journal.pending
+        assert not pending or pending[-1].position < self.position, "only applied entries"
         self._care.repair.check_invariants()
         assert not self._blocks, "sent at the end of the turn"
 

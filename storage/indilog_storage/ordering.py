@@ -150,6 +150,7 @@ class Ordering:
 
         Floors stay: a client whose trim was acknowledged relies on it.
         """
+        assert position <= self.position, "only applied entries can be cut off"
         spans = self._span_ends[position - 1] if position else 0
         cut = dict(self._replay.cut)
         for shard, length in zip(self._shards[spans:], self._lengths[spans:], strict=True):
@@ -258,3 +259,7 @@ class Ordering:
         assert len(self._tails) == len(self._span_ends) == self.position
         assert self.tail == sum(self._replay.cut.values())
         assert self.reader.lineage.position == self.position
+        assert self.trims == len(self._trim_positions)
+        assert self.trimmed_at <= self.position
+        assert len(self._shards) == len(self._localids) == len(self._lengths)
+        assert not self._span_ends or self._span_ends[-1] == len(self._shards)

@@ -127,6 +127,10 @@ class WaitingReads:
         """When the oldest read has waited too long."""
         return next(iter(self._by_age.values())).expires if self._by_age else None
 
+    def check_invariants(self) -> None:
+        """Assert that each read waits for one condition, and that reads are bounded."""
+        assert sum(map(len, self._by_least.values())) == len(self._by_age) <= self._reads_max
+
 
 class AppliedEntries(Protocol):
     """The view of the applied metalog entries that reads need."""

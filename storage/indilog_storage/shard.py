@@ -419,7 +419,7 @@ class Shard:
 
     def store(self, first: LocalId, end: LocalId, location: Location) -> None:
         """Note the place of the next batch, which is durable."""
-        assert first == self.stored, "batches are stored in order, without gaps"
+        assert first == self.stored < end, "batches are stored in order, without gaps"
         self._insert(len(self._firsts), first, location)
         self.bytes += location.length
         self.stored = end
@@ -644,6 +644,7 @@ class Shard:
     def order(self, span: Span) -> list[RecordBatch]:
         """Apply a span; return its batches that are still in memory."""
         end = span.first_localid + span.length
+        assert span.first_localid == self.ordered < end, "entries order without gaps"
         if self.lost_opening_of(span):
             self._truncate(span.first_localid)
         if self._doubted is not None and span.writer != UNSAID:
@@ -701,4 +702,6 @@ class Shard:
         assert not self._firsts or self._firsts[-1] < self.stored
         assert self.ordered <= self.stored
         assert self.given_up | self._unreadable <= self.holes.keys()
+        assert self.holes.keys() >= self.given_up
+        assert self.opened_at is None or self.opened_at <= self.written
         assert not self._span_localids or self._span_localids[-1] < self.ordered
