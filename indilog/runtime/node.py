@@ -369,7 +369,7 @@ class NodeShell:
 
     def _put_due(self, now: Instant) -> None:
         """Give an empty batch of events to each role whose deadline has passed."""
-        for node, persisted in self._disk_space.retried(now):
+        for node, persisted in self._disk_space.retry(now):
             self._inbox.setdefault(node, []).append(persisted)
         for node, overdue in self._deadlines.items():
             if overdue <= now:
@@ -377,7 +377,7 @@ class NodeShell:
 
     def _tell_of_space(self) -> None:
         """Notify the roles that persist when the disk becomes full, and when it has room again."""
-        if (change := self._disk_space.news(self.clock.now())) is not None:
+        if (change := self._disk_space.pop_change(self.clock.now())) is not None:
             for node, role in self.roles.items():
                 if isinstance(role, SurvivesLoss):
                     self._inbox.setdefault(node, []).append(change)
@@ -426,7 +426,7 @@ class NodeShell:
             case Discard():
                 self._journal.discard(effect.location)
             case ReclaimableBytes(by_segment, began):
-                self._journal.old.superfluous(node, by_segment, began=began)
+                self._journal.old.set_reclaimable(node, by_segment, began=began)
             case Ignore():
                 count_effect(self.metrics, node, effect)
             case unreachable:
@@ -445,7 +445,7 @@ class NodeShell:
     def _finish(self) -> None:
         """Send what promises nothing, sync what the turn wrote, then send the rest."""
         if self._sync is None:  # else its lock would block the loop
-            self._journal.give_back()
+            self._journal.free_discarded()
         self._outbox.send_early()
         if self.rewriting.busy:
             self.rewriting.turn(self.clock.now())

@@ -366,7 +366,7 @@ class Primary:
             return []
         counts: dict[ShardId, int] = {}
         writers: dict[ShardId, Epoch] = {}
-        for shard, progress, writer in self._reports.news():
+        for shard, progress, writer in self._reports.pop_changed():
             ordered = self._cut.get(shard, 0)
             if progress > ordered:
                 counts[shard], writers[shard] = progress - ordered, writer

@@ -83,10 +83,10 @@ class Reports:
 
     @property
     def changed(self) -> bool:
-        """Whether any shard was reported on since the last call of `news`."""
+        """Whether any shard was reported on since the last call of `pop_changed`."""
         return bool(self._changed)
 
-    def news(self) -> list[tuple[ShardId, LocalId, Epoch]]:
+    def pop_changed(self) -> list[tuple[ShardId, LocalId, Epoch]]:
         """Return the shards that were reported on since the last call, ascending, with their
         progress and their newest writer.
         """

@@ -33,7 +33,7 @@ class DamagedBatch(NamedTuple):
     records: Sequence[LocalId] = ()
 
 
-def batch_read(
+def parse_batch(
     location: Location, payload: bytes | None
 ) -> tuple[RecordBatch | None, DamagedBatch | None]:
     """Return the readable part of a batch that was read, and its damage."""
@@ -170,7 +170,7 @@ class BatchReads:
         location = self._tokens.pop(token)
         self._reading_bytes -= location.length
         effects: list[Effect] = []
-        batch, damage = batch_read(location, payload)
+        batch, damage = parse_batch(location, payload)
         if damage is not None:
             self.damaged.append(damage)
             effects.append(Ignore(location, "a record batch on disk is damaged"))

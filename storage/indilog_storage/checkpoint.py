@@ -47,22 +47,22 @@ class Covered:
     Attributes:
         older: the extent applied at the older checkpoint; of no entries: there is none.
         newest: the extent applied at the newest durable checkpoint.
-        is_news: whether the primary is still to be notified of `older`.
+        is_unreported: whether the primary is still to be notified of `older`.
     """
 
     def __init__(self) -> None:
         self.older = self.newest = self._taken = NOTHING
-        self.is_news = False
+        self.is_unreported = False
 
     def take(self, applied: Extent) -> Extent:
         """Note a checkpoint that is being written; return what the newest durable one covers."""
         self._taken = applied
         return self.newest
 
-    def written(self) -> None:
+    def note_written(self) -> None:
         """Note that the last checkpoint taken is durable."""
         self.older, self.newest = self.newest, self._taken
-        self.is_news = True
+        self.is_unreported = True
 
     def restore(self, newest: Extent, older: Extent) -> None:
         """Start from a checkpoint and the extent of the one before it."""

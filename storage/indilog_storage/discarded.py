@@ -16,7 +16,7 @@ _ROWS_MAX: Final = 1 << 16
 """Batches examined for one answer."""
 
 
-def discarded_of(
+def answer_discarded(
     event: Received, message: DiscardedWanted, shard: Shard | None, ordering: Ordering
 ) -> Effect:
     """Return which of the requested records of a shard are discarded, up to the size of

@@ -46,7 +46,7 @@ class DiskCare:
     def start(self, now: Instant, *, unread: bool) -> None:
         """Begin after recovery; `unread`: recovery has not read all batches."""
         self.scrub.start(now, unread=unread)
-        self.reclaim.risen()
+        self.reclaim.note_risen_floors()
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Handle a frame that scrub or reclaim has requested."""

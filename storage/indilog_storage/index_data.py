@@ -99,7 +99,7 @@ def index_block(
     )
 
 
-def told_of_incarnation(view: View, ordering: Ordering) -> list[Effect]:
+def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
     """Announce to each index shard its last position, without tags, after an entry of a new
     incarnation of the primary.
 
@@ -115,7 +115,7 @@ def told_of_incarnation(view: View, ordering: Ordering) -> list[Effect]:
     return effects
 
 
-def unasked(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
+def distribute(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
     """Send blocks to their receivers unrequested: each to its index shard, and all to every engine.
 
     `last` is the incarnation of the last applied entry.

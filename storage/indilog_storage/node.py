@@ -60,16 +60,16 @@ from indilog.wire.time_messages import TimeFound, TimeLookup
 from indilog_storage.appends import Appends, Stored
 from indilog_storage.batch_reads import BatchReads, BatchTask
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
-from indilog_storage.discarded import discarded_of
+from indilog_storage.discarded import answer_discarded
 from indilog_storage.disk_care import DiskCare
 from indilog_storage.history import HistoryFetch, history_for
 from indilog_storage.index_data import (
     IndexPage,
+    announce_incarnation,
     columns_of,
+    distribute,
     index_block,
     part_of,
-    told_of_incarnation,
-    unasked,
 )
 from indilog_storage.ordering import Ordering
 from indilog_storage.ordering_journal import TOKEN as ORDERING_TOKEN
@@ -79,7 +79,12 @@ from indilog_storage.recovery import BATCHES, Recovery
 from indilog_storage.repair import BatchPage
 from indilog_storage.rewritten import needed
 from indilog_storage.shard import Shard
-from indilog_storage.trims import announces_empty_positions, floors_page, told_of, told_of_trims
+from indilog_storage.trims import (
+    announce_trim,
+    announce_trims,
+    announces_empty_positions,
+    floors_page,
+)
 
 _NEVER: Final = Instant(math.inf)
 _AUX_OVERHEAD_BYTES: Final = 64
@@ -208,7 +213,7 @@ class StorageNode:
         """
         self._unsaved -= self._saving
         self._saving = 0
-        self._covered.written()
+        self._covered.note_written()
         self._stirred = True
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
@@ -233,7 +238,7 @@ class StorageNode:
         effects += self._appends.conclude(self._views[-1].primary, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
-            effects += unasked(self._views[-1], blocks, self._ordering.last)
+            effects += distribute(self._views[-1], blocks, self._ordering.last)
         if self._stirred or now >= self._upkeep_at:
             effects += self._upkeep(now)
         elif events:
@@ -337,7 +342,7 @@ class StorageNode:
                 return self._on_batches(event, message, now)
             case DiscardedWanted():
                 shard = self._shards.get(message.shard)
-                return [discarded_of(event, message, shard, self._ordering)]
+                return [answer_discarded(event, message, shard, self._ordering)]
             case TagFloorsWanted():
                 # The asker may know of a trim that is not applied here.
                 self._ordering.reader.doubt()
@@ -367,7 +372,7 @@ class StorageNode:
         effects = self._disk_full_notifier.conclude(now)
         effects += [
             Ignore(read, "waited too long for its metalog position")
-            for read in self._waiting.expired(now)
+            for read in self._waiting.pop_expired(now)
         ]
         effects += self._reads.advance()
         effects += self._care.conclude(now, self._reads.damaged)
@@ -375,8 +380,8 @@ class StorageNode:
         if wanted is not None:
             effects.append(Send(self._views[-1].primary, wanted))
         epoch, position = self._covered.older
-        if position and (wanted is not None or self._covered.is_news):
-            self._covered.is_news = False
+        if position and (wanted is not None or self._covered.is_unreported):
+            self._covered.is_unreported = False
             effects.append(Send(self._views[-1].primary, MetalogCovered(position, epoch)))
         effects += self._history.conclude(now)
         self._stirred = False
@@ -412,11 +417,11 @@ class StorageNode:
         for entry in taken.entries:
             effects += self._apply(entry)
         if last and self._ordering.last != last and self._announces_empty_positions:
-            effects += told_of_incarnation(self._views[-1], self._ordering)
-            effects += told_of_trims(self._views[-1], self._ordering)
+            effects += announce_incarnation(self._views[-1], self._ordering)
+            effects += announce_trims(self._views[-1], self._ordering)
         if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
             effects += self._journal.flush()
-        for read in self._waiting.ready(self._ordering):
+        for read in self._waiting.pop_ready(self._ordering):
             effects += self._start(event, self._page(read))
         return effects
 
@@ -426,9 +431,9 @@ class StorageNode:
         self._order(entry.position, spans)
         if isinstance(entry, Trim):
             self._stirred = True
-            self._care.reclaim.risen()
+            self._care.reclaim.note_risen_floors()
             if self._announces_empty_positions:
-                effects += told_of(entry, self._views[-1], self._ordering)
+                effects += announce_trim(entry, self._views[-1], self._ordering)
         return effects
 
     def _on_history(
@@ -482,7 +487,7 @@ class StorageNode:
         if base is not None and self._ordering.has(base.position, base.last):
             self._history.end()
             self._ordering.reader.doubt()
-            self._care.reclaim.risen()
+            self._care.reclaim.note_risen_floors()
             effects += self._journal.flush()
         return effects
 

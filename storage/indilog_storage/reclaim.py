@@ -30,8 +30,8 @@ from indilog.roles.role import (
     ReadFrame,
     ReclaimableBytes,
 )
-from indilog_storage.batch_reads import batch_read
-from indilog_storage.rewritten import superfluous_bytes
+from indilog_storage.batch_reads import parse_batch
+from indilog_storage.rewritten import reclaimable_bytes
 from indilog_storage.shard import Shard
 
 FIRST_TOKEN: Final = -(1 << 60)
@@ -82,12 +82,12 @@ class Reclaim:
         """What this turn found to be dead."""
         self._noting: dict[int, list[Location]] = {}
         """Batches to discard when their note is durable, by the token of the note."""
-        self._superfluous: Counter[int] = Counter()
+        self._reclaimable: Counter[int] = Counter()
         """Dead bytes in partly live batches, by segment, as far as this pass has read."""
         self.bytes = 0
         self.batches = 0
 
-    def risen(self) -> None:
+    def note_risen_floors(self) -> None:
         """Note that floors have risen."""
         self._wanted = True
 
@@ -127,9 +127,9 @@ class Reclaim:
             worked_s = now - self._began - self._rested_s
             rest_s = max(self._rest_s_min, _REST * worked_s - self._rested_s)
             self._due = Instant(now + rest_s)
-            effects.append(ReclaimableBytes(dict(self._superfluous), self._began))
+            effects.append(ReclaimableBytes(dict(self._reclaimable), self._began))
             self._began = None
-            self._superfluous.clear()
+            self._reclaimable.clear()
         return effects
 
     def _next(self, shard: Shard) -> _Reading | None:
@@ -145,13 +145,13 @@ class Reclaim:
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Discard a batch whose records are all dead; damage is handled by scrub and repair."""
         shard, first, seqnum, location = self._reading.pop(token)
-        batch, _ = batch_read(location, payload)
+        batch, _ = parse_batch(location, payload)
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
             return []
         dead = self._floors.dead(seqnum, *batch.tag_columns())
         if not dead.all():
-            if size := superfluous_bytes(batch, dead):
-                self._superfluous[location.segment] += size
+            if size := reclaimable_bytes(batch, dead):
+                self._reclaimable[location.segment] += size
             return []
         if not shard.discard(first, location):
             return []

@@ -93,7 +93,7 @@ class WaitingReads:
         self._by_least[awaited.condition].add((awaited.least, key))
         return True
 
-    def ready(self, applied: AppliedEntries) -> list[ReadRecords]:
+    def pop_ready(self, applied: AppliedEntries) -> list[ReadRecords]:
         """Remove and return the reads whose conditions are all met."""
         reached = applied.tail, applied.trims, applied.last
         found: list[ReadRecords] = []
@@ -110,7 +110,7 @@ class WaitingReads:
                 self._by_least[awaited.condition].add((awaited.least, key))
         return found
 
-    def expired(self, now: Instant) -> list[ReadRecords]:
+    def pop_expired(self, now: Instant) -> list[ReadRecords]:
         """Remove and return the reads that have waited too long: their callers have given up."""
         found: list[ReadRecords] = []
         while self._by_age:

@@ -11,7 +11,7 @@ from indilog.kernel.metalog import Entry, entries_decoded
 from indilog.kernel.records import batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
-from indilog_storage.batch_reads import DamagedBatch, batch_read
+from indilog_storage.batch_reads import DamagedBatch, parse_batch
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard, state_decoded
 
@@ -78,7 +78,7 @@ class Recovery:
         The replica then learned from the metalog that records were missing (decision 0009).
         """
         if self._lossy or (first > shard.stored and epoch == shard.opened):
-            shard.found(first, epoch)
+            shard.conclude_from(first, epoch)
             shard.fill(first, end, location)
         elif first == shard.stored:
             shard.store(first, end, location)
@@ -200,7 +200,7 @@ class Recovery:
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)
-        _, damage = batch_read(frame.location, frame.payload)
+        _, damage = parse_batch(frame.location, frame.payload)
         shard.lose(damage or DamagedBatch(frame.location, readable=True))
 
     def _doubt(self) -> None:

@@ -42,10 +42,10 @@ def needed(
         return payload
     batch = RecordBatch(payload)
     dead = floors.dead(first, *batch.tag_columns())
-    return batch.with_tombstones(dead.tolist()) if superfluous_bytes(batch, dead) else payload
+    return batch.with_tombstones(dead.tolist()) if reclaimable_bytes(batch, dead) else payload
 
 
-def superfluous_bytes(batch: RecordBatch, dead: Mask) -> int:
+def reclaimable_bytes(batch: RecordBatch, dead: Mask) -> int:
     """Return by how much a batch becomes smaller when its dead records become hollow."""
     sizes = 8 * np.frombuffer(batch.tag_counts, np.uint8).astype(np.int64)
     for ends in batch.ends:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from indilog.base.ids import Instant, LocalId, ShardId
 from indilog.config import KIB, NodeConfig
 from indilog.roles.role import Effect, Ignore, Location, ReadFrame
-from indilog_storage.batch_reads import DamagedBatch, batch_read
+from indilog_storage.batch_reads import DamagedBatch, parse_batch
 from indilog_storage.shard import Shard
 
 _CHUNK_BYTES: Final = 256 * KIB
@@ -92,7 +92,7 @@ class Scrub:
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Verify a batch."""
         reading = self._reading.pop(token)
-        batch, damage = batch_read(reading.location, payload)
+        batch, damage = parse_batch(reading.location, payload)
         if batch is not None and (batch.header.shard, batch.header.first) != reading[:2]:
             damage = DamagedBatch(reading.location, readable=True)
         if damage is None:

@@ -242,7 +242,7 @@ class Shard:
         if not self._alone and self._doubted is None:
             self._doubted = self.ordered
 
-    def found(self, first: LocalId, epoch: Epoch) -> None:
+    def conclude_from(self, first: LocalId, epoch: Epoch) -> None:
         """Conclude from an intact batch what was lost before it: batches, or an opening.
 
         An opening begins a new epoch, so within one epoch no records were dropped. Where a lost

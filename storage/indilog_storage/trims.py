@@ -24,7 +24,7 @@ def announces_empty_positions(node: NodeId, view: View) -> bool:
     return node in view.storage_nodes[:_SPEAKERS]
 
 
-def told_of(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
+def announce_trim(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
     """Announce an applied trim to all index nodes."""
     floors = TagFloors(
         trim.number, trim.number + 1, trim.floors, position=trim.position + 1,
@@ -34,7 +34,7 @@ def told_of(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
     return [Send(node, floors) for node in view.index_nodes]
 
 
-def told_of_trims(view: View, ordering: Ordering) -> list[Effect]:
+def announce_trims(view: View, ordering: Ordering) -> list[Effect]:
     """Announce the number of trims to all index nodes, which then confirm or replace what they
     have.
     """

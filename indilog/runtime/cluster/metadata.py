@@ -29,7 +29,7 @@ from crc32c import crc32c
 
 from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError, TooLargeError
 from indilog.config import KIB, NodeConfig
-from indilog.runtime.journal.directory_lock import locked
+from indilog.runtime.journal.directory_lock import lock_directory
 from indilog.runtime.journal.segment import NO_ROOM, synced_directory
 
 MAGIC: Final = b"ILMD"
@@ -138,7 +138,7 @@ class EmbeddedMetadataStore:
         self._failed = False
         self._reserve = file.with_name(file.name + ".reserve")
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(file.with_name(file.name + ".lock"))
+        self._lock = lock_directory(file.with_name(file.name + ".lock"))
         try:
             self._contents = _read(file)
         except BaseException:

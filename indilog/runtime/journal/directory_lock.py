@@ -9,7 +9,7 @@ from pathlib import Path
 from indilog.base.errors import DataDirectoryError
 
 
-def locked(file: Path) -> int:
+def lock_directory(file: Path) -> int:
     """Lock the directory of the lock file for this process, until the returned descriptor is
     closed.
 

@@ -46,7 +46,7 @@ class Discards:
         self.held = segments
 
     def release(self) -> None:
-        """Let the next `give_back` free the held frames."""
+        """Let the next `free_discarded` free the held frames."""
         self.held = range(0)
         self._waiting.extendleft(reversed(self._parked))
         self._parked.clear()
@@ -55,7 +55,7 @@ class Discards:
         """Whether frames may be freed now; some of them may be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
-    def give_back(self, synced: int) -> None:
+    def free_discarded(self, synced: int) -> None:
         """Mark the frames that are due, durably, and free their pages.
 
         Raises:
@@ -72,7 +72,7 @@ class Discards:
         for name in due:
             if (place := self._place(name)) is not None:
                 places[place.segment].append(place)
-                self._old.died(place.segment, frame_bytes(place.length))
+                self._old.add_dead(place.segment, frame_bytes(place.length))
         for segment, frames in places.items():
             # One file after the other: opening further ones closes those that were opened first.
             fd = self._segments.fd(segment)

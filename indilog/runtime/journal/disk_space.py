@@ -74,7 +74,7 @@ class DiskSpace:
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
-        """Write a frame; None: it waits for room, and `retried` returns it.
+        """Write a frame; None: it waits for room, and `retry` returns it.
 
         Raises:
             OSError: the journal has failed.
@@ -104,7 +104,7 @@ class DiskSpace:
         if self._journal.room < self._reserve_bytes:
             self._journal.prepare_next()
 
-    def news(self, now: Instant) -> SpaceChanged | None:
+    def pop_change(self, now: Instant) -> SpaceChanged | None:
         """Return the notification for the roles; called at the end of each turn."""
         if not self.short:
             return None
@@ -123,7 +123,7 @@ class DiskSpace:
         log.warning("disk space again: no longer read-only")
         return SpaceChanged(None)
 
-    def retried(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
+    def retry(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
         """Look for room again, if that is due; return the frames that were written."""
         if self._retry_at is None or now < self._retry_at:
             return []

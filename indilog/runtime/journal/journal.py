@@ -39,9 +39,9 @@ from indilog.runtime.journal.checkpoint_files import (
     read_newest,
     remove_leftover,
 )
-from indilog.runtime.journal.directory_lock import locked
+from indilog.runtime.journal.directory_lock import lock_directory
 from indilog.runtime.journal.discards import Discards
-from indilog.runtime.journal.journal_directory import check_format, created
+from indilog.runtime.journal.journal_directory import check_format, create_directory
 from indilog.runtime.journal.moved_frames import MovedFrames
 from indilog.runtime.journal.old_segments import OldSegments
 from indilog.runtime.journal.open_segments import OpenSegments
@@ -115,7 +115,7 @@ class Journal:
             else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE, FrameKind.CHECKPOINT})
         )
         self._always_synced = durability == "fsync"
-        self._lock_fd = locked(directory / "LOCK")
+        self._lock_fd = lock_directory(directory / "LOCK")
         # The active segment: its number, size, and how far it is decided, flushed, synced, and
         # noted as synced (bytes).
         self._number = 0
@@ -168,7 +168,7 @@ class Journal:
             DataDirectoryError: another process uses it, or a newer release wrote it.
             OSError: as the system says.
         """
-        created(directory)
+        create_directory(directory)
         journal = cls(directory, segment_bytes, durability)
         try:
             journal.created = check_format(directory)
@@ -281,7 +281,7 @@ class Journal:
             elif not scan.damaged_end:
                 # Its end is cut off. It is left as it is, so that this is found again.
                 size = noted.size_bytes if file.first == noted.number else scan.end
-                self.old.spoil(file)
+                self.old.exclude_damaged(file)
                 yield self._counted(Damage(file.first, scan.end, size, None, b""))
         self._activate(active, end)
 
@@ -295,18 +295,18 @@ class Journal:
         gone: list[Location] = []
         for found in scan:
             if isinstance(found, Damage):
-                self.old.spoil(file)
+                self.old.exclude_damaged(file)
                 yield self._counted(self._named(found))
                 continue
             header, payload, location = found
             if header.kind == FrameKind.GONE:
                 gone.append(location)
-                self.old.died(file.first, frame_bytes(header.length))
+                self.old.add_dead(file.first, frame_bytes(header.length))
             if header.kind == FrameKind.MOVED:
                 continue
             self.frames += 1
             if header.kind not in BATCH_KINDS:
-                self.old.wrote_other(file.first, frame_bytes(header.length))
+                self.old.add_other(file.first, frame_bytes(header.length))
                 if header.kind != FrameKind.CHECKPOINT:
                     yield header.stream, _kind_of(header.kind), payload, location
             elif (name := self.moved.name(*location)) is not None:
@@ -392,7 +392,7 @@ class Journal:
         self._end += size
         self.frames += 1
         if kind not in BATCH_KINDS:
-            self.old.wrote_other(self._number, size)
+            self.old.add_other(self._number, size)
         if kind in self._must_sync:
             self._frames_written += 1
         elif kind is not FrameKind.ORDERING:
@@ -559,11 +559,11 @@ class Journal:
     def discard(self, location: Location) -> None:
         """Mark a frame as unneeded once everything written so far is synced.
 
-        `give_back` then frees its room, and recovery finds the frame as `GONE`.
+        `free_discarded` then frees its room, and recovery finds the frame as `GONE`.
         """
         self.discards.add(location, self._frames_written)
 
-    def give_back(self) -> None:
+    def free_discarded(self) -> None:
         """Free the room of discarded frames; they are marked durably before any page is freed.
 
         Raises:
@@ -575,7 +575,7 @@ class Journal:
         with self._lock:
             self._check_alive()
             try:
-                self.discards.give_back(self._frames_synced)
+                self.discards.free_discarded(self._frames_synced)
             except OSError:
                 self._failed = True
                 raise

@@ -27,7 +27,7 @@ _FORMAT_NAME: Final = "indilog-journal"
 log = structlog.get_logger(__name__)
 
 
-def created(directory: Path) -> None:
+def create_directory(directory: Path) -> None:
     """Create the directory and its missing parents, durably."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)

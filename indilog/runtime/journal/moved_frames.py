@@ -39,7 +39,7 @@ class Places:
         self.names.append(_packed(name))
         self.offsets.append(offset)
 
-    def encoded(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         """Yield the payloads of `MOVED` frames with all names."""
         for start in range(0, len(self.names), _BATCHES_MAX):
             names = self.names[start : start + _BATCHES_MAX]

@@ -29,7 +29,7 @@ class OldSegment:
         other_bytes: of frames without batches, which a checkpoint makes reclaimable.
         settled: whether the rewrite that wrote it left more than twice the expected bytes:
             reclaimable bytes that roles report in it are then ignored.
-        spoilt: whether it cannot be rewritten because it is damaged.
+        damaged: whether it cannot be rewritten because it is damaged.
         copied_from: when the rewrite that wrote it began.
     """
 
@@ -38,7 +38,7 @@ class OldSegment:
     dead_bytes: int = 0
     other_bytes: int = 0
     settled: bool = False
-    spoilt: bool = False
+    damaged: bool = False
     copied_from: Instant = _NEVER
 
 
@@ -55,7 +55,7 @@ class OldSegments:
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._files: list[OldSegment] = []
-        self._superfluous: dict[str, Mapping[int, int]] = {}
+        self._reclaimable: dict[str, Mapping[int, int]] = {}
         self.changed = False
         self.floor = 0
         self.pinned: frozenset[int] = frozenset()
@@ -82,7 +82,7 @@ class OldSegments:
         self.pinned = frozenset(pinned)
         self.changed = True
 
-    def wrote_other(self, segment: int, size_bytes: int) -> None:
+    def add_other(self, segment: int, size_bytes: int) -> None:
         """Count a frame without a batch."""
         if (old := self._with(segment)) is not None:
             old.other_bytes += size_bytes
@@ -95,46 +95,46 @@ class OldSegments:
         index = bisect_right(self._firsts, segment) - 1
         return self._files[index] if index >= 0 else None
 
-    def died(self, segment: int, size_bytes: int) -> None:
+    def add_dead(self, segment: int, size_bytes: int) -> None:
         """Count a discarded frame."""
         if (old := self._with(segment)) is not None:
             old.dead_bytes += size_bytes
             self.changed = True
 
-    def spoil(self, file: SegmentFile) -> None:
+    def exclude_damaged(self, file: SegmentFile) -> None:
         """Exclude a damaged file from rewriting."""
         if (old := self._with(file.first)) is not None:
-            old.spoilt = True
+            old.damaged = True
 
-    def superfluous(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
+    def set_reclaimable(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
         """Replace what `owner` reported: reclaimable bytes in frames that it still needs, by
         segment.
 
         `began`: when it began to look. A report about a file rewritten since may be about the file
         before, so it is dropped; the next report covers it.
         """
-        self._superfluous[owner] = {
+        self._reclaimable[owner] = {
             segment: size
             for segment, size in by_segment.items()
             if (old := self._with(segment)) is None or old.copied_from <= began
         }
         self.changed = True
 
-    def chosen(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
+    def choose(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
         """Return the file to rewrite next, or neighbours to join; none: nothing is worth it.
 
         Only segments below `below` are chosen; live bytes of neighbours are at most `bytes_max`.
         """
         waste = self._waste()
         for index, old in enumerate(self._files):
-            if old.spoilt or old.file.last >= below or old.file.first in self.pinned:
+            if old.damaged or old.file.last >= below or old.file.first in self.pinned:
                 continue
             run = self._run(index, waste, below, bytes_max)
             if len(run) > 1 or waste[index] >= share_min * old.size_bytes:
                 return run
         return ()
 
-    def living_bytes(self, run: Sequence[OldSegment]) -> int:
+    def live_bytes(self, run: Sequence[OldSegment]) -> int:
         """Return the bytes expected to remain of these files."""
         waste = dict(zip(self._firsts, self._waste(), strict=True))
         return sum(old.size_bytes - waste[old.file.first] for old in run)
@@ -145,7 +145,7 @@ class OldSegments:
             old.dead_bytes + (old.other_bytes if old.file.last < self.floor else 0)
             for old in self._files
         ]
-        for by_segment in self._superfluous.values():
+        for by_segment in self._reclaimable.values():
             for segment, size in by_segment.items():
                 index = bisect_right(self._firsts, segment) - 1
                 if index >= 0 and not self._files[index].settled:
@@ -164,7 +164,7 @@ class OldSegments:
             living = old.size_bytes - waste[index]
             total += living
             largest = max(largest, living)
-            if old.spoilt or old.file.last >= below or not follows or total > bytes_max:
+            if old.damaged or old.file.last >= below or not follows or total > bytes_max:
                 break
             if old.file.first in self.pinned or self._is_below(start) != self._is_below(index):
                 break
@@ -185,14 +185,14 @@ class OldSegments:
         copied_from: Instant,
     ) -> None:
         """Replace neighbours by one file."""
-        expected = self.living_bytes(run)
+        expected = self.live_bytes(run)
         start = self._firsts.index(run[0].file.first)
         settled = size_bytes > 2 * expected
         new = OldSegment(file, size_bytes, 0, other_bytes, settled=settled, copied_from=copied_from)
         self._files[start : start + len(run)] = [new]
         self._firsts[start : start + len(run)] = [file.first]
-        self._superfluous = {
+        self._reclaimable = {
             owner: {s: n for s, n in told.items() if not file.first <= s <= file.last}
-            for owner, told in self._superfluous.items()
+            for owner, told in self._reclaimable.items()
         }
         self.changed = True

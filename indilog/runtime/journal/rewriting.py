@@ -112,7 +112,7 @@ class Rewriting:
             return self._go_on(now)
         except DamagedSegmentError as error:
             log.warning("a segment stays as it is", error=str(error))
-            self._journal.old.spoil(error.file)
+            self._journal.old.exclude_damaged(error.file)
             self._give_up(now)
         except OSError as error:
             log.warning("no segment is rewritten for now", error=str(error))
@@ -135,13 +135,13 @@ class Rewriting:
         """
         journal = self._journal
         journal.old.changed = False
-        run = journal.old.chosen(
+        run = journal.old.choose(
             below=journal.files.active, share_min=self._share_min, bytes_max=journal.segment_bytes
         )
         if not run:
             self._due = Instant(now + _LOOK_S)
             return False
-        if not self._has_room(journal.old.living_bytes(run)):
+        if not self._has_room(journal.old.live_bytes(run)):
             journal.old.changed = True
             self._due = Instant(now + _RETRY_S)
             return False

@@ -177,7 +177,7 @@ class SegmentRewrite:
                 yield Slice(start, self._taken() if enough else (), read, frames)
                 start, read, frames = self.bytes if enough else start, 0, 0
         names_at = self.bytes
-        for payload in self.places.encoded():
+        for payload in self.places.encode():
             self._put(FrameKind.MOVED, 0, payload)
         self._end(names_at)
         yield Slice(start, self._taken(), read, frames)

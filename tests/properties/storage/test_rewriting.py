@@ -79,7 +79,7 @@ class Story:
                 reclaimable[written.place.segment] = (
                     reclaimable.get(written.place.segment, 0) + size
                 )
-        self.rewriter.journal.old.superfluous("storage-0", reclaimable, began=self.rewriter.now)
+        self.rewriter.journal.old.set_reclaimable("storage-0", reclaimable, began=self.rewriter.now)
 
     def rewrite(self) -> None:
         self.rewriter.rest(self.chaos.choice([1, 2, 5, 60]))

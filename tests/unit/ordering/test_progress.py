@@ -24,13 +24,13 @@ def test_progress_is_the_minimum_over_all_replicas_of_a_shard() -> None:
     for shard, (first, second) in enumerate([(3, 2), (3, 4)]):
         assert reports.note(A, ShardId(shard), Epoch(1), first) is None
         assert reports.note(B, ShardId(shard), Epoch(1), second) is None
-    assert reports.news() == [(ShardId(0), 2, Epoch(1)), (ShardId(1), 3, Epoch(1))]
+    assert reports.pop_changed() == [(ShardId(0), 2, Epoch(1)), (ShardId(1), 3, Epoch(1))]
 
 
 def test_cut_waits_for_the_slowest_replica() -> None:
     reports = Reports(two_replicas())
     reports.note(A, ShardId(0), Epoch(1), 100)
-    assert reports.news() == [(ShardId(0), 0, Epoch(1))]
+    assert reports.pop_changed() == [(ShardId(0), 0, Epoch(1))]
 
 
 def test_a_smaller_ack_quorum_takes_the_quorum_th_largest_prefix() -> None:
@@ -87,10 +87,10 @@ def test_news_are_told_once_and_ascend_by_shard() -> None:
     for shard in (2, 0, 1):
         reports.note(A, ShardId(shard), Epoch(1), shard + 1)
     before = reports.changed
-    assert reports.news() == [
+    assert reports.pop_changed() == [
         (ShardId(0), 1, Epoch(1)),
         (ShardId(1), 2, Epoch(1)),
         (ShardId(2), 3, Epoch(1)),
     ]
     assert (before, reports.changed) == (True, False)
-    assert reports.news() == []
+    assert reports.pop_changed() == []

@@ -89,12 +89,12 @@ class Rewriter:
             self.role.gone.add(place)
             self.journal.discard(place)
         self.journal.sync()
-        self.journal.give_back()
+        self.journal.free_discarded()
 
     def turn(self, seconds: float = 1.0) -> None:
         """Advance the time, and wait for the work of threads."""
         self.now = Instant(self.now + seconds)
-        self.journal.give_back()
+        self.journal.free_discarded()
         self.rewriting.turn(self.now)
         self.journal.spare.pool.submit(int).result()
 

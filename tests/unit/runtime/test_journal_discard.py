@@ -55,7 +55,7 @@ def test_the_disk_space_of_discarded_frames_is_freed_and_other_frames_stay(tmp_p
     before = room(tmp_path)
     for place in (places[0], places[2]):
         journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     assert before - room(tmp_path) > 380_000
     assert journal.read(places[1]) == batch(1, 100_000)
     journal.close()
@@ -72,7 +72,7 @@ def test_frames_of_more_segments_than_open_files_are_freed_together(tmp_path: Pa
     assert len({place.segment for place in places}) == 70 > open_segments._OPEN_FILES_MAX
     for place in places:
         journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     journal.close()
     again, found = opened(tmp_path, segment_bytes=8192)
     again.close()
@@ -84,10 +84,10 @@ def test_no_space_is_freed_before_earlier_writes_are_synced(tmp_path: Path) -> N
     (place,) = written(journal, 100_000)
     journal.write(STREAM, FrameKind.METALOG, b"the trim")
     journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     assert journal.read(place) == batch(0, 100_000)
     journal.sync()
-    journal.give_back()
+    journal.free_discarded()
     payload = journal.read(place)
     assert payload is not None
     assert not any(payload[HEADER_BYTES + 4096 : -4096])
@@ -101,7 +101,7 @@ def test_a_start_makes_marks_durable_before_it_frees_space(
     journal, _ = opened(tmp_path)
     for place in written(journal, 100_000, 100_000):
         journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     journal.close()
     story: list[str] = []
     sync = os.fdatasync
@@ -147,7 +147,7 @@ def test_a_file_system_without_hole_punching_frees_no_space_and_loses_no_frame(
     journal, _ = opened(tmp_path)
     (place,) = written(journal, 100_000)
     journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     journal.write(STREAM, FrameKind.METALOG, b"goes on")
     journal.close()
     again, found = opened(tmp_path)
@@ -160,7 +160,7 @@ def test_a_repaired_batch_stays_because_recovery_needs_it_at_its_location(tmp_pa
     place = journal.write(STREAM, FrameKind.REPAIRED, batch(5, 100_000))
     journal.sync()
     journal.discard(place)
-    journal.give_back()
+    journal.free_discarded()
     journal.close()
     again, found = opened(tmp_path)
     again.close()

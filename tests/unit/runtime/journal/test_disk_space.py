@@ -55,16 +55,16 @@ def test_roles_are_notified_when_the_reserve_is_reached_and_frames_wait_when_it_
         notices = []
         for number in range(7):
             assert write(space, journal, number)
-            notices.append(space.news(T0))
+            notices.append(space.pop_change(T0))
         assert notices == [None] * 5 + [SpaceChanged((16 * KIB - 32) // 2), None]
         assert [write(space, journal, number) for number in (7, 8)] == [False, False]
-        assert space.news(T0) is None
-        assert space.retried(T0) == []
-        assert space.retried(T1) == []
-        assert space.news(T1) is None, "a check that finds no free space notifies no role"
-    done = space.retried(Instant(T1 + 2))
+        assert space.pop_change(T0) is None
+        assert space.retry(T0) == []
+        assert space.retry(T1) == []
+        assert space.pop_change(T1) is None, "a check that finds no free space notifies no role"
+    done = space.retry(Instant(T1 + 2))
     assert [(node, persisted.token) for node, persisted in done] == [(NODE, 7), (NODE, 8)]
-    assert space.news(Instant(T1 + 2)) == SpaceChanged(None)
+    assert space.pop_change(Instant(T1 + 2)) == SpaceChanged(None)
     for _, persisted in done:
         assert isinstance(persisted, Persisted)
         assert journal.read(persisted.location) == bytes([persisted.token]) * (8 * KIB - 32)
@@ -92,7 +92,7 @@ def test_the_remaining_space_is_shared_by_all_roles_that_store_batches(
         full.setattr(os, "statvfs", _no_room)
         for number in range(6):
             assert write(space, journal, number)
-        notices = space.news(T0)
+        notices = space.pop_change(T0)
     assert notices is not None
     assert notices.room == (16 * KIB - 32) // 2 // 3
 
@@ -114,10 +114,10 @@ def test_a_sequencers_write_does_not_wait_for_batches_of_another_role(
         assert space.write(NODE, 8, Persist(FrameKind.SHARD_STATE, small, 9)) is None
         assert space.write(NODE, 8, Persist(kind, small, 10)) is None, "its own waits"
         assert space.write(NODE, 9, Persist(kind, small, 11)) is None
-    space.retried(T1)
+    space.retry(T1)
     journal.spare.pool.submit(int).result()
-    space.news(T1)
-    written = space.retried(Instant(T1 + 2))
+    space.pop_change(T1)
+    written = space.retry(Instant(T1 + 2))
     assert [persisted.token for _, persisted in written] == [7, 9, 9, 10, 11]
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_is_not_announced_while_no_role_needs_space(
         full.setattr(os, "statvfs", _no_room)
         write(space, journal, 0)
         assert journal.starved
-        assert space.news(T0) is None
+        assert space.pop_change(T0) is None
 
 
 def test_a_disk_stays_reported_full_while_a_check_for_free_space_runs(
@@ -146,13 +146,13 @@ def test_a_disk_stays_reported_full_while_a_check_for_free_space_runs(
         full.setattr(os, "statvfs", _no_room)
         for number in range(6):
             write(space, journal, number)
-        assert space.news(T0) is not None
+        assert space.pop_change(T0) is not None
         full.setattr(os, "statvfs", slowly)
-        space.retried(T1)
-        assert space.news(T1) is None
+        space.retry(T1)
+        assert space.pop_change(T1) is None
         looking.set()
         journal.spare.pool.submit(int).result()
-        assert space.news(T1) is None
+        assert space.pop_change(T1) is None
         assert space.full
 
 
@@ -162,7 +162,7 @@ def test_a_start_on_a_full_disk_notifies_roles_before_any_promise(
     monkeypatch.setattr(os, "statvfs", _no_room)
     space = space_of(journal)
     space.start()
-    assert space.news(T0) is None, "there is enough in the segment"
+    assert space.pop_change(T0) is None, "there is enough in the segment"
     for number in range(6):
         assert write(space, journal, number)
     journal.close()
@@ -170,5 +170,5 @@ def test_a_start_on_a_full_disk_notifies_roles_before_any_promise(
     list(again.recover())
     space = space_of(again)
     space.start()
-    assert space.news(T0) == SpaceChanged((16 * KIB - 32) // 2)
+    assert space.pop_change(T0) == SpaceChanged((16 * KIB - 32) // 2)
     again.close()

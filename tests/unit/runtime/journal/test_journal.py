@@ -340,7 +340,7 @@ def test_no_hole_is_punched_before_the_outcome_of_a_sync_is_known(
         synced = pool.submit(journal.sync_flushed)
         assert disk.entered.wait(10)
         with pytest.raises(OSError, match="failed before"):
-            journal.give_back()
+            journal.free_discarded()
         assert isinstance(synced.exception(10), OSError)
     assert journal.read(gone) == batch()
 

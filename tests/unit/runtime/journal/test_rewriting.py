@@ -164,7 +164,7 @@ def test_a_segment_being_copied_is_not_examined_again_in_each_iteration(rewriter
     assert died.dead_bytes == before
     discards.release()
     assert discards.due(1 << 60)
-    rewriter.journal.give_back()
+    rewriter.journal.free_discarded()
     assert died.dead_bytes > before
     assert not discards.due(1 << 60)
 
@@ -173,7 +173,7 @@ def test_batches_with_tombstones_replace_partly_live_batches(rewriter: Rewriter)
     places = filled(rewriter)
     for number, place in enumerate(places[:11]):
         rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).with_tombstones([True, False])
-    rewriter.journal.old.superfluous("storage-0", {1: 2500}, began=rewriter.now)
+    rewriter.journal.old.set_reclaimable("storage-0", {1: 2500}, began=rewriter.now)
     assert rewriter.rest() == 1
     assert rewriter.sizes()["00000001"] < 0.75 * SEGMENT_BYTES
     for number, place in enumerate(places[:11]):
@@ -197,7 +197,7 @@ def test_discarding_a_batch_with_tombstones_frees_only_its_own_bytes(tmp_path: P
     places = [rewriter.write(payload) for payload in whole]
     rewriter.journal.sync()
     rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).with_tombstones([True, False])
-    rewriter.journal.old.superfluous("storage-0", {1: 190_000}, began=rewriter.now)
+    rewriter.journal.old.set_reclaimable("storage-0", {1: 190_000}, began=rewriter.now)
     assert rewriter.rest() == 1
     rewriter.discard(places[0])
     payload = rewriter.journal.read(places[0])
@@ -211,10 +211,10 @@ def test_a_segment_with_wrongly_reported_reclaimable_bytes_is_not_rewritten_agai
     rewriter: Rewriter,
 ) -> None:
     filled(rewriter)
-    rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+    rewriter.journal.old.set_reclaimable("storage-0", {1: 3000}, began=rewriter.now)
     assert rewriter.rest() == 1
     for _ in range(3):
-        rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+        rewriter.journal.old.set_reclaimable("storage-0", {1: 3000}, began=rewriter.now)
         assert rewriter.rest() == 0
 
 
@@ -228,10 +228,10 @@ def test_reclaimable_bytes_counted_before_a_rewrite_are_not_applied_after_it(
     assert rewriter.rest() == 1
     old = rewriter.journal.old
     [left] = old._files[:1]
-    old.superfluous("storage-0", {1: 3000}, began=began)
+    old.set_reclaimable("storage-0", {1: 3000}, began=began)
     assert old._waste()[0] == left.dead_bytes
     assert rewriter.rest() == 0
-    old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+    old.set_reclaimable("storage-0", {1: 3000}, began=rewriter.now)
     assert old._waste()[0] > left.dead_bytes
     assert rewriter.rest() == 1
 
