@@ -332,10 +332,10 @@ BUGS: Final = (
     Bug(
         "an answer over a link has the position from before the operation",
         "compute/indilog_compute/log_service.py",
-        "            answer_at = await _done(log, question)\n"
+        "            answer_at = await _execute(log, question)\n"
         "            answer = answer_at(session.position)\n",
         "            before = session.position\n"
-        "            answer_at = await _done(log, question)\n"
+        "            answer_at = await _execute(log, question)\n"
         "            answer = answer_at(before)\n",
     ),
     Bug(
