@@ -1,4 +1,4 @@
-"""A storage node with a disk that can be held up, damaged and found again by the next life."""
+"""A storage node with a disk that can be delayed, damaged and read again after a restart."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Taken(NamedTuple):
 
 
 class Machine:
-    """Calls a storage node and does what it asks for, at once or when told.
+    """Drives a storage node and performs its effects, at once or on `confirm`.
 
     Attributes:
         frames: what is on its disk.
         holding: whether frames are only confirmed by `confirm`.
-        held: what waits for that.
-        ignored: reasons of what was ignored.
+        held: the frames that wait for `confirm`.
+        ignored: the reasons of ignored messages.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Machine:
         self.held: list[Event] = []
         self.ignored: list[str] = []
         self.discarded: list[Location] = []
-        self.superfluous: dict[int, int] = {}
-        self.superfluous_since: Instant | None = None
+        self.reclaimable: dict[int, int] = {}
+        self.reclaimable_since: Instant | None = None
         self.asked: MetalogWanted | None = None
-        """What it asked the primary last."""
+        """The last question to the primary."""
         self.reads = 0
         self.read_places: list[Location] = []
-        """Where it has read, in order."""
+        """The locations that it has read, in order."""
         self.spoilt = set(spoilt)
-        """Which frames are damaged."""
+        """The damaged frames."""
         self.unreadable: set[Location] = set()
-        """Which frames cannot be read now."""
+        """The frames that cannot be read now."""
         self.checkpoint = checkpoint
         if checkpoint is not None:
             self.node.restore(checkpoint.payload, ())
@@ -111,28 +111,28 @@ class Machine:
         self.started = self.turn(Started(Epoch(1)))
 
     def restarted(self) -> Machine:
-        """Return the next life on the same disk."""
+        """Restart: return a new node on the same disk."""
         kept = self.checkpoint
         if kept is not None and kept.frames != self.frames[: len(kept.frames)]:
-            kept = None  # it was taken behind what is lost now
+            kept = None  # the checkpoint was taken after the lost frames
         return Machine(self.view, self.config, self.name, self.frames, self.spoilt, kept)
 
     def take_checkpoint(self) -> None:
-        """Take one, with which the next life begins; only when all that was written is told."""
+        """Take a checkpoint, from which a restart begins; all writes must be confirmed."""
         assert not self.held
         self.checkpoint = Taken([*self.frames], self.node.checkpoint()())
 
     def tell(self, *messages: Message, sender: NodeId = ENGINE, life: int = 1) -> list[Send]:
-        """Let messages arrive in one turn; return what is sent until the node is quiet."""
+        """Deliver messages in one iteration; return what is sent until the node is idle."""
         return self.turn(*(Received(sender, message, Epoch(life)) for message in messages))
 
     def nothing_more(self) -> list[Send]:
-        """Let the primary answer that there are no more entries."""
+        """Deliver the primary's answer that there are no more entries."""
         assert self.asked is not None
         return self.tell(nothing_more(self.asked), sender=PRIMARY)
 
     def turn(self, *events: Event) -> list[Send]:
-        """Let events happen in one turn."""
+        """Deliver events in one iteration."""
         sent: list[Send] = []
         pending: Sequence[Event] = events
         while True:
@@ -145,17 +145,17 @@ class Machine:
 
     @property
     def busy(self) -> bool:
-        """Whether the node has anything to do but to verify its disk, some day."""
+        """Whether the node has work to do besides the periodic verification of its disk."""
         due = self.node.deadline()
         return due is not None and due < self.now + 3600
 
     def confirm(self) -> list[Send]:
-        """Confirm what was held."""
+        """Confirm the held frames."""
         held, self.held = self.held, []
         return self.turn(*held)
 
     def wait(self, seconds: float) -> list[Send]:
-        """Let time pass; the node is called if it asked for it."""
+        """Advance the clock; the node is called at its deadline."""
         self.now = Instant(self.now + seconds)
         due = self.node.deadline()
         return self.turn() if due is not None and due <= self.now else []
@@ -182,7 +182,7 @@ class Machine:
             case Discard(location):
                 self.discarded.append(location)
             case ReclaimableBytes(by_segment, began):
-                self.superfluous, self.superfluous_since = dict(by_segment), began
+                self.reclaimable, self.reclaimable_since = dict(by_segment), began
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case _:

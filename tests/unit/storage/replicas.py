@@ -1,4 +1,4 @@
-"""Two replicas of one shard, for tests of what they get back from each other."""
+"""Two replicas of one shard, for tests of repair between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ E1, E2 = Epoch(1), Epoch(2)
 
 
 class Pair:
-    """Two replicas of one shard that hear each other."""
+    """Two replicas of one shard whose messages reach each other."""
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or config_of()
@@ -49,7 +49,7 @@ class Pair:
             self._deliver(name, self.nodes[name].wait(seconds))
 
     def settle(self) -> None:
-        """Let both have time for what they ask again for."""
+        """Advance both clocks past the pause after which questions are resent."""
         for _ in range(20):
             self.wait(2.0)
 

@@ -32,7 +32,7 @@ E1, E2, E3 = Epoch(1), Epoch(2), Epoch(3)
 
 
 def opened(machine: Machine | None = None, *, epoch: int = 1, start: int = 0) -> Machine:
-    """Let a writer take the shard over."""
+    """Deliver the claim and the opening of a new writer."""
     machine = machine or Machine()
     machine.tell(ShardClaim(SHARD, Epoch(epoch)))
     machine.tell(ShardOpen(SHARD, Epoch(epoch), start))
@@ -46,7 +46,7 @@ def test_a_batch_is_reported_when_it_is_durable_and_not_before() -> None:
     assert messages(machine.confirm()) == [ShardProgress({SHARD: (E1, 2)})]
 
 
-def test_all_batches_of_a_turn_are_one_report_to_the_primary() -> None:
+def test_all_batches_of_an_iteration_are_one_report_to_the_primary() -> None:
     machine = opened(Machine(view_of(engines=2)))
     one = ShardId(1)
     machine.tell(ShardClaim(one, E3), ShardOpen(one, E3, 0))
@@ -69,7 +69,7 @@ def test_a_repeated_batch_is_not_stored_again() -> None:
     assert machine.node.records == 2
 
 
-def test_a_batch_behind_a_gap_is_answered_with_the_prefix() -> None:
+def test_a_batch_after_a_gap_is_answered_with_the_prefix() -> None:
     machine = opened()
     machine.tell(AppendBatch(batch(0)))
     sent = machine.tell(AppendBatch(batch(2)), AppendBatch(batch(3)))
@@ -77,7 +77,7 @@ def test_a_batch_behind_a_gap_is_answered_with_the_prefix() -> None:
     assert machine.node.records == 1
 
 
-def test_progress_is_said_again_while_something_is_not_ordered() -> None:
+def test_progress_is_resent_while_records_are_not_ordered() -> None:
     machine = opened(Machine(config=config_of(resend_s=0.5)))
     report = ShardProgress({SHARD: (E1, 1)})
     assert messages(machine.tell(AppendBatch(batch(0)))) == [report]
@@ -103,7 +103,7 @@ def test_after_a_restart_all_open_shards_are_reported() -> None:
         (batch(0, shard=9), "a batch of a shard that is not kept here, or without records"),
     ],
 )
-def test_what_is_no_batch_for_this_node_is_ignored(payload: bytes, reason: str) -> None:
+def test_a_malformed_or_foreign_batch_is_ignored(payload: bytes, reason: str) -> None:
     machine = opened(Machine(config=small_batches(67_000)))
     assert machine.tell(AppendBatch(payload)) == []
     assert machine.ignored == [reason]
@@ -117,8 +117,8 @@ def test_a_batch_of_the_largest_size_is_stored() -> None:
     assert messages(machine.tell(AppendBatch(payload))) == [ShardProgress({SHARD: (E1, 1)})]
 
 
-def test_a_writer_that_has_not_opened_the_shard_here_is_told_so() -> None:
-    """A4: a replica whose disk was lost has forgotten its writer, which claims it again then."""
+def test_a_batch_of_a_writer_that_has_not_opened_the_shard_is_refused() -> None:
+    """A4: a replica that lost its disk forgot its writer; the refusal makes it claim again."""
     machine = Machine()
     never = ShardStored(SHARD, Epoch(-1), 0)
     assert messages(machine.tell(AppendBatch(batch(0)))) == [never]
@@ -130,7 +130,7 @@ def test_a_writer_that_has_not_opened_the_shard_here_is_told_so() -> None:
     assert machine.tell(AppendBatch(batch(0))) == []
 
 
-def test_an_older_writer_learns_that_it_lost_the_shard() -> None:
+def test_an_older_writer_is_refused_with_the_newer_epoch() -> None:
     """Thesis 5.5.1: the storage nodes refuse a writer with an older epoch."""
     machine = opened()
     machine.tell(AppendBatch(batch(0)))
@@ -147,7 +147,7 @@ def test_an_older_claim_is_ignored() -> None:
     assert machine.ignored == ["a claim of an older writer"] * 2
 
 
-def test_a_claim_is_answered_when_it_is_durable_with_all_that_is_stored_then() -> None:
+def test_a_claim_is_answered_when_durable_with_the_prefix_stored_then() -> None:
     machine = opened()
     machine.holding = True
     machine.tell(AppendBatch(batch(0)))
@@ -166,7 +166,7 @@ def test_nothing_is_reported_of_a_shard_between_two_writers() -> None:
     assert [m for m in messages(machine.wait(60)) if isinstance(m, ShardProgress)] == []
 
 
-def test_a_takeover_drops_only_what_was_never_ordered() -> None:
+def test_a_takeover_drops_only_unordered_records() -> None:
     machine = opened()
     machine.tell(*[AppendBatch(batch(n)) for n in range(3)])
     machine.tell(entries({0: 1}), sender=PRIMARY)
@@ -178,7 +178,7 @@ def test_a_takeover_drops_only_what_was_never_ordered() -> None:
     assert machine.node.records == 2
 
 
-def test_a_shard_opens_where_all_replicas_are_and_a_batch_begins() -> None:
+def test_a_shard_opens_at_the_common_prefix_where_a_batch_begins() -> None:
     machine = opened()
     machine.tell(AppendBatch(batch(0, [b"a", b"b"])))
     machine.tell(ShardClaim(SHARD, E2))
@@ -217,7 +217,7 @@ def test_a_batch_on_its_way_to_the_disk_is_dropped_by_a_takeover() -> None:
     assert machine.restarted().node.records == 0
 
 
-def test_what_a_takeover_dropped_stays_dropped_after_a_restart() -> None:
+def test_records_dropped_by_a_takeover_stay_dropped_after_a_restart() -> None:
     machine = opened()
     machine.tell(*[AppendBatch(batch(n)) for n in range(3)])
     opened(machine, epoch=2, start=1)

@@ -1,4 +1,4 @@
-"""What a replica concludes from damage that it finds at its start (A5, decision 0009)."""
+"""How a replica recovers from damage that it finds at its start (A5, decision 0009)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def restarted_without(machine: Machine, index: int, *, kind: bool, payload: bool
 
 @pytest.mark.parametrize(("kind", "payload"), [(True, True), (True, False), (False, False)])
 def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) -> None:
-    """A5: whatever it was, the rest is there, and what was lost is got back."""
+    """A5: all other frames are recovered, and the lost records are repaired."""
     pair = replicated()
     before = pair.nodes[A]
     for index in range(len(before.frames)):
@@ -86,8 +86,8 @@ def test_a_repaired_batch_is_lost_again_where_the_first_one_left_no_trace(*, pay
     assert all_of(machine, 4) == expected(4)
 
 
-def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> None:
-    """What it dropped must not be taken for what the next writer appended."""
+def test_a_lost_opening_is_inferred_from_the_batches_after_it() -> None:
+    """Records that the opening dropped must not count as records of the next writer."""
     pair = replicated(2)
     pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
     pair.tell_both(ShardClaim(SHARD, E2))
@@ -115,8 +115,8 @@ def written_by(writer: Epoch, *cuts: int, start: int = 0) -> MetalogEntries:
     )
 
 
-def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -> None:
-    """And what follows from it is still known after further starts."""
+def test_an_entry_of_a_writer_that_never_opened_here_proves_a_lost_opening() -> None:
+    """The conclusion is kept over further restarts."""
     pair = replicated(2, ordering_frame_entries=64)
     pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
     machine = pair.nodes[A] = restarted_without(pair.nodes[A], 0, kind=False, payload=False)
@@ -134,7 +134,7 @@ def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -
     assert all_of(pair.nodes[A], 4) == expected(4)
 
 
-def test_a_replica_that_lost_an_opening_as_a_torn_tail_forgets_for_good_what_that_dropped() -> None:
+def test_records_dropped_by_an_opening_lost_in_a_torn_tail_stay_dropped() -> None:
     pair = replicated(2, ordering_frame_entries=64)
     pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
     kept = len(pair.nodes[A].frames)
@@ -183,13 +183,13 @@ class Noted(list[Frame]):
 
 
 def test_one_lost_header_in_a_shared_journal_loses_nothing_of_all_replicas() -> None:
-    """A5, embedded: each role hears of damage that does not say whose it was."""
+    """A5, embedded: each role is notified of damage that may be another role's."""
     journal: list[tuple[NodeId, Frame]] = []
     before = ordered_and_reopened(journal)
-    for rotten in range(len(journal)):
+    for damaged in range(len(journal)):
         pair = Pair(before.config)
         for number, (name, (kind, payload, location)) in enumerate(journal):
-            if number == rotten:
+            if number == damaged:
                 for machine in pair.nodes.values():
                     machine.node.lost(Lost(None, b"", location))
             else:
@@ -200,11 +200,11 @@ def test_one_lost_header_in_a_shared_journal_loses_nothing_of_all_replicas() -> 
         pair.tell_both(ShardOpen(SHARD, Epoch(3), 4))
         pair.settle()
         for machine in pair.nodes.values():
-            assert all_of(machine, 4) == expected(4), f"frame {rotten}"
+            assert all_of(machine, 4) == expected(4), f"frame {damaged}"
 
 
 def test_unknown_damage_before_an_opening_drops_nothing_that_was_ordered() -> None:
-    """Replicas that share a journal hear all of it: together they would have lost the records."""
+    """Replicas that share a journal are all notified: otherwise all would drop the records."""
     before = ordered_and_reopened().nodes[A]
     states = [n for n, (kind, _, _) in enumerate(before.frames) if kind is FrameKind.SHARD_STATE]
     machine = restarted_without(before, states[2], kind=False, payload=False)
@@ -213,13 +213,13 @@ def test_unknown_damage_before_an_opening_drops_nothing_that_was_ordered() -> No
     assert all_of(machine, 4) == expected(4)
 
 
-def test_what_is_ordered_after_unknown_damage_is_beyond_doubt_if_its_writer_opened_here() -> None:
+def test_records_ordered_after_unknown_damage_are_kept_if_their_writer_opened_here() -> None:
     """The writer opens the shard again before the entries reached the journal."""
     pair = replicated(0, ordering_frame_entries=64)
     for first in (0, 2):
         pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
     before = pair.nodes[A]
-    before.frames.append((FrameKind.ORDERING, b"rotten", Location(9, 32, 6)))
+    before.frames.append((FrameKind.ORDERING, b"damaged", Location(9, 32, 6)))
     machine = restarted_without(before, len(before.frames) - 1, kind=False, payload=False)
     machine.frames.pop()
     machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
@@ -229,12 +229,12 @@ def test_what_is_ordered_after_unknown_damage_is_beyond_doubt_if_its_writer_open
     assert all_of(machine, 4) == expected(4)
 
 
-def test_a_shard_in_doubt_is_opened_when_it_is_known_what_is_ordered() -> None:
-    """A writer may be faster than the entries that were not in the ordering journal."""
+def test_a_shard_with_unknown_damage_is_opened_when_its_ordered_prefix_is_known() -> None:
+    """A writer may open before the entries that the ordering journal lacks arrive."""
     pair = replicated(0, ordering_frame_entries=64)
     pair.tell(A, AppendBatch(batch(0, [b"0", b"1"])), AppendBatch(batch(2, [b"2", b"3"])))
     before = pair.nodes[A]
-    before.frames.append((FrameKind.ORDERING, b"rotten", Location(9, 32, 6)))
+    before.frames.append((FrameKind.ORDERING, b"damaged", Location(9, 32, 6)))
     machine = restarted_without(before, len(before.frames) - 1, kind=False, payload=False)
     machine.turn(Started(Epoch(2)))
     machine.tell(ShardClaim(SHARD, E2))
@@ -247,7 +247,7 @@ def test_a_shard_in_doubt_is_opened_when_it_is_known_what_is_ordered() -> None:
     assert all_of(machine, 4) == expected(4)
 
 
-def test_what_a_lost_opening_dropped_is_not_counted_as_waiting_for_its_order() -> None:
+def test_records_dropped_by_a_lost_opening_do_not_count_as_unordered() -> None:
     pair = replicated(2, ordering_frame_entries=64)
     pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
     pair.tell(A, written_by(E2, 2, start=1), sender=PRIMARY)
@@ -270,7 +270,7 @@ def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened(
 
 
 def test_a_shard_can_be_opened_inside_a_hole() -> None:
-    """Only other replicas know where the batches in it begin; refused, it would stay shut."""
+    """Only other replicas know where its batches begin; if refused, the shard would stay closed."""
     shard = shard_of((0, 2), (2, 6), (6, 9))
     assert shard.lose(DamagedBatch(Location(1, 232, 10), readable=True))
     assert not shard.can_open_at(1), "a batch would be split"
@@ -281,8 +281,8 @@ def test_a_shard_can_be_opened_inside_a_hole() -> None:
     shard.check_invariants()
 
 
-def test_what_is_in_doubt_does_not_keep_a_shard_from_being_opened() -> None:
-    """It is dropped, so no batch of it can be split."""
+def test_a_shard_opens_inside_records_of_unknown_state() -> None:
+    """Those records are dropped, so no batch of them can be split."""
     shard = shard_of((0, 2))
     shard.order(Span(shard.id, 0, 0, 2, E1))
     shard.store(2, 6, Location(1, 232, 10))
@@ -295,7 +295,7 @@ def test_what_is_in_doubt_does_not_keep_a_shard_from_being_opened() -> None:
 
 
 def test_a_replica_that_takes_a_lost_batch_for_a_hole_opens_where_the_others_end() -> None:
-    """It has more than they, with a hole where they end: the writer asks for ever."""
+    """Otherwise its prefix ends later than theirs, at a hole, and the writer asks without end."""
     pair = replicated(2)
     pair.tell(B, AppendBatch(batch(2, [b"2"])))
     pair.tell(A, AppendBatch(batch(2, [b"2"])), AppendBatch(batch(3, [b"3", b"4"])))
@@ -329,8 +329,8 @@ def said(machine: Machine) -> list[ShardProgress | ShardStored]:
     return [message for message in sent if isinstance(message, ShardProgress | ShardStored)]
 
 
-def test_what_a_disk_lost_before_it_was_ordered_is_not_reported_and_sent_again() -> None:
-    """Else the record is acknowledged with a copy less than the ack quorum."""
+def test_records_lost_before_they_were_ordered_are_not_reported_and_are_resent() -> None:
+    """Otherwise the record is acknowledged with one copy fewer than the ack quorum."""
     machine = with_a_hole_in_what_is_not_ordered()
     assert sorted(said(machine), key=str) == [
         ShardProgress({SHARD: (E1, 4)}), ShardStored(SHARD, E1, 4),
@@ -345,8 +345,8 @@ def test_what_a_disk_lost_before_it_was_ordered_is_not_reported_and_sent_again()
     assert all_of(again, 8) == expected(8), "what filled the hole was written as such"
 
 
-def test_what_an_earlier_writer_appended_counts_as_stored_although_it_is_damaged() -> None:
-    """Nobody would send it again, and its callers were told that its outcome is unknown."""
+def test_damaged_records_of_an_earlier_writer_count_as_stored() -> None:
+    """No writer would resend them, and their callers got an unknown outcome."""
     machine = with_a_hole_in_what_is_not_ordered(writer_lives=False)
     assert ShardProgress({SHARD: (E2, 8)}) in said(machine)
 
@@ -372,7 +372,7 @@ def without_its_opening() -> Machine:
 def test_a_replica_asks_its_writer_where_it_opened_and_reports_nothing_before(
     restarts: int,
 ) -> None:
-    """What is missing before an intact batch may be the writer's own, and not be ordered yet."""
+    """Records missing before an intact batch may be the present writer's, and not ordered yet."""
     machine = without_its_opening()
     for _ in range(restarts):
         machine.take_checkpoint()
@@ -389,7 +389,7 @@ def test_a_replica_asks_its_writer_where_it_opened_and_reports_nothing_before(
     assert all_of(machine, 6) == expected(6)
 
 
-def test_what_lies_before_the_writers_opening_counts_as_stored_when_it_is_known() -> None:
+def test_records_before_the_writers_opening_count_as_stored_once_the_opening_is_known() -> None:
     machine = without_its_opening()
     machine.tell(ShardClaim(SHARD, E2))
     sent = messages(machine.tell(ShardOpen(SHARD, E2, 4)))
@@ -405,7 +405,7 @@ def test_a_newer_writer_opens_a_shard_of_which_an_opening_was_lost() -> None:
     assert machine.node.records == 6, "the older one is refused"
 
 
-def test_a_hole_at_the_end_of_what_is_ordered_is_not_reported_beyond() -> None:
+def test_no_prefix_beyond_a_hole_at_the_end_of_the_ordered_records_is_reported() -> None:
     shard = shard_of((0, 4), (4, 6), (6, 8))
     assert shard.lose(DamagedBatch(Location(1, 32, 10), readable=True))
     assert shard.sound == 0

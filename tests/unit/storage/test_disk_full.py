@@ -1,4 +1,4 @@
-"""What a storage node does while its disk is full (A35)."""
+"""A storage node on a full disk: it refuses appends, notifies writers, repairs nothing (A35)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.storage.machine import (
 )
 
 
-def test_a_full_disk_takes_what_is_under_way_and_then_nothing() -> None:
+def test_a_full_disk_accepts_batches_in_flight_and_no_more() -> None:
     machine = machine_of()
     append(machine, b"0", first=0)
     machine.tell(entries({SHARD: 1}), sender=PRIMARY)
@@ -37,7 +37,7 @@ def test_a_full_disk_takes_what_is_under_way_and_then_nothing() -> None:
     assert machine.node.status()["read_only"] == 0
 
 
-def test_writers_are_told_again_while_the_disk_is_full() -> None:
+def test_writers_are_notified_again_while_the_disk_is_full() -> None:
     machine = machine_of()
     machine.turn(SpaceChanged(0))
     assert messages(machine.wait(2.0), ENGINE) == [DiskFull(full=True)]

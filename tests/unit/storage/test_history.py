@@ -1,4 +1,4 @@
-"""Claims about a storage node that gets from others what the primary keeps no more (0030)."""
+"""A storage node fetches from others the history that the primary has freed (decision 0030)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ordered_pair() -> Pair:
 
 
 def based(pair: Pair) -> Base:
-    """Wipe A and tell it the base when it asks."""
+    """Wipe A and answer its question with the base."""
     pair.wipe(A)
     base = Base().with_entries(ENTRIES)
     asked = pair.nodes[A].asked
@@ -82,7 +82,7 @@ def test_a_wiped_replica_gets_order_floors_and_records_from_the_other_one() -> N
     assert [ours.ordered_us(s) for s in range(6)] == [theirs.ordered_us(s) for s in range(6)]
 
 
-def test_it_asks_the_primary_for_what_follows_and_applies_it() -> None:
+def test_entries_after_the_base_are_requested_from_the_primary_and_applied() -> None:
     pair = ordered_pair()
     based(pair)
     pair.settle()
@@ -93,7 +93,9 @@ def test_it_asks_the_primary_for_what_follows_and_applies_it() -> None:
     assert pair.nodes[A].node.position == PLACES + 1
 
 
-def test_what_it_got_is_in_the_next_checkpoint_and_a_crash_before_begins_anew() -> None:
+def test_fetched_history_is_in_the_next_checkpoint_and_an_earlier_crash_restarts_the_fetch() -> (
+    None
+):
     pair = ordered_pair()
     based(pair)
     pair.settle()
@@ -124,7 +126,7 @@ def partly_adopted(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def restarted_with_a_lower_base(machine: Machine) -> None:
-    """Let the primary send what follows on the entries that another storage node gave."""
+    """Deliver the primary's entries that follow those of the other storage node."""
     machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
     assert machine.asked is not None
     assert machine.asked.start == 2
@@ -148,7 +150,7 @@ def test_a_node_starts_again_after_the_primary_ended_a_fetch(
 def test_a_node_starts_from_the_checkpoint_before_the_one_taken_within_a_fetch(
     monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
-    """The one before knows nothing of what a storage node gave."""
+    """The earlier checkpoint lacks the fetched history."""
     machine = partly_adopted(monkeypatch)
     machine.take_checkpoint()
     for _ in range(restarts):
@@ -196,8 +198,8 @@ def test_a_base_with_more_trims_than_the_floors_cover_has_them_fetched_again(
     assert [send.message for send in again if send.to == B] == [TagFloorsWanted()]
 
 
-def test_a_new_primary_hears_what_is_stored_also_if_it_begins_with_a_base() -> None:
-    """It knows nothing of what was reported to the one before."""
+def test_a_new_primary_that_begins_with_a_base_gets_a_report_of_what_is_stored() -> None:
+    """The new primary lacks the reports to the primary before it."""
     machine = machine_of()
     machine.tell(AppendBatch(batch(0, [b"a"])))
     machine.node._ordering.reader.doubt()
@@ -220,8 +222,8 @@ def test_entries_that_a_checkpoint_failed_to_save_are_still_unsaved() -> None:
     assert node.unsaved == 0
 
 
-def test_that_a_source_lacked_the_order_once_does_not_count_for_ever() -> None:
-    """Each of two sources may lack it for a while; only both at a time are a loss."""
+def test_a_source_that_lacked_the_order_once_is_asked_again() -> None:
+    """Each of two sources may lack it for a while; only both at the same time are a loss."""
     view = view_of(storage_nodes=3, replicas=3)
     machine = Machine(view, node=A)
     assert machine.asked is not None
@@ -259,7 +261,7 @@ def test_only_a_node_that_has_the_last_entry_of_the_base_answers() -> None:
     assert node.ignored[-1] == "what old entries ordered is not known here yet"
 
 
-def test_who_has_other_entries_is_answered_from_the_first_one() -> None:
+def test_a_node_with_other_entries_is_answered_from_the_first_entry() -> None:
     pair = ordered_pair()
     asked = HistoryWanted(1, 2, Epoch(7), PLACES, Epoch(1))
     (history,) = messages(pair.nodes[B].tell(asked, sender=A))
@@ -267,7 +269,7 @@ def test_who_has_other_entries_is_answered_from_the_first_one() -> None:
     assert (history.start, history.previous, len(history.entries)) == (0, 0, PLACES)
 
 
-def test_when_nobody_has_the_order_the_node_says_so() -> None:
+def test_a_loss_of_the_order_at_all_nodes_is_reported() -> None:
     machine = Machine()
     assert machine.asked is not None
     with pytest.raises(DataLossError, match="restore the data directory of a storage node"):
@@ -277,7 +279,7 @@ def test_when_nobody_has_the_order_the_node_says_so() -> None:
 
 
 @pytest.mark.parametrize("entries", [(cut(0), cut(1)), ENTRIES], ids=["no trims", "trims"])
-def test_when_all_others_lack_the_order_too_the_node_says_so(entries: tuple[Entry, ...]) -> None:
+def test_a_loss_is_reported_when_all_other_nodes_lack_the_order(entries: tuple[Entry, ...]) -> None:
     pair = ordered_pair()
     pair.wipe(B)
     told = pair.nodes[B].asked
@@ -293,7 +295,7 @@ def test_when_all_others_lack_the_order_too_the_node_says_so(entries: tuple[Entr
 
 def test_a_source_that_only_lags_is_asked_again() -> None:
     pair = ordered_pair()
-    pair.wipe(B)  # it has not heard of the base yet, so it cannot say that it is below
+    pair.wipe(B)  # B has not received the base yet, so it cannot answer that it is below the base
     based(pair)
     told = pair.nodes[B].asked
     assert told is not None
@@ -335,7 +337,7 @@ def test_a_node_below_its_base_gives_no_index_data() -> None:
     assert data.blocks == ()  # type: ignore[union-attr]
 
 
-def test_the_primary_hears_what_the_older_of_two_checkpoints_covers() -> None:
+def test_the_position_of_the_older_of_two_checkpoints_is_reported_to_the_primary() -> None:
     machine = machine_of()
     machine.tell(entries_message(ENTRIES[:1]), sender=PRIMARY)
     assert covered(checkpointed(machine)) == []
@@ -344,7 +346,7 @@ def test_the_primary_hears_what_the_older_of_two_checkpoints_covers() -> None:
     assert covered(checkpointed(machine)) == [MetalogCovered(PLACES, Epoch(1))]
 
 
-def test_a_restart_says_what_the_checkpoint_before_its_own_covers() -> None:
+def test_a_restart_reports_the_position_of_the_checkpoint_before_its_own() -> None:
     machine = machine_of()
     machine.tell(entries_message(ENTRIES[:2]), sender=PRIMARY)
     checkpointed(machine)
@@ -358,7 +360,7 @@ def test_a_restart_says_what_the_checkpoint_before_its_own_covers() -> None:
 
 
 def checkpointed(machine: Machine) -> list[object]:
-    """Let a checkpoint be written; return what is said in the next turn."""
+    """Let a checkpoint be written; return the messages of the next iteration."""
     machine.take_checkpoint()
     machine.node.checkpointed()
     return [*messages(machine.turn())]

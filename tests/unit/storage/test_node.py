@@ -54,8 +54,8 @@ def starts_asked(sent: Iterable[Send]) -> list[int]:
 # --- order
 
 
-def test_equal_localids_of_two_shards_each_get_their_own_seqnums() -> None:
-    """Acceptance A17: ascending shard id inside an entry (Scalog 4.1)."""
+def test_equal_localids_of_two_shards_get_different_seqnums() -> None:
+    """A17: seqnums ascend by shard id inside an entry (Scalog 4.1)."""
     machine = machine_of(view_of(engines=2))
     append(machine, b"a0", b"a1", first=0, shard=0)
     append(machine, b"b0", b"b1", b"b2", first=0, shard=1)
@@ -65,7 +65,7 @@ def test_equal_localids_of_two_shards_each_get_their_own_seqnums() -> None:
 
 
 def test_one_cut_over_a_rolled_segment_numbers_all_records() -> None:
-    """Acceptance A18."""
+    """A18: a cut may cover two segments."""
     machine = machine_of()
     for first in range(8):
         append(machine, b"%d" % first * 1000, first=first)
@@ -103,7 +103,7 @@ def test_the_ordering_journal_takes_several_entries_a_frame_and_a_restart_asks_f
     assert data_of(read(after, 0, 1, 2)) == [(n, b"%d" % n) for n in range(3)]
 
 
-def test_a_gap_is_asked_for_at_once_and_again() -> None:
+def test_entries_of_a_gap_are_requested_at_once_and_again() -> None:
     machine = machine_of(resend_s=0.5)
     late = entries({0: 1}, start=3)
     assert starts_asked(machine.tell(late, sender=PRIMARY)) == [0]
@@ -119,13 +119,13 @@ def test_after_a_start_entries_are_asked_for_until_an_answer_brings_nothing_new(
     assert starts_asked(machine.started) == [0]
     assert starts_asked(machine.wait(0.6)) == [0]
     machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
-    assert machine.node._ordering.reader.behind, "they were not the answer"
+    assert machine.node._ordering.reader.behind, "those entries were not the answer"
     assert machine.nothing_more() == []
     assert not machine.busy
 
 
 def test_an_answer_to_an_earlier_question_ends_no_catch_up() -> None:
-    """It may have been on its way for long, and what it says be no longer all there is."""
+    """It may be delayed, and newer entries may exist."""
     machine = Machine(config=config_of(resend_s=0.5))
     first = machine.asked
     machine.wait(0.6)
@@ -145,7 +145,7 @@ def test_a_repeated_answer_asks_for_nothing_and_ends_nothing() -> None:
     assert machine.node._ordering.reader.behind
 
 
-def test_a_catch_up_of_many_pages_waits_for_no_pause() -> None:
+def test_a_catch_up_of_many_pages_has_no_pauses() -> None:
     machine = Machine()
     for position in range(20):
         assert machine.asked is not None
@@ -157,7 +157,7 @@ def test_a_catch_up_of_many_pages_waits_for_no_pause() -> None:
     assert not machine.node._ordering.reader.behind
 
 
-def test_questions_that_are_not_answered_become_seldom() -> None:
+def test_unanswered_questions_are_resent_with_growing_pauses() -> None:
     machine = Machine(config=config_of(resend_s=0.25, resend_s_max=2.0))
     asked = 0
     for _ in range(400):
@@ -165,7 +165,7 @@ def test_questions_that_are_not_answered_become_seldom() -> None:
     assert asked <= 4 + 40 / 2
 
 
-def test_entries_of_somebody_else_are_ignored() -> None:
+def test_entries_of_another_node_than_the_primary_are_ignored() -> None:
     machine = machine_of()
     machine.tell(entries({0: 1}), sender=NodeId("sequencer-9"))
     assert machine.node.position == 0
@@ -190,7 +190,7 @@ def test_a_read_waits_until_its_record_is_ordered() -> None:
     assert answer == RecordsRead(1, SHARD, (StoredRecord(1, 5, 0, b"log", b"b", None),), ())
 
 
-def test_a_waiting_read_asks_for_entries_and_gives_up() -> None:
+def test_a_waiting_read_requests_entries_and_times_out() -> None:
     machine = machine_of(resend_s=0.5, read_timeout_s=2.0)
     machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)))
     assert starts_asked(machine.wait(0.5)) == [0]
@@ -211,13 +211,13 @@ def test_a_read_that_is_repeated_while_it_waits_is_answered_once() -> None:
     assert len([m for m in messages(sent) if isinstance(m, RecordsRead)]) == 1
 
 
-def test_only_so_many_reads_wait() -> None:
+def test_the_number_of_waiting_reads_is_bounded() -> None:
     machine = machine_of(lookups_pending_max=2)
     machine.tell(*[ReadRecords(n, ENGINE, SHARD, (9,)) for n in range(3)])
     assert machine.ignored == ["too many reads wait for their metalog position"]
 
 
-def test_what_belongs_to_another_shard_or_was_lost_is_unknown() -> None:
+def test_records_of_another_shard_and_lost_records_are_unknown() -> None:
     machine = machine_of(view_of(engines=2))
     append(machine, b"a", first=0, shard=0)
     machine.tell(entries({0: 1, 1: 1}), sender=PRIMARY)
@@ -225,7 +225,7 @@ def test_what_belongs_to_another_shard_or_was_lost_is_unknown() -> None:
     assert read(machine, 0, 1, shard=1) == RecordsRead(1, ShardId(1), (), (0, 1))
 
 
-def test_a_wiped_replica_knows_nothing_and_goes_on() -> None:
+def test_a_wiped_replica_answers_unknown_and_continues() -> None:
     """PITFALLS 14: it must never answer that there is no record."""
     machine = machine_of()
     machine.tell(entries({0: 3}), sender=PRIMARY)
@@ -234,7 +234,7 @@ def test_a_wiped_replica_knows_nothing_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("tags", [True, False])
-def test_what_is_damaged_of_a_batch_is_unknown_and_counted(*, tags: bool) -> None:
+def test_damaged_records_of_a_batch_are_unknown_and_counted(*, tags: bool) -> None:
     machine = machine_of(record_cache_bytes_max=0)
     append(machine, b"a", b"b", first=0)
     append(machine, b"c", first=2)
@@ -249,8 +249,8 @@ def test_what_is_damaged_of_a_batch_is_unknown_and_counted(*, tags: bool) -> Non
         assert (status["lost_records"], status["first_lost_seqnum"]) == ((2, 0) if tags else (1, 1))
 
 
-def test_a_batch_that_belongs_elsewhere_is_not_taken_for_the_one_wanted() -> None:
-    """A disk may give back an intact block of another place."""
+def test_an_intact_batch_from_another_place_is_not_returned() -> None:
+    """A disk may return an intact block of another place."""
     machine = machine_of(record_cache_bytes_max=0)
     append(machine, b"a", first=0)
     append(machine, b"b", first=1)
@@ -272,7 +272,7 @@ def test_recent_batches_are_read_from_memory_and_old_ones_from_disk() -> None:
     assert machine.reads == 1
 
 
-def test_an_answer_is_bounded_and_leaves_the_rest_out() -> None:
+def test_an_answer_is_bounded_and_omits_the_rest() -> None:
     machine = machine_of(page_bytes_max=1000, record_cache_bytes_max=0)
     for first in range(6):
         append(machine, b"x" * 400, first=first)
@@ -285,7 +285,7 @@ def test_an_answer_is_bounded_and_leaves_the_rest_out() -> None:
     assert [record.seqnum for record in read(machine, 6, 7).records] == [6]
 
 
-def test_a_page_is_read_in_the_order_in_which_it_lies_each_batch_once() -> None:
+def test_a_page_reads_each_batch_once_in_disk_order() -> None:
     machine = machine_of(record_cache_bytes_max=0)
     for first in range(0, 30, 3):
         append(machine, b"a", b"b", b"c", first=first)
@@ -295,7 +295,7 @@ def test_a_page_is_read_in_the_order_in_which_it_lies_each_batch_once() -> None:
     assert machine.read_places == sorted(machine.read_places)
 
 
-def test_reads_at_once_share_what_is_read_from_disk() -> None:
+def test_concurrent_reads_share_disk_reads() -> None:
     machine = machine_of(record_cache_bytes_max=0)
     append(machine, b"a", b"b", first=0)
     machine.tell(entries({0: 2}), sender=PRIMARY)
@@ -306,7 +306,7 @@ def test_reads_at_once_share_what_is_read_from_disk() -> None:
     assert machine.reads == 1
 
 
-def test_reads_under_way_are_bounded_in_bytes() -> None:
+def test_reads_in_flight_are_bounded_in_bytes() -> None:
     machine = machine_of(record_cache_bytes_max=0, page_bytes_max=500)
     for first in range(10):
         append(machine, b"x" * 400, first=first)
@@ -325,7 +325,7 @@ def test_reads_under_way_are_bounded_in_bytes() -> None:
     assert 0 < max(under_way) <= 2 * 500
 
 
-def test_senseless_reads_are_ignored() -> None:
+def test_impossible_reads_are_ignored() -> None:
     machine = machine_of()
     machine.tell(
         ReadRecords(1, ENGINE, SHARD, ()),
@@ -399,7 +399,7 @@ def test_a_block_has_the_tags_of_its_records_in_order() -> None:
     assert tags_of(part) == [[7], [7, 100], [7]]
 
 
-def test_the_first_replica_of_a_shard_speaks_for_it() -> None:
+def test_the_first_replica_of_a_shard_sends_its_index_data() -> None:
     view = view_of(storage_nodes=2, replicas=2, engines=2)
     cuts = entries({0: 1, 1: 1}, {1: 1})
     blocks = []
@@ -416,14 +416,14 @@ def test_the_first_replica_of_a_shard_speaks_for_it() -> None:
     ]  # fmt: skip
 
 
-def test_an_entry_that_ordered_nothing_is_told_by_two_nodes() -> None:
+def test_an_entry_that_ordered_nothing_is_announced_by_two_nodes() -> None:
     view = view_of(storage_nodes=3, replicas=3)
     told = [blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes]
     block = IndexBlock(0, 0, (), (), Epoch(1))
     assert told == [[block], [block], []]
 
 
-def test_index_data_is_told_again_on_demand_also_after_a_restart() -> None:
+def test_index_data_is_resent_on_demand_also_after_a_restart() -> None:
     machine = machine_of(view_of(storage_nodes=2, replicas=2, engines=2), NodeId("storage-1"))
     for shard in (0, 1):
         append(machine, b"a", b"b", first=0, shard=shard)
@@ -443,7 +443,7 @@ def test_index_data_is_told_again_on_demand_also_after_a_restart() -> None:
     assert messages(machine.restarted().tell(wanted, sender=INDEX), INDEX) == [answer]
 
 
-def test_index_data_is_told_in_steps_and_empty_beyond_what_is_applied() -> None:
+def test_index_data_is_sent_in_steps_and_empty_beyond_the_applied_metalog() -> None:
     machine = machine_of()
     machine.tell(entries(*[{}] * 10), sender=PRIMARY)
     (answer,) = messages(machine.tell(IndexDataWanted(1, 8, 3), sender=INDEX), INDEX)
@@ -468,7 +468,7 @@ def test_an_answer_of_index_data_is_bounded_and_makes_progress(page_bytes_max: i
     assert len(rest.blocks) == 1024
 
 
-def test_a_position_of_which_not_everything_was_read_is_left_for_the_next_answer() -> None:
+def test_a_position_that_was_read_in_part_is_left_for_the_next_answer() -> None:
     machine = machine_of(record_cache_bytes_max=0, page_bytes_max=1)
     for first in range(0, 2000, 100):
         machine.tell(AppendBatch(batch(first, [b""] * 100, tags=range(1000, 1100))))
@@ -480,7 +480,7 @@ def test_a_position_of_which_not_everything_was_read_is_left_for_the_next_answer
         assert [(b.position, len(b.parts)) for b in answer.blocks] == [(position, 1)]
 
 
-def test_index_data_after_a_takeover_is_that_of_the_new_writer() -> None:
+def test_index_data_after_a_takeover_covers_the_new_writers_records() -> None:
     machine = machine_of()
     machine.tell(AppendBatch(batch(0, tags=(1,))), AppendBatch(batch(1, tags=(2,))))
     machine.tell(ShardClaim(SHARD, Epoch(2)))
@@ -490,7 +490,7 @@ def test_index_data_after_a_takeover_is_that_of_the_new_writer() -> None:
     assert tags_of(block.parts[0]) == [[1], [3]]
 
 
-def test_a_lost_batch_is_left_out_unasked_and_has_no_tags_for_who_asks() -> None:
+def test_a_lost_batch_is_left_out_of_pushed_index_data_and_has_no_tags_on_demand() -> None:
     machine = machine_of(view_of(engines=2))
     append(machine, b"a", first=0, shard=1)
     (block,) = blocks_to(machine, ENGINE, entries({0: 1, 1: 1}))
@@ -501,7 +501,7 @@ def test_a_lost_batch_is_left_out_unasked_and_has_no_tags_for_who_asks() -> None
     assert [(part.shard, part.tags) for part in answer.blocks[0].parts] == [
         (0, b""),
         (1, block.parts[0].tags),
-    ], "nobody else has it: it has no tags any more"
+    ], "no other replica has the batch: it has no tags any more"
 
 
 def test_a_cut_inside_a_batch_is_sliced() -> None:
@@ -515,7 +515,7 @@ def test_a_cut_inside_a_batch_is_sliced() -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_report_is_said_again_though_something_else_was_ordered_meanwhile() -> None:
+def test_a_lost_report_is_resent_although_another_entry_was_ordered_meanwhile() -> None:
     machine = machine_of(resend_s=0.5)
     append(machine, b"a", first=0)
     append(machine, b"b", first=1)

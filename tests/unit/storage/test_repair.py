@@ -1,4 +1,4 @@
-"""What a replica does about records that its disk lost (A4, A5, decision 0009)."""
+"""Repair of records that the disk of a replica lost (A4, A5, decision 0009)."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_a_damaged_batch_is_served_by_the_other_replica_repaired_and_counted() -
     assert (status["damaged_batches"], status["repaired_records"]) == (1, 2)
     assert status["missing_records"] == 0
     again = machine.restarted()
-    assert all_of(again, 6) == expected(6), "what was repaired is on disk"
+    assert all_of(again, 6) == expected(6), "the repaired records are on disk"
 
 
-def test_a_wiped_replica_says_unknown_until_it_is_repaired() -> None:
+def test_a_wiped_replica_answers_unknown_until_it_is_repaired() -> None:
     """A4."""
     pair = replicated()
     pair.wipe(A)
@@ -84,8 +84,8 @@ def test_a_wiped_replica_says_unknown_until_it_is_repaired() -> None:
     assert all_of(pair.nodes[A], 6) == expected(6)
 
 
-def test_a_wiped_replica_learns_what_the_other_has_discarded() -> None:
-    """Endless repair is PITFALLS 17: what was trimmed cannot come back, and is not waited for."""
+def test_a_wiped_replica_gets_the_discards_of_the_other() -> None:
+    """PITFALLS 17, endless repair: trimmed records cannot be fetched, and are not waited for."""
     pair = replicated()
     floor = Floor(7, 4, of_log=True)
     trim = entries_message((Trim(1, ViewNumber(1), E1, 0, (floor,)),))
@@ -102,8 +102,8 @@ def test_a_wiped_replica_learns_what_the_other_has_discarded() -> None:
     assert (answer.trimmed, answer.unknown, data_of(answer)) == ((0, 3), (), expected(6)[4:])
 
 
-def test_a_replica_that_lacks_a_trim_does_not_take_what_that_discarded() -> None:
-    """Index nodes are told by how many trims the discarded records are trimmed."""
+def test_a_replica_that_lacks_a_trim_does_not_apply_its_discards() -> None:
+    """Index nodes get the number of trims by which the discarded records are trimmed."""
     pair = Pair(config_of(ordering_frame_entries=64))
     pair.tell_both(ShardClaim(SHARD, E1))
     pair.tell_both(ShardOpen(SHARD, E1, 0))
@@ -125,7 +125,7 @@ def test_a_replica_that_lacks_a_trim_does_not_take_what_that_discarded() -> None
     assert behind.node._shards[SHARD].is_gone(0)
 
 
-def test_a_repair_goes_on_where_a_restart_cut_it_off() -> None:
+def test_a_repair_continues_after_a_restart() -> None:
     pair = replicated(20, page_bytes_max=1)
     pair.wipe(A)
     pair.tell(A, entries({SHARD: 20}), sender=PRIMARY)
@@ -137,8 +137,8 @@ def test_a_repair_goes_on_where_a_restart_cut_it_off() -> None:
     assert frames.count(FrameKind.REPAIRED) == 10, "nothing is fetched twice"
 
 
-def test_a_repair_takes_its_time() -> None:
-    """`repair_bytes_per_s` limits what comes back."""
+def test_a_repair_is_limited_in_bytes_per_second() -> None:
+    """The limit is `repair_bytes_per_s`."""
     pair = replicated(20, page_bytes_max=1, repair_bytes_per_s=len(batch(0, [b"0", b"1"])))
     pair.wipe(A)
     machine = pair.nodes[A]
@@ -150,7 +150,7 @@ def test_a_repair_takes_its_time() -> None:
     assert repaired == [2, 4, 4, 6, 6]
 
 
-def test_a_wiped_replica_has_no_say_in_where_the_shard_continues() -> None:
+def test_the_empty_prefix_of_a_wiped_replica_does_not_decide_where_the_shard_continues() -> None:
     """PITFALLS 14: its empty prefix would shorten the log."""
     pair = replicated()
     pair.wipe(A)
@@ -169,8 +169,8 @@ def test_a_wiped_replica_has_no_say_in_where_the_shard_continues() -> None:
     assert messages(sent) == [ShardClaimed(SHARD, Epoch(3), 7, authoritative=True)]
 
 
-def test_a_replica_whose_newest_batch_seemed_torn_goes_on_and_starts_again() -> None:
-    """A5: it hears from the metalog that it lacks something, and goes on behind it."""
+def test_a_replica_whose_newest_batch_seemed_torn_continues_and_restarts() -> None:
+    """A5: the metalog shows that the replica lacks a batch; it continues after that batch."""
     pair = replicated(ordering_frame_entries=64)
     machine = pair.nodes[A]
     newest = max(n for n, (kind, _, _) in enumerate(machine.frames) if kind is FrameKind.RECORDS)
@@ -199,7 +199,7 @@ def test_a_wiped_replica_asks_its_writer_to_open_it_again() -> None:
     assert pair.nodes[A].node.records == 7
 
 
-def test_what_no_replica_has_is_asked_for_ever_more_seldom() -> None:
+def test_records_that_no_replica_has_are_requested_with_growing_pauses() -> None:
     """PITFALLS 17: no endless repair."""
     pair = replicated()
     pair.wipe(A)
@@ -215,7 +215,7 @@ def test_what_no_replica_has_is_asked_for_ever_more_seldom() -> None:
     assert 3600 / 60 <= asked < 80
 
 
-def test_an_answer_that_does_not_come_is_asked_for_of_another() -> None:
+def test_a_request_without_an_answer_goes_to_another_replica() -> None:
     view = view_of(storage_nodes=3, replicas=3)
     machine = Machine(view, config_of())
     sent = machine.tell(entries({SHARD: 2}), sender=PRIMARY) + machine.wait(2.0)
@@ -223,14 +223,14 @@ def test_an_answer_that_does_not_come_is_asked_for_of_another() -> None:
     assert sorted(asked) == [NodeId("storage-1"), NodeId("storage-2")]
 
 
-def test_only_what_is_ordered_is_asked_for_and_given() -> None:
+def test_only_ordered_records_are_requested_and_sent() -> None:
     pair = replicated()
     pair.tell(B, AppendBatch(batch(6, [b"6"])))
     (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 4, 9), sender=A))
     assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),), lacking_to=4, copy_of=E1)
 
 
-def test_an_answer_looks_at_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_reads_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wiped replica asks for all of a shard, again and again."""
     pair = replicated(40, page_bytes_max=1)
     looked = 0
@@ -256,7 +256,7 @@ def test_an_answer_looks_at_no_more_batches_than_fit(monkeypatch: pytest.MonkeyP
         batch(40),
     ],
 )
-def test_a_strange_answer_is_ignored(stray: bytes) -> None:
+def test_an_impossible_answer_is_ignored(stray: bytes) -> None:
     pair = replicated()
     pair.wipe(A)
     machine = pair.nodes[A]
@@ -271,7 +271,7 @@ def test_a_strange_answer_is_ignored(stray: bytes) -> None:
 
 
 def test_a_batch_that_would_not_fit_into_one_hole_is_not_written() -> None:
-    """It would be fetched and written again and again."""
+    """Otherwise it would be fetched and written without end."""
     pair = replicated(record_cache_bytes_max=0)
     machine = pair.nodes[A]
     batches = [n for n, (kind, _, _) in enumerate(machine.frames) if kind is FrameKind.RECORDS]
@@ -311,7 +311,7 @@ def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
     assert machine.node.records == 4
 
 
-def test_what_is_lost_for_good_is_said_to_be_so_that_indexes_go_on_behind_it() -> None:
+def test_permanently_lost_records_are_announced_so_that_indexes_continue_after_them() -> None:
     machine = damaged_single()
     machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
     (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
@@ -330,7 +330,7 @@ def test_a_record_of_which_only_the_data_is_damaged_keeps_its_tags() -> None:
         assert (part.count, list(part.tag_counts)) == (3, [1, 1, 1])
 
 
-def test_what_another_replica_may_have_is_left_out_of_index_data() -> None:
+def test_records_that_another_replica_may_have_are_left_out_of_index_data() -> None:
     pair = replicated(record_cache_bytes_max=0)
     pair.wipe(A)
     machine = pair.nodes[A]
@@ -358,7 +358,7 @@ def both_damaged() -> Pair:
     return pair
 
 
-def test_what_all_replicas_say_that_they_lack_is_lost() -> None:
+def test_records_that_all_replicas_report_as_missing_are_lost() -> None:
     pair = both_damaged()
     assert index_part(pair.nodes[A]) is None, "the other one was not asked yet"
     for _ in range(2):
@@ -373,7 +373,7 @@ def test_what_all_replicas_say_that_they_lack_is_lost() -> None:
             pair.restart(name)
 
 
-def test_a_replica_that_is_down_keeps_records_from_being_given_up() -> None:
+def test_records_are_not_declared_lost_while_a_replica_is_down() -> None:
     pair = both_damaged()
     for _ in range(50):
         pair.nodes[A].wait(2.0)
@@ -381,7 +381,7 @@ def test_a_replica_that_is_down_keeps_records_from_being_given_up() -> None:
     assert pair.nodes[A].node.status()["lost_records"] == 0
 
 
-def test_a_replica_that_cannot_read_now_does_not_say_that_it_lacks() -> None:
+def test_a_replica_with_a_transient_read_error_does_not_report_records_as_missing() -> None:
     pair = both_damaged()
     machine = pair.nodes[B] = replicated(record_cache_bytes_max=0).nodes[B]
     place = [location for kind, _, location in machine.frames if kind is FrameKind.RECORDS][1]
@@ -396,8 +396,8 @@ def test_a_replica_that_cannot_read_now_does_not_say_that_it_lacks() -> None:
     assert all_of(pair.nodes[A], 6) == expected(6)
 
 
-def test_what_was_given_up_is_got_back_from_a_replica_that_has_it_after_all() -> None:
-    """Somebody has put its directory back."""
+def test_records_declared_lost_are_repaired_from_a_replica_that_has_them() -> None:
+    """The directory of that replica was restored."""
     pair = both_damaged()
     pair.settle()
     pair.nodes[B] = replicated(record_cache_bytes_max=0).nodes[B]
@@ -410,7 +410,7 @@ def test_what_was_given_up_is_got_back_from_a_replica_that_has_it_after_all() ->
     assert pair.nodes[A].node.status()["lost_records"] == 0
 
 
-def test_what_cannot_be_read_now_is_not_given_up_where_nobody_else_has_it() -> None:
+def test_unreadable_records_without_another_copy_are_not_declared_lost() -> None:
     shard = Shard(SHARD, leading=True, alone=True)
     shard.apply(ShardState(SHARD, E1, 0))
     shard.store(0, 2, Location(1, 32, 10))
@@ -428,7 +428,7 @@ def test_holes_are_filled_in_any_order() -> None:
     assert dict(shard.holes) == {0: 4, 6: 10}
     assert shard.fill(0, 4, Location(2, 132, 10))
     assert shard.fill(8, 10, Location(2, 232, 10))
-    assert not shard.fill(5, 7, Location(2, 332, 10)), "it would overlap what is here"
+    assert not shard.fill(5, 7, Location(2, 332, 10)), "it would overlap records that are here"
     assert shard.fill(6, 8, Location(2, 432, 10))
     assert not shard.holes
     assert [shard.location_of(n) for n in (0, 5, 7, 9)] == [

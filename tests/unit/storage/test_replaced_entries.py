@@ -1,4 +1,4 @@
-"""Claims about a storage node whose primary lost entries that it had published.
+"""A storage node whose primary lost published entries and proposed others.
 
 The primary's journal ended in damage that looked like a torn end. A new incarnation proposes other
 entries in those places; the node must not keep the old ones beside them.
@@ -54,7 +54,7 @@ def with_two_shards(ordering_frame_entries: int = 1) -> Machine:
 
 
 def replace(machine: Machine) -> None:
-    """Let incarnation 2, which lost the entry at 1, order another shard there."""
+    """Incarnation 2 lost the entry at 1; let it order another shard there."""
     hello = MetalogEntries(1, Epoch(1), (), committed=1)
     machine.tell(hello, sender=PRIMARY, life=2)
     answer_with(machine, of(2, 1, {1: 2}))
@@ -72,7 +72,7 @@ def truth_holds(machine: Machine) -> bool:
     return shown == [(0, b"0/0"), (1, b"1/0"), (2, b"1/1")]
 
 
-def test_entries_that_were_replaced_give_way_and_no_seqnum_has_two_records() -> None:
+def test_replaced_entries_are_dropped_and_no_seqnum_has_two_records() -> None:
     machine = with_two_shards()
     replace(machine)
     assert truth_holds(machine)
@@ -90,8 +90,8 @@ def test_after_a_restart_the_newer_entries_on_disk_hold() -> None:
     assert truth_holds(again)
 
 
-def test_entries_behind_a_damaged_replacement_are_not_put_on_what_it_had_replaced() -> None:
-    """Position and count fit; only the epochs tell that something else was there."""
+def test_entries_after_a_damaged_replacement_do_not_follow_the_replaced_ones() -> None:
+    """Position and count fit; only the epochs show that another entry was there."""
     machine = with_two_shards()
     replace(machine)
     replacing = len(machine.frames) - 1
@@ -104,7 +104,7 @@ def test_entries_behind_a_damaged_replacement_are_not_put_on_what_it_had_replace
     assert machine.restarted().node.position == 2
 
 
-def test_entries_behind_a_damaged_frame_hold_if_one_incarnation_proposed_them() -> None:
+def test_entries_after_a_damaged_frame_are_kept_if_one_incarnation_proposed_them() -> None:
     machine = with_two_shards()
     replaced = len(machine.frames)
     machine.tell(entries_message([of(1, 2, {0: 1})]), sender=PRIMARY)
@@ -113,8 +113,8 @@ def test_entries_behind_a_damaged_frame_hold_if_one_incarnation_proposed_them() 
     assert machine.restarted().node.position == 3
 
 
-def test_a_read_waits_on_when_the_entries_that_ordered_its_record_are_replaced() -> None:
-    """What met one of its conditions is gone by the time when the other is met."""
+def test_a_read_keeps_waiting_when_the_entries_that_ordered_its_record_are_replaced() -> None:
+    """One of its two conditions no longer holds when the other is met."""
     machine = with_two_shards()
     wanted = ReadRecords(1, ENGINE, ShardId(1), (2,), epoch=Epoch(2))
     assert machine.tell(wanted) == []
@@ -126,7 +126,7 @@ def test_a_read_waits_on_when_the_entries_that_ordered_its_record_are_replaced()
     assert [[data_of(answer) for answer in part] for part in answers] == [[], [[(2, b"1/1")]]]
 
 
-def test_a_checkpoint_knows_by_whom_each_entry_was_proposed() -> None:
+def test_a_checkpoint_has_the_proposer_of_each_entry() -> None:
     machine = with_two_shards()
     machine.take_checkpoint()
     again = machine.restarted()
@@ -136,14 +136,14 @@ def test_a_checkpoint_knows_by_whom_each_entry_was_proposed() -> None:
     assert truth_holds(again.restarted())
 
 
-def test_what_replaced_entries_of_a_checkpoint_is_found_behind_it() -> None:
+def test_replacements_of_checkpointed_entries_are_recovered_from_the_journal() -> None:
     machine = with_two_shards()
     machine.take_checkpoint()
     replace(machine)
     assert truth_holds(machine.restarted())
 
 
-def test_what_only_a_damaged_checkpoint_had_is_written_in_the_life_that_began_with_it() -> None:
+def test_entries_that_only_a_damaged_checkpoint_had_are_journaled_again() -> None:
     """Its entries were in no frame when the power went."""
     machine = with_two_shards(ordering_frame_entries=2)
     machine.take_checkpoint()
@@ -168,18 +168,18 @@ def test_a_page_that_shows_the_difference_itself_needs_no_question() -> None:
     assert truth_holds(machine)
 
 
-def test_a_node_that_hears_of_it_late_asks_and_corrects_itself() -> None:
-    """What it hears first follows on entries that it has otherwise, or begins beyond its end."""
+def test_a_node_that_learns_of_the_replacement_late_asks_and_corrects_itself() -> None:
+    """The first message follows entries that differ here, or begins beyond its end."""
     for start in (2, 3):
         machine = with_two_shards()
         late = [of(2, position, {0: 1}) for position in (2, 3)][start - 2 :]
         machine.tell(entries_message(late), sender=PRIMARY, life=2)
-        assert machine.node.position == 2, "nothing is applied on what is not equal"
+        assert machine.node.position == 2, "no entry is applied after one that differs"
         answer_with(machine, of(2, 1, {1: 2}), of(2, 2, {0: 1}), of(2, 3, {}))
         assert truth_holds(machine)
 
 
-def test_entries_that_nothing_has_replaced_yet_give_way_too() -> None:
+def test_lost_entries_are_dropped_before_they_are_replaced() -> None:
     machine = with_two_shards()
     machine.tell(MetalogEntries(1, Epoch(1), (), committed=1), sender=PRIMARY, life=2)
     assert machine.asked is not None
@@ -200,7 +200,7 @@ def test_each_new_incarnation_of_the_primary_is_asked_whether_the_copy_is_right(
     assert machine.node.status()["replaced_entries"] == 0
 
 
-def test_a_new_incarnation_of_the_primary_is_told_at_once_what_is_stored() -> None:
+def test_a_new_incarnation_of_the_primary_gets_a_report_at_once() -> None:
     machine = with_two_shards()
     hello = MetalogEntries(2, Epoch(1), (), committed=2)
     sent = machine.tell(hello, sender=PRIMARY, life=2)
@@ -239,8 +239,8 @@ def test_entries_that_no_primary_sends_are_ignored(message: MetalogEntries) -> N
     assert machine.node.position == 2
 
 
-def test_index_nodes_are_told_of_their_last_positions_when_a_new_incarnation_is_heard() -> None:
-    """So they see at once whether what they have was replaced, and else go on answering."""
+def test_a_new_incarnation_makes_the_node_announce_last_positions_to_index_nodes() -> None:
+    """So they see at once whether their entries were replaced, and otherwise keep answering."""
     machine = with_two_shards()
     hello = MetalogEntries(1, Epoch(1), (), committed=1)
     machine.tell(hello, sender=PRIMARY, life=2)
@@ -259,7 +259,7 @@ def test_index_nodes_are_told_of_their_last_positions_when_a_new_incarnation_is_
 
 
 def test_a_read_that_rests_on_a_new_incarnation_waits_for_its_first_entry() -> None:
-    """Until then the replica may show what was replaced."""
+    """Until then the replica may show replaced entries."""
     machine = with_two_shards()
     wanted = ReadRecords(7, ENGINE, ShardId(0), (0,), epoch=Epoch(2))
     assert messages(machine.tell(wanted)) == []

@@ -1,4 +1,4 @@
-"""Claims of a storage node about what a restart finds, one each."""
+"""Recovery of a storage node after a restart."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_frame_that_does_not_follow_on_is_data_loss() -> None:
         again.restarted()
 
 
-def test_a_gap_within_one_epoch_is_known_to_be_one_and_all_else_is_served() -> None:
+def test_a_gap_within_one_epoch_is_lost_and_all_other_records_are_served() -> None:
     machine = two_ordered()
     del machine.frames[place_of(machine, FrameKind.RECORDS)]
     after = machine.restarted()

@@ -1,4 +1,4 @@
-"""Claims about what a storage node needs when its segments are rewritten (decision 0016)."""
+"""Which frames a storage node keeps when its segments are rewritten (decision 0016)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.storage.test_trims import LOG, trim, waited, with_records
 
 
 def rewritten(machine: Machine) -> list[Frame]:
-    """Return what is on the disk when the shell has rewritten all of it, batch by batch."""
+    """Return the frames on the disk after the shell has rewritten all of them, batch by batch."""
     return [
         (kind, payload, location) if kind is not FrameKind.RECORDS else _shrunk(machine, *frame)
         for frame in machine.frames
@@ -45,7 +45,7 @@ def _shrunk(machine: Machine, kind: FrameKind, payload: bytes, location: Locatio
 
 
 def merged(frames: Iterable[Frame]) -> list[Frame]:
-    """Put notes that follow one another together, as a rewrite does."""
+    """Merge consecutive notes, as a rewrite does."""
     found: list[Frame] = []
     notes: list[int] = []
     for kind, payload, location in frames:
@@ -62,7 +62,7 @@ def merged(frames: Iterable[Frame]) -> list[Frame]:
 
 
 def lived(machine: Machine, frames: Iterable[Frame]) -> Machine:
-    """Return the next life on these frames."""
+    """Restart: return a new node on these frames."""
     return Machine(machine.view, machine.config, frames=frames)
 
 
@@ -70,7 +70,7 @@ def batches(machine: Machine) -> list[Frame]:
     return [frame for frame in machine.frames if frame[0] is FrameKind.RECORDS]
 
 
-def test_what_is_alive_is_needed_as_it_is() -> None:
+def test_a_live_batch_is_kept_unchanged() -> None:
     machine = with_records()
     for kind, payload, location in batches(machine):
         assert machine.node.needed(kind, payload, location) is payload
@@ -79,14 +79,14 @@ def test_what_is_alive_is_needed_as_it_is() -> None:
     assert machine.node.needed(kind, payload, location) is payload
 
 
-def test_of_a_discarded_batch_nothing_is_needed() -> None:
+def test_a_discarded_batch_is_not_kept() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
     waited(machine)
     assert machine.node.needed(*batches(machine)[0]) is None
 
 
-def test_a_batch_that_is_partly_alive_is_hollowed_and_keeps_its_places() -> None:
+def test_dead_records_of_a_live_batch_become_tombstones_and_keep_their_localids() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     kind, payload, location = batches(machine)[1]
@@ -96,10 +96,10 @@ def test_a_batch_that_is_partly_alive_is_hollowed_and_keeps_its_places() -> None
     assert (found.header.first, len(found), list(found.tag_counts)) == (2, 2, [0, 2])
     assert [found.record(n).data for n in (0, 1)] == [b"", b"d"]
     assert len(kept) < len(payload)
-    assert machine.node.needed(kind, kept, location) is kept, "nothing more is superfluous"
+    assert machine.node.needed(kind, kept, location) is kept, "nothing more is reclaimable"
 
 
-def test_what_is_not_ordered_here_is_needed_whatever_the_floors_say() -> None:
+def test_unordered_batches_are_kept_for_any_floors() -> None:
     machine = machine_of()
     append(machine, b"a", b"b", first=0)
     machine.tell(entries({0: 2}), sender=PRIMARY)
@@ -109,7 +109,7 @@ def test_what_is_not_ordered_here_is_needed_whatever_the_floors_say() -> None:
     assert machine.node.needed(kind, payload, location) is payload
 
 
-def test_a_batch_at_another_place_than_the_known_one_is_needed() -> None:
+def test_a_batch_at_another_location_than_the_known_one_is_kept() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     kind, payload, location = batches(machine)[1]
@@ -117,20 +117,20 @@ def test_a_batch_at_another_place_than_the_known_one_is_needed() -> None:
     assert machine.node.needed(kind, payload, elsewhere) is payload
 
 
-def test_a_pass_tells_how_much_is_superfluous_in_each_segment() -> None:
+def test_a_pass_reports_the_reclaimable_bytes_of_each_segment() -> None:
     machine = with_records()
     began = machine.now
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     waited(machine)
-    assert machine.superfluous_since == began + 1.0, "when the pass began, after a first rest"
+    assert machine.reclaimable_since == began + 1.0, "when the pass began, after a first rest"
     kind, payload, location = batches(machine)[1]
     kept = machine.node.needed(kind, payload, location)
     assert kept is not None
-    assert machine.superfluous == {location.segment: len(payload) - len(kept)}
+    assert machine.reclaimable == {location.segment: len(payload) - len(kept)}
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_after_a_rewrite_and_a_restart_reads_say_the_same(together: bool) -> None:
+def test_a_rewrite_and_a_restart_change_no_read(together: bool) -> None:
     machine = with_records()
     append(machine, b"e", b"f", first=4)
     machine.tell(entries({0: 2}, start=1), sender=PRIMARY)
@@ -149,7 +149,7 @@ def test_after_a_rewrite_and_a_restart_reads_say_the_same(together: bool) -> Non
     ]
 
 
-def test_hollow_records_are_trimmed_also_where_the_trim_is_not_known_yet() -> None:
+def test_tombstones_are_trimmed_also_where_the_trim_is_not_known_yet() -> None:
     """The ordering journal is not synced: a restart may find the batch without the trim."""
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
@@ -160,14 +160,14 @@ def test_hollow_records_are_trimmed_also_where_the_trim_is_not_known_yet() -> No
 
 
 def given_to_another(machine: Machine) -> Batches:
-    """Return what another replica is given when it asks for everything."""
+    """Return the answer to another replica that requests all records."""
     sent = machine.tell(BatchesWanted(SHARD, 0, 4), sender=NodeId("storage-1"))
     (page,) = messages(sent, NodeId("storage-1"))
     assert isinstance(page, Batches)
     return page
 
 
-def test_another_replica_is_told_what_is_gone_and_given_what_is_hollow() -> None:
+def test_another_replica_gets_the_discarded_ranges_and_the_tombstones() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     waited(machine)
@@ -177,7 +177,7 @@ def test_another_replica_is_told_what_is_gone_and_given_what_is_hollow() -> None
     assert list(RecordBatch(payload).tag_counts) == [0, 2]
 
 
-def test_another_replica_is_told_of_notes_that_were_put_together() -> None:
+def test_another_replica_gets_the_discarded_ranges_of_merged_notes() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 4, of_log=True), sender=PRIMARY)
     waited(machine)

@@ -1,4 +1,4 @@
-"""Reading everything now and then (A5, decision 0009)."""
+"""Periodic verification of all frames on disk (A5, decision 0009)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scrubbing(records: int = 6, scrub_bytes_per_s: int = 4_000_000) -> Machine:
     return machine
 
 
-def test_a_pass_reads_everything_once_an_interval() -> None:
+def test_a_pass_reads_all_frames_once_an_interval() -> None:
     machine = scrubbing()
     machine.wait(DAY_S - 1)
     assert machine.reads == 0
@@ -47,7 +47,7 @@ def test_a_pass_reads_everything_once_an_interval() -> None:
     assert machine.node.status()["scrub_passes"] == 2
 
 
-def test_a_pass_takes_its_time() -> None:
+def test_a_pass_is_limited_in_bytes_per_second() -> None:
     machine = scrubbing(600, scrub_bytes_per_s=256 * 1024)
     machine.wait(DAY_S + 1)
     machine.turn()
@@ -57,7 +57,7 @@ def test_a_pass_takes_its_time() -> None:
     assert machine.reads == 2 * (256 * 1024 // SIZE + 1)
 
 
-def test_damage_is_found_counted_and_asked_for() -> None:
+def test_damage_is_found_counted_and_its_records_are_requested() -> None:
     twin = scrubbing()
     machine = Machine(view_of(storage_nodes=2, replicas=2), twin.config, STORAGE, twin.frames)
     machine.tell(entries({SHARD: 6}), sender=PRIMARY)
@@ -69,7 +69,7 @@ def test_damage_is_found_counted_and_asked_for() -> None:
     assert machine.ignored == ["a record batch on disk is damaged"]
 
 
-def test_all_shards_are_read_and_what_comes_meanwhile() -> None:
+def test_all_shards_are_read_also_batches_stored_during_the_pass() -> None:
     machine = machine_of(view_of(engines=2), record_cache_bytes_max=0)
     for shard in (0, 1):
         machine.tell(AppendBatch(batch(0, [b"a"], shard=shard, epoch=Epoch(1))))
@@ -80,7 +80,7 @@ def test_all_shards_are_read_and_what_comes_meanwhile() -> None:
     assert machine.node.status()["scrub_passes"] == 1
 
 
-def test_a_node_without_records_passes_at_once_and_waits() -> None:
+def test_a_node_without_records_ends_its_pass_at_once_and_waits() -> None:
     machine = machine_of()
     machine.wait(DAY_S + 1)
     machine.turn()

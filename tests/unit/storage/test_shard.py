@@ -1,4 +1,4 @@
-"""What a shard knows of where its batches are."""
+"""The table of a shard: where its batches are."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def location_of(number: int) -> Location:
 
 @given(fates=st.lists(st.sampled_from(["known", "discarded", "discarded", "lost"]), max_size=40))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_next_known_batch_is_found_behind_all_that_are_discarded_or_lost(
+def test_the_next_known_batch_is_found_after_discarded_and_lost_ones(
     monkeypatch: pytest.MonkeyPatch, fates: list[str]
 ) -> None:
-    """So many rows at once are three here: they need not be a multiple of that."""
+    """The search takes three rows at a time here; the rows need not be a multiple of that."""
     monkeypatch.setattr(module, "_ROWS_AT_ONCE", 3)
     shard = Shard(ShardId(0), leading=True)
     known: list[tuple[int, int, Location]] = []

@@ -1,4 +1,4 @@
-"""Claims about trims at a storage node (PITFALLS A22)."""
+"""Trims at a storage node (PITFALLS A22)."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_records_below_the_floor_of_their_log_are_trimmed_never_unknown() -> Non
     assert (answer.trimmed, answer.unknown, answer.position) == ((0, 1, 2), (), 2)
 
 
-def test_what_is_trimmed_is_so_since_the_last_trim_however_far_the_log_has_come() -> None:
-    """A reader that believes it only from `position` on would never catch up with appends."""
+def test_trimmed_records_are_answered_with_the_position_of_the_last_trim() -> None:
+    """With the position of the tail, a reader would never catch up with appends."""
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     append(machine, b"e", first=4)
@@ -99,8 +99,8 @@ def test_a_read_waits_for_the_trims_that_its_reader_has_seen() -> None:
     assert answer.trimmed == (1,)
 
 
-def test_two_storage_nodes_speak_for_what_is_of_no_shard() -> None:
-    """With one that does, each trim would wait for being asked for while that one is down."""
+def test_two_storage_nodes_announce_entries_that_concern_no_shard() -> None:
+    """With only one, each trim would wait for a question while that node is down."""
     view = view_of(storage_nodes=3, replicas=3, index_shards=2)
     floor = Floor(LOG, 0, of_log=True)
     spoken: list[NodeId] = []
@@ -114,7 +114,7 @@ def test_two_storage_nodes_speak_for_what_is_of_no_shard() -> None:
     assert spoken == list(view.storage_nodes[:2])
 
 
-def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
+def test_a_trim_is_announced_to_every_index_node_and_resent_on_demand() -> None:
     machine = with_records()
     sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     floor = Floor(LOG, 3, of_log=True)
@@ -133,8 +133,8 @@ def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
     )
 
 
-def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
-    """A trim orders nothing that would be missed; if its message was lost, nobody else notices."""
+def test_a_question_beyond_the_known_trims_makes_the_node_ask_the_primary() -> None:
+    """A trim orders no record that would be missed, so no other check notices its lost message."""
     for question in (IndexDataWanted(0, 5, 1), TagFloorsWanted()):
         machine = with_records()
         sent = machine.tell(question, sender=INDEX)
@@ -144,14 +144,14 @@ def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
 
 
 def waited(machine: Machine) -> Machine:
-    """Let a pass of the reclaim come to its end."""
+    """Run a pass of the reclaim to its end."""
     for _ in range(5):
         machine.wait(1.0)
     return machine
 
 
 def gone(machine: Machine) -> list[Frame]:
-    """Return what is on the disk when the shell has done what it was asked for."""
+    """Return the frames on the disk after the shell has performed the discards."""
     return [
         (FrameKind.GONE, payload[:HEADER_BYTES].ljust(len(payload), b"\0"), location)
         if location in machine.discarded
@@ -171,7 +171,7 @@ def test_a_batch_of_which_all_records_are_trimmed_is_discarded() -> None:
     assert machine.node.status()["discarded_bytes"] == batches[0].length
 
 
-def test_what_was_discarded_is_trimmed_after_a_restart_and_has_no_tags() -> None:
+def test_discarded_records_are_trimmed_after_a_restart_and_have_no_tags() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
     waited(machine)
@@ -184,7 +184,7 @@ def test_what_was_discarded_is_trimmed_after_a_restart_and_has_no_tags() -> None
     assert (part.count, part.tag_counts) == (4, bytes([0, 0, 1, 2]))
 
 
-def test_nothing_that_is_partly_alive_is_discarded() -> None:
+def test_a_batch_with_a_live_record_is_not_discarded() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, TAG, 4, of_log=False), sender=PRIMARY)
     waited(machine)
@@ -210,7 +210,7 @@ def test_reading_for_trimmed_batches_is_slow_and_rests() -> None:
 def test_a_pass_rests_ten_times_as_long_as_it_worked_and_its_own_rests_count(
     late_s: float, least_s: float, most_s: float
 ) -> None:
-    """A turn comes late because there is work. The rests among 100 batches are 0.04 s."""
+    """An iteration is late because there is work. The rests among 100 batches are 0.04 s."""
     machine = machine_of(reclaim_rest_s_min=0.001)
     count = 100
     for first in range(count):
@@ -258,7 +258,7 @@ def told_gone(machine: Machine, *runs: tuple[int, int]) -> tuple[list[list[int]]
     return np.frombuffer(answer.runs, np.uint64).reshape(-1, 2).tolist(), answer.end
 
 
-def test_an_index_node_is_told_what_is_discarded_and_not_what_is_lost_or_only_trimmed() -> None:
+def test_an_index_node_gets_discarded_records_but_not_lost_or_only_trimmed_ones() -> None:
     machine = machine_of()
     for first in range(0, 10, 2):
         append(machine, b"a", b"b", first=first)
@@ -277,7 +277,7 @@ def test_an_index_node_is_told_what_is_discarded_and_not_what_is_lost_or_only_tr
     assert told_gone(machine, (0, 10)) == ([[0, 4]], 10)
 
 
-def test_an_answer_about_discarded_records_is_bounded_and_says_how_far_it_goes() -> None:
+def test_an_answer_about_discarded_records_is_bounded_and_has_its_end() -> None:
     machine = machine_of()
     for first in range(0, 10, 2):
         append(machine, b"a", b"b", first=first)
@@ -293,7 +293,7 @@ def test_an_answer_about_discarded_records_is_bounded_and_says_how_far_it_goes()
 
 
 @pytest.mark.parametrize("runs", [b"", b"1234", bytes(16 * 4097)])
-def test_a_question_about_nothing_or_too_much_is_refused(runs: bytes) -> None:
+def test_a_question_about_an_empty_or_too_long_range_is_refused(runs: bytes) -> None:
     machine = with_records()
     assert machine.tell(DiscardedWanted(SHARD, runs), sender=INDEX) == []
     beyond = np.array([0, 5], np.uint64).tobytes()
