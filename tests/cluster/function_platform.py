@@ -121,7 +121,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def config_in(directory: Path, *, engines: int = 1, **node: Any) -> Config:  # noqa: ANN401
-    """Return a configuration for tests; `node` says what is different."""
+    """Return a configuration for tests; `node` are the settings that differ."""
     own: dict[str, Any] = {
         "data_dir": directory,
         "port": 0,

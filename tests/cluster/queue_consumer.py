@@ -23,7 +23,7 @@ TASKS = 8
 LEASE_S = 1.0
 LATE_S = 1.5
 LATE_EVERY = 50
-"""One delivery in so many is acknowledged when its lease has ended."""
+"""Deliveries for each one that is acknowledged only after its lease has ended."""
 TRIES = 1000
 
 

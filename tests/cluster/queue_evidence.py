@@ -19,7 +19,7 @@ from indilog.base.log import Record
 
 @dataclass
 class Told:
-    """What one consumer process said before it was killed; claims are places in the log."""
+    """The output of one consumer process until it was killed; a claim is named by its seqnum."""
 
     got: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of each claim: the seqnum of the message, and its number."""
@@ -27,7 +27,7 @@ class Told:
     late: set[int] = field(default_factory=set)
 
     def hear(self, line: bytes) -> None:
-        """Take in a line; half a line was not said."""
+        """Add a line of output; an incomplete line is ignored."""
         if not line.endswith(b"\n"):
             return
         word, claim, seqnum, number = line.split()
@@ -81,7 +81,7 @@ class Replayed:
                     self.in_time.add(claim)
                     self.acknowledged.append(message)
             case other:
-                raise AssertionError(f"nobody says {other}")
+                raise AssertionError(f"unknown event {other}")
 
 
 def faults(
@@ -137,7 +137,7 @@ def _of_counts(pushed: dict[int, int], consumers: Sequence[Told]) -> Iterable[st
     if lost := pushed.items() - done.keys() - maybe:
         yield f"{len(lost)} messages are gone that no consumer had in its hands"
     if invented := (done.keys() | maybe) - pushed.items():
-        yield f"{len(invented)} messages were delivered that nobody pushed"
+        yield f"{len(invented)} messages were delivered that were never pushed"
 
 
 def _of_order(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterable[str]:
@@ -152,7 +152,7 @@ def _of_order(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterable
 
 
 def _unheard(shard: Replayed, told: dict[int, int]) -> set[int]:
-    """Messages whose first delivery went to a consumer that was killed before it said so."""
+    """Messages whose first delivery went to a consumer that was killed before it printed it."""
     firsts: dict[int, int] = {}
     for claim, message in sorted(shard.got.items()):
         if message is not None:

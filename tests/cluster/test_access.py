@@ -65,7 +65,7 @@ def up(data: Path) -> Iterator[PlatformProcess]:
 
 @contextmanager
 def caller(url: str, **headers: str) -> Iterator[httpx.Client]:
-    """Give a client that carries just these headers."""
+    """Return a client that sends only these headers."""
     with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as client:
         yield client
 
@@ -83,7 +83,9 @@ def indilog_says(*arguments: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_without_the_token_there_is_health_and_a_sentence(up: PlatformProcess) -> None:
+def test_without_the_token_only_health_is_answered_and_the_error_names_the_token(
+    up: PlatformProcess,
+) -> None:
     with caller(up.url) as stranger:
         for path in ("/livez", "/healthz", "/readyz"):
             assert stranger.get(path).status_code == 200
@@ -98,7 +100,9 @@ def test_without_the_token_there_is_health_and_a_sentence(up: PlatformProcess) -
         assert known.get("/status").headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_what_a_page_could_send_deploys_and_runs_nothing(up: PlatformProcess) -> None:
+def test_no_request_that_a_web_page_could_send_deploys_or_runs_anything(
+    up: PlatformProcess,
+) -> None:
     """Each is sent with the token, so that this is held by the other rules alone."""
     with caller(up.url, **token_headers(up.url)) as client:
         for headers, status in (
@@ -132,7 +136,9 @@ def test_a_public_function_is_called_without_a_token(up: PlatformProcess) -> Non
 def test_a_function_sees_neither_token_nor_the_environment_of_the_platform(
     up: PlatformProcess,
 ) -> None:
-    assert any(name.startswith("INDILOG_") for name in SETTINGS), "the platform has some"
+    assert any(name.startswith("INDILOG_") for name in SETTINGS), (
+        "the environment of the platform is not empty"
+    )
     answer = httpx.post(
         f"{up.url}/functions/edge/sees", json={}, headers=token_headers(up.url), timeout=30
     )
@@ -140,7 +146,9 @@ def test_a_function_sees_neither_token_nor_the_environment_of_the_platform(
     assert not [name for name in answer.json() if name.startswith(("INDILOG_", "PYTEST_"))]
 
 
-def test_the_unix_socket_wants_no_token_and_is_ours_alone(up: PlatformProcess, data: Path) -> None:
+def test_the_unix_socket_needs_no_token_and_only_its_user_may_use_it(
+    up: PlatformProcess, data: Path
+) -> None:
     folder = data / "socket"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (data / "token").stat().st_mode & 0o777 == 0o600
@@ -198,7 +206,7 @@ def test_a_browser_signs_in_once_by_the_printed_link(up: PlatformProcess) -> Non
         assert "samesite=strict" in given
         assert "secure" not in given
         assert browser.get("/docs").status_code == 200
-        assert thief.post("/session", json=code).status_code == 401, "it was used"
+        assert thief.post("/session", json=code).status_code == 401, "the link was used"
         assert thief.get("/docs").status_code == 401
         assert browser.delete("/session", headers=foreign).status_code == 403
         assert browser.post("/functions/edge/hook", json={}).status_code == 200

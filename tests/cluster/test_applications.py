@@ -1,5 +1,6 @@
-"""The applications under load while worker processes are killed at random: what they promise holds
-(docs/WORKLOADS.md, 3 to 5).
+"""The applications keep their guarantees under load while workers are killed at random.
+
+See docs/WORKLOADS.md, 3 to 5.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def killing(
     async def kill() -> None:
         while len(killed) < most:
             await asyncio.sleep(choose.uniform(0.05, 0.3))
-            while not (busy := busy_workers(platform)):  # noqa: ASYNC110 nobody tells
+            while not (busy := busy_workers(platform)):  # noqa: ASYNC110 no event announces it
                 await asyncio.sleep(0.001)  # calls are short: there may be none just now
             killed.append(choose.choice(busy))
             os.kill(killed[-1], signal.SIGKILL)
@@ -191,7 +192,7 @@ async def faults_after(there: PlatformProcess, application: Travel | Media) -> l
 
 
 @pytest.mark.parametrize("name", ["travel", repeated("media")])
-def test_what_was_under_way_is_done_once_although_everything_is_killed(
+def test_requests_in_flight_are_done_once_after_a_kill_of_all_processes(
     tmp_path: Path, name: str
 ) -> None:
     application: Travel | Media = Media(users=30, movies=20)

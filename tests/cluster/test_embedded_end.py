@@ -13,7 +13,7 @@ from indilog.runtime.cluster.assembly import embedded
 
 
 @pytest.mark.asyncio
-async def test_calls_that_wait_when_it_closes_and_calls_afterwards_get_an_error(
+async def test_calls_that_wait_at_the_close_and_later_calls_get_an_error(
     tmp_path: Path,
 ) -> None:
     config = Config(node=node_config(data_dir=tmp_path, segment_bytes=8 * MIB))

@@ -1,4 +1,4 @@
-"""Each program in `examples/` prints what its docstring says, on a platform of its own process."""
+"""Each program in `examples/` prints the output of its docstring, on a platform in its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def promised(example: Path) -> str:
     return textwrap.dedent(text.partition("Prints:\n")[2]).strip()
 
 
-def test_every_example_prints_what_it_says(tmp_path: Path) -> None:
+def test_every_example_prints_the_output_of_its_docstring(tmp_path: Path) -> None:
     assert len(EXAMPLES) >= 5
     with platform(tmp_path) as running:
         for example in EXAMPLES:

@@ -1,4 +1,4 @@
-"""Following a log over a restart of the platform: nothing is missed, nothing comes twice."""
+"""Following a log over a restart of the platform: each record comes once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def append(url: str, *datas: bytes) -> None:
             await client.log("orders").append(data, tags=["t"])
 
 
-async def test_a_subscription_and_the_command_go_on_after_kill_9_and_a_restart(
+async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restart(
     tmp_path: Path,
 ) -> None:
     seen: asyncio.Queue[bytes] = asyncio.Queue()

@@ -223,7 +223,7 @@ async def test_a_client_that_was_cut_off_connects_again(platform: Platform) -> N
         assert [r.data for r in await client.log("orders").read_range()] == [b"1", b"2"]
 
 
-async def test_nobody_at_the_other_end_is_one_sentence() -> None:
+async def test_a_refused_connection_is_one_sentence() -> None:
     with pytest.raises(indilog.NotReadyError, match="No platform answers at"):
         async with indilog.connect("http://127.0.0.1:1"):
             pass
@@ -291,7 +291,9 @@ async def test_a_deployment_reaches_every_compute_node_at_once(tmp_path: Path) -
         assert told[0] in ("told by of one", "told by of the other")
 
 
-async def test_a_deployment_that_harms_its_process_elsewhere_says_so_there(tmp_path: Path) -> None:
+async def test_a_deployment_that_crashes_workers_of_another_node_is_reported_there(
+    tmp_path: Path,
+) -> None:
     """It imports on the node where it was deployed, and not on the other one."""
     async with running_two(tmp_path) as (first, second):
         deadly = "import os\nif '/two/' in __file__: os._exit(5)\n"
@@ -312,10 +314,10 @@ async def test_an_app_of_another_owner_is_not_replaced(platform: Platform) -> No
     assert (answer.status_code, answer.json()["title"]) == (409, "AppNameTakenError")
 
 
-async def test_a_client_may_send_and_ask_for_more_at_once_than_one_message_holds(
+async def test_a_client_may_send_and_request_more_at_once_than_one_message_holds(
     platform: Platform,
 ) -> None:
-    """What a link writes in one turn is cut into messages that the other end takes."""
+    """The writes of one iteration of a link are cut into messages within the receiver's limit."""
     async with indilog.connect(platform.url) as client:
         log = client.log("large")
         data = [bytes([number]) * 900_000 for number in range(20)]

@@ -120,7 +120,7 @@ async def test_an_invocation_whose_worker_is_killed_runs_again(there: Platform) 
         assert (told["state"], told["result"]) == ("done", second.seqnum)
 
 
-async def test_one_that_ends_every_worker_is_given_up(there: Platform) -> None:
+async def test_an_invocation_that_crashes_every_worker_fails_permanently(there: Platform) -> None:
     async with indilog.connect(there.url) as client:
         id_ = await client.send("demo.dies")
         told = await outcome(there.http, id_)
@@ -128,7 +128,7 @@ async def test_one_that_ends_every_worker_is_given_up(there: Platform) -> None:
     assert "demo.dies was begun 5 times" in told["problem"]["detail"]
 
 
-async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done(
+async def test_the_error_of_a_too_large_result_does_not_say_that_nothing_was_done(
     there: Platform,
 ) -> None:
     path = "/functions/demo/large"
@@ -144,7 +144,7 @@ async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done
         assert len(await runs_of(client.log("runs"), 5)) == 2
 
 
-async def test_a_key_keeps_a_conflict_and_says_to_take_another(there: Platform) -> None:
+async def test_a_key_keeps_a_conflict_and_the_error_asks_for_another_key(there: Platform) -> None:
     """Effects of the function stay, so only its author may run it again."""
     path = "/functions/demo/conflicts"
     for _ in range(2):
@@ -210,7 +210,9 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
         assert await asking == cancelled
         with pytest.raises(InvocationCancelledError):
             cancelled.result()
-        assert await client.cancel(timer) == cancelled, "of one that is over nothing changes"
+        assert await client.cancel(timer) == cancelled, (
+            "a cancellation of an ended invocation changes nothing"
+        )
         assert await client.cancel("nope") is None
         assert await client.invocation("nope") is None
 
@@ -260,7 +262,7 @@ async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform)
 async def test_calls_with_a_key_and_asynchronous_ones_are_accepted_although_workers_are_killed(
     tmp_path: Path, killed: int
 ) -> None:
-    """The worker that was asked about their arguments dies before it has answered."""
+    """The worker that validates their arguments dies before it has answered."""
     async with running(tmp_path, workers=2, worker_stop_s=60.0, **FAST) as there:
         assert (await there.deploy("demo", APP)).status_code == 200
         asked = there.host._router._dispatcher.least_loaded
@@ -324,7 +326,7 @@ async def test_a_timer_that_a_function_set_survives_a_restart(tmp_path: Path) ->
 async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Kill -9 of every process at once: what was accepted ends, with one outcome that stays."""
+    """Kill -9 of all processes at once: each accepted invocation ends, with one lasting outcome."""
     accepted: dict[str, int] = {}
     rng = random.Random(7)
     for life in range(3):
@@ -388,13 +390,13 @@ def _two_free_ports() -> int:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL], ids=["paused", "killed"])
-async def test_another_compute_node_takes_over_what_a_lost_one_ran(
+async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
 ) -> None:
-    """A node that was paused finds its run taken over when it wakes, and its outcome not wanted."""
+    """A paused node finds its run taken over when it resumes, and its outcome is ignored."""
     monkeypatch.setenv("INDILOG_CLUSTER_ENGINES", "2")
     monkeypatch.setenv("INDILOG_NODE_INVOCATION_LEASE_S", "1")
-    if stop is signal.SIGKILL:  # its successor must not be faster than the other node
+    if stop is signal.SIGKILL:  # its restart must not be faster than the other node's takeover
         monkeypatch.setattr(platform_process, "SETTINGS", platform_process.SETTINGS | {
             "INDILOG_NODE_RESTART_S_MIN": "8", "INDILOG_NODE_RESTART_S_MAX": "8",
         })  # fmt: skip

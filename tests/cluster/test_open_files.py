@@ -1,4 +1,4 @@
-"""Connections leave the journal the file descriptors that it needs."""
+"""Connections do not use up the file descriptors that the journal needs."""
 
 from __future__ import annotations
 

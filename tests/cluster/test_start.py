@@ -1,4 +1,4 @@
-"""`./start`, from the outside: it demonstrates, stops cleanly, and finds its data again."""
+"""`./start` as a process: it runs the demos, stops in order, and recovers its data."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_killed_it_takes_its_platform_with_it_and_another_one_is_refused_meanwhi
         first.kill()
     until = time.monotonic() + ENDS_S_MAX
     with (data / "platform.log").open() as log:
-        while True:  # the platform, and whatever it started, holds the lock until it has ended
+        while True:  # the platform and its processes hold the lock until they have ended
             try:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 assert time.monotonic() < until, "the platform outlived ./start"
                 time.sleep(0.05)
-        assert "Finished server process" in log.read(), "it stopped in order"
+        assert "Finished server process" in log.read(), "the platform stopped in order"

@@ -1,4 +1,4 @@
-"""Ctrl-C on a platform with calls under way, from the outside (ARCHITECTURE 11)."""
+"""Ctrl-C on a platform with calls in flight, from the outside (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.R
         async with indilog.connect(running.url) as client:
             assert await client.log("naps").read_next("begun", wait=30) is not None
         read = asyncio.create_task(http.get("/logs/naps/records?tag=never&wait=60"))
-        await http.get("/healthz")  # behind the read: that one has arrived
+        await http.get("/healthz")  # sent after the read, so the read has arrived
         logged = await asyncio.to_thread(running.interrupted)
         return await call, await read, logged
 
@@ -63,7 +63,7 @@ async def killed(running: PlatformProcess) -> tuple[object, ...]:
         log = client.log("naps")
         assert await log.read_next("begun", wait=30) is not None
         read = asyncio.create_task(log.read_next("never", wait=60))
-        await log.tail()  # behind the read: that one has arrived
+        await log.tail()  # sent after the read, so the read has arrived
         await asyncio.to_thread(running.kill_everything)
         under_way = await asyncio.gather(call, read, return_exceptions=True)
         later = await asyncio.gather(log.append(b"x"), return_exceptions=True)

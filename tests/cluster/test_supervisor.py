@@ -1,4 +1,4 @@
-"""A cluster of processes: they are kept alive, outlive their supervisor, and forget nothing."""
+"""A cluster of processes: restarts, adoption by the next supervisor, durable data."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def config_in(directory: Path, **cluster: int) -> Config:
 
 @asynccontextmanager
 async def engine_of(supervisor: Supervisor) -> AsyncIterator[Log]:
-    """Be the cluster's engine, and give one of its logs."""
+    """Run the cluster's engine in this process, and yield one of its logs."""
     failures: list[BaseException] = []
     async with node_running(ENGINE, supervisor.metadata_address, failures.append) as node:
         logs = logs_of(node.shell, ENGINE, node.start.config)
@@ -82,7 +82,7 @@ async def engine_of(supervisor: Supervisor) -> AsyncIterator[Log]:
 
 
 async def appended(log: Log, data: bytes) -> int:
-    """Append, and again while the answer is that it may be tried again."""
+    """Append; retry while the error is retryable."""
     while True:
         try:
             return await log.append(data, tags=["t"])
@@ -199,7 +199,7 @@ def wait_until_gone(pids: list[int], descriptors: list[int]) -> None:
         assert readable, f"process {pid} still lives"
 
 
-def test_when_the_supervisor_is_killed_the_others_serve_on_and_the_next_one_adopts_them(
+def test_when_the_supervisor_is_killed_its_processes_continue_and_the_next_one_adopts_them(
     tmp_path: Path,
 ) -> None:
     record = {"data": "while there is no supervisor", "tags": ["t"]}
@@ -211,7 +211,7 @@ def test_when_the_supervisor_is_killed_the_others_serve_on_and_the_next_one_adop
         known = token_headers(url)
         appended = httpx.post(f"{url}/logs/orders/records", json=record, headers=known)
         assert appended.status_code == 201
-        os.kill(pids[0], signal.SIGKILL)  # there is nothing to start it again, until the next one
+        os.kill(pids[0], signal.SIGKILL)  # no supervisor restarts it, until the next one starts
     with program(SUPERVISOR, tmp_path) as second:
         adopted, url_again = json.loads(line_of(second))
         assert len(set(adopted) & set(pids)) == 8
@@ -227,7 +227,7 @@ def test_when_the_supervisor_is_killed_the_others_serve_on_and_the_next_one_adop
         wait_until_gone(adopted, descriptors)
 
 
-def test_what_a_killed_supervisor_left_can_be_stopped(tmp_path: Path) -> None:
+def test_the_processes_of_a_killed_supervisor_can_be_stopped(tmp_path: Path) -> None:
     with program(SUPERVISOR, tmp_path) as first:
         pids, _ = json.loads(line_of(first))
         descriptors = [os.pidfd_open(pid) for pid in pids]
@@ -250,7 +250,7 @@ def indilog(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def test_a_supervisor_with_other_settings_replaces_what_the_one_before_left(
+def test_a_supervisor_with_other_settings_replaces_the_processes_of_the_one_before(
     tmp_path: Path,
 ) -> None:
     with program(SUPERVISOR, tmp_path) as first:
@@ -263,8 +263,8 @@ def test_a_supervisor_with_other_settings_replaces_what_the_one_before_left(
 
 
 @pytest.mark.parametrize("node", ["storage-1", "engine-0", repeated("sequencer-0")])
-def test_a_process_that_stands_still_is_ended_and_appends_go_on(tmp_path: Path, node: str) -> None:
-    """T5: for twenty seconds nothing was acknowledged, and `/readyz` said ready."""
+def test_a_hung_process_is_ended_and_appends_continue(tmp_path: Path, node: str) -> None:
+    """T5: for 20 seconds no append was acknowledged, and `/readyz` answered ready."""
 
     async def story() -> None:
         made = settings(tmp_path)
@@ -283,7 +283,7 @@ def test_a_process_that_stands_still_is_ended_and_appends_go_on(tmp_path: Path, 
     uvloop.run(story())
 
 
-def test_readiness_is_whether_an_append_would_be_acknowledged(tmp_path: Path) -> None:
+def test_readyz_answers_whether_an_append_would_be_acknowledged(tmp_path: Path) -> None:
     async def story() -> None:
         made = settings(tmp_path)
         made["node"].update(hang_s=60.0, ready_append_s=1.0)
@@ -318,7 +318,7 @@ def test_sigterm_stops_everything_in_order(tmp_path: Path) -> None:
     assert all(journal.is_dir() for journal in journals)
 
 
-def test_a_cluster_ends_with_the_program_that_started_it_if_that_asked_for_it(
+def test_a_cluster_ends_with_the_program_that_started_it_if_so_configured(
     tmp_path: Path,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -374,7 +374,7 @@ def test_the_data_of_processes_is_not_opened_embedded_nor_with_another_layout(
 
 
 def test_the_index_tier_of_a_cluster_may_change_between_two_starts(tmp_path: Path) -> None:
-    """New index shards get what is appended from now on; a retired one answers from storage's."""
+    """New index shards get later appends; storage rebuilds the rows of a retired one."""
 
     async def story() -> None:
         for starts, index_shards in enumerate((2, 1), 1):
@@ -392,7 +392,7 @@ def test_the_index_tier_of_a_cluster_may_change_between_two_starts(tmp_path: Pat
     uvloop.run(story())
 
 
-def test_a_node_that_cannot_start_ends_the_start_with_its_sentence(tmp_path: Path) -> None:
+def test_a_node_that_cannot_start_ends_the_start_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "storage-0").mkdir()
     (tmp_path / "storage-0" / "FORMAT").write_text("999\n")
 

@@ -1,4 +1,4 @@
-"""Undeploying end to end: on every compute node, over a restart, with what was under way."""
+"""Undeploying end to end: on every compute node, over a restart, with calls in flight."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ async def outcome(platform: Platform, invocation: str) -> dict[str, Any]:
     return told
 
 
-async def test_what_is_undeployed_is_gone_on_every_node_and_what_runs_ends(tmp_path: Path) -> None:
+async def test_an_undeployed_app_is_gone_on_every_node_and_its_running_calls_end(
+    tmp_path: Path,
+) -> None:
     async with running_two(tmp_path) as (first, second), indilog.connect(first.url) as client:
         await first.deploy("demo", SOURCE)
         answer = await second.http.delete("/apps/demo")
@@ -182,7 +184,7 @@ async def test_the_outcome_of_a_key_is_returned_whatever_is_deployed_by_then(
 async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a restart; the log has the state, and versions count on."""
+    """Also after a restart: the log has the state, and version numbers continue."""
     monkeypatch.setattr("indilog_compute.invocations.runs._PAUSE_S_MAX", 0.1)
     moved = moved_time(monkeypatch)
     path = "/functions/demo/count?async=1"
@@ -193,7 +195,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
         later = (await platform.http.post(f"{path}&delay=3600")).json()["invocation"]
         assert (await platform.http.delete("/apps/demo")).status_code == 200
         moved.passed_s = 2000.0
-        await platform.deploy("other", SOURCE)  # any change has the time looked at
+        await platform.deploy("other", SOURCE)  # any change makes the executor check its time
         told = await outcome(platform, soon)
         assert (told["state"], told["problem"]["title"]) == ("failed", "UnknownFunctionError")
         assert SENTENCE.fullmatch(told["problem"]["detail"])
@@ -211,7 +213,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
         assert (refused.status_code, refused.json()["title"]) == (409, "AppNameTakenError")
 
 
-async def test_a_workflow_of_an_undeployed_app_goes_on_when_it_is_deployed_again(
+async def test_a_workflow_of_an_undeployed_app_continues_when_the_app_is_deployed_again(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, workers=1) as platform, indilog.connect(platform.url) as client:
@@ -223,6 +225,6 @@ async def test_a_workflow_of_an_undeployed_app_goes_on_when_it_is_deployed_again
         await platform.http.delete("/apps/demo")
         await until(lambda: not any(w.deployments for w in platform.host._pool.workers))
         await platform.deploy("demo", WORKFLOW)
-        assert await gate.read_next("here", stalls.seqnum + 1, wait=30), "the step is run again"
+        assert await gate.read_next("here", stalls.seqnum + 1, wait=30), "the step has run again"
         await gate.append(b"", tags=["release"])
         assert (await platform.call("demo.end")).json() == "stalled"

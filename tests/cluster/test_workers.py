@@ -62,7 +62,7 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
         ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
     ],
 )
-async def test_code_whose_import_harms_its_process_harms_no_running_call(
+async def test_an_import_that_ends_its_process_disturbs_no_running_call(
     tmp_path: Path, source: str, sentence: str
 ) -> None:
     async with running(tmp_path, workers=1, import_timeout_s=2.0) as platform:
@@ -83,8 +83,8 @@ async def test_code_whose_import_harms_its_process_harms_no_running_call(
 async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
     tmp_path: Path,
 ) -> None:
-    """Its import ends workers, a bounded number of them; then it is left out and its calls say
-    why.
+    """Its import ends a bounded number of workers; then it is left out and its calls name the
+    reason.
     """
     mark = tmp_path / "mark"
     deadly = f"import os\nif os.path.exists({str(mark)!r}): os._exit(5)\n"
@@ -182,8 +182,8 @@ async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
         assert second.host.status()["problems"] == {}
 
 
-async def test_what_a_crashed_function_started_keeps_nothing_alive(tmp_path: Path) -> None:
-    """Its child holds the worker's link and output; the death is noticed, the child is ended."""
+async def test_a_child_process_of_a_crashed_function_is_ended(tmp_path: Path) -> None:
+    """Its child holds the worker's link and output; the crash is detected and the child ended."""
     async with running(tmp_path, workers=1) as platform:
         await platform.deploy("demo", DEMO)
         crashed = await platform.call("demo.leaves_children")
@@ -195,7 +195,7 @@ async def test_what_a_crashed_function_started_keeps_nothing_alive(tmp_path: Pat
 
 
 def is_dead(pid: int) -> bool:
-    """Whether a process that is not ours to wait for has ended."""
+    """Return whether a process that is not our child has ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -243,7 +243,7 @@ async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> No
 async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replaced(
     tmp_path: Path,
 ) -> None:
-    """Calls that were sent there before it was noticed, too: all of them end well."""
+    """Calls sent to it before the detection also succeed."""
     async with running(tmp_path, workers=2, worker_stop_s=0.5) as platform:
         await platform.deploy("demo", DEMO)
         async with indilog.connect(platform.url) as client:
@@ -275,7 +275,7 @@ async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_ot
                 lambda: any(w["pid"] != before["pid"] for w in platform.host.status()["workers"])
             )
             assert (await platform.call("demo.count", name="a")).json() == 1
-            os.kill(before["pid"], 0)  # it lives, for its other call
+            os.kill(before["pid"], 0)  # the worker still runs, for its other call
             await client.log("gate").append(b"released", tags=["release"])
             assert (await other).json() == "released by version 1"
             await until(lambda: not (tmp_path / "workers" / "0-1").exists())
@@ -327,7 +327,7 @@ async def speaks(ctx: indilog.Context) -> str:
 
 
 async def test_no_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None:
-    """4 MiB in short lines and bytes that no decoder takes: far more than a pipe holds."""
+    """4 MiB in short lines and undecodable bytes: far more than a pipe holds."""
     with structlog.testing.capture_logs() as logged:
         async with running(tmp_path, workers=1, worker_output_lines_per_s_max=50) as platform:
             assert (await platform.deploy("loud", _HOSTILE_OUTPUT)).is_success
@@ -366,7 +366,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
     assert isinstance(await worker.link.ask(Load(1, None, {"demo.py": busy})), Loaded)
     worker.link.post(Invoke(1, "busy", b"", "i-1", 0, 0), lambda _: None)
     await asyncio.sleep(0)
-    worker.let_go()  # as the death of this process would
+    worker.let_go()  # as the end of this process would
     await asyncio.wait_for(lost.wait(), 30)
     assert await worker.stopped() == 1
 

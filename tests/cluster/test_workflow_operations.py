@@ -1,7 +1,7 @@
-"""What workflows do beside steps, while their workers are killed at random.
+"""Operations of workflows beside steps, while their workers are killed at random.
 
-The evidence is what they wrote into a store and a log: each transaction once, each child once, what
-was cancelled taken back once, and never two holders of one lock at a time.
+The evidence is in a store and a log: each transaction once, each child once, each cancelled run
+compensated once, and never two holders of one lock at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workflows of a deployed application: the examples of the documentation as they stand there."""
+"""Workflows of a deployed application: the examples of the documentation, unchanged."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ async def states(ctx: indilog.Context) -> list[str]:
 
 
 def example() -> str:
-    """Return the workflow of the page, without what a function does with it, and with a
-    short hour.
+    """Return the workflow of the page, without the function that uses it, and with a short
+    hour.
     """
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "bokiflow.Flow(app)" in block]
@@ -127,7 +127,7 @@ async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
         yield there
 
 
-async def test_the_example_of_the_interface_runs_as_it_stands(platform: Platform) -> None:
+async def test_the_example_of_the_interface_runs_unchanged(platform: Platform) -> None:
     order = {"hotel": "ritz", "flight": "LH1"}
     for _ in range(2):
         started = await platform.call("travel.reserve_now", order=order, id="order-42")
@@ -140,7 +140,7 @@ async def test_the_example_of_the_interface_runs_as_it_stands(platform: Platform
     assert (await platform.call("travel.states")).json() == ["done", "cancelled"]
 
 
-async def test_a_new_version_goes_on_with_what_the_old_one_began(platform: Platform) -> None:
+async def test_a_new_version_continues_the_runs_of_the_old_one(platform: Platform) -> None:
     """The old executors leave, so no takeover waits for a lease."""
     order = {"hotel": "ritz", "flight": "LH1"}
     await platform.call("travel.reserve_now", order=order, id="order-44")
@@ -237,7 +237,7 @@ async def go(ctx: indilog.Context) -> str:
         assert (await there.call("steps.go")).json() == "on"
 
 
-async def test_the_application_of_the_library_page_does_what_is_written_there(
+async def test_the_application_of_the_library_page_works_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command runs unchanged; its comment is what it prints."""

@@ -21,7 +21,7 @@ class SmallDisk:
         self._balloon = directory / "balloon"
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take all room but `leave_bytes`."""
+        """Fill the disk up to `leave_bytes` of free space."""
         free = os.statvfs(self.directory)
         size = free.f_bavail * free.f_frsize - leave_bytes
         with self._balloon.open("ab") as file:
@@ -30,7 +30,7 @@ class SmallDisk:
                 file.flush()
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         self._balloon.unlink()
 
 

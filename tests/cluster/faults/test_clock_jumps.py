@@ -1,5 +1,6 @@
-"""A platform that is started once with its clock a year ahead: every lease, delay, key, schedule
-and lock holds, and ends, as if the clock had been right (decision 0025).
+"""A platform that starts once with its clock a year ahead (decision 0025).
+
+Every lease, delay, key, schedule and lock holds, and ends, as if the clock had been right.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Story:
 
     async def ticked_in_a_year(self) -> None:
         log, bound = self._client.log("ticks"), 0
-        while True:  # what it takes for missed is caught up with at once
+        while True:  # due times that it counts as missed run at once
             record = await log.read_next(bound=bound, wait=60)
             assert record is not None
             if int(record.data.decode().partition("-")[2], 16) > time.time() + YEAR_S / 2:
@@ -84,7 +85,7 @@ class Story:
             bound = record.seqnum + 1
 
     async def next_tick(self) -> float:
-        """Return when the schedule is due next, as the platform says."""
+        """Return the next due time of the schedule, from the platform's answer."""
         endpoint = reach(self._client.url)
         async with httpx.AsyncClient(headers=endpoint.headers) as http:
             status = (await http.get(f"{endpoint.url}/status")).json()

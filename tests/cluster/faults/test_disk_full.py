@@ -59,7 +59,7 @@ async def appended_again(log: Log) -> int:
         try:
             return await log.append(b"again")
         except DiskFullError:
-            assert time.monotonic() < deadline, "it does not come back by itself"
+            assert time.monotonic() < deadline, "the log does not recover by itself"
             await asyncio.sleep(0.05)
 
 
@@ -75,7 +75,7 @@ async def test_a_full_disk_makes_the_log_read_only_until_there_is_room(disk: Sma
         assert await log.tail() == count
     async with indilog.client.open(directory, CONFIG) as client:
         log = client.log("load")
-        assert await log.tail() == count, "a full disk can be started from"
+        assert await log.tail() == count, "the platform starts on a full disk"
         last = await log.read_prev()
         assert last is not None
         assert last.seqnum == count - 1
@@ -125,7 +125,7 @@ def test_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) -> N
         assert get(running.url, "/logs/load/records/0")
         deadline = time.monotonic() + DEADLINE_S
         while not is_read_only(running.url, "storage-0"):
-            assert time.monotonic() < deadline, "the gateway does not hear of it"
+            assert time.monotonic() < deadline, "the gateway gets no disk-full notification"
             time.sleep(0.1)
         assert msgspec.json.decode(get(running.url, "/readyz")) == {"status": "read-only"}
         figure = b'indilog_node{figure="read_only",part="storage-0"} 1.0'

@@ -69,9 +69,11 @@ async def test_a_failed_sync_ends_the_process_and_nothing_acknowledged_is_lost(
                 append = asyncio.create_task(log.append(b"10"))
                 deadline = time.monotonic() + DEADLINE_S
                 while not is_gone(pid):
-                    assert time.monotonic() < deadline, "it goes on after a failed sync"
+                    assert time.monotonic() < deadline, (
+                        "the process does not end after a failed sync"
+                    )
                     await asyncio.sleep(0.02)
-            with suppress(IndilogError):  # it may or may not be there
+            with suppress(IndilogError):  # the record of the failed append may or may not exist
                 acknowledged[await append] = b"10"
             acknowledged[await log.append(b"11")] = b"11"
             assert process_of("storage-0", data) != pid

@@ -1,5 +1,6 @@
-"""D11: one flipped bit anywhere on the disk of a platform with one copy. No seqnum that was
-acknowledged is given again, and each record is there or known to be lost.
+"""One flipped bit anywhere on the disk of a platform with one copy (D11).
+
+No acknowledged seqnum is assigned again, and each record is there or known to be lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.cluster.platform_process import platform
 FLIPS = 40
 RECORDS = 60
 _RECENT_BYTES = 3000
-"""Half of the flips are in what was written last: no later frame says that it was synced."""
+"""Half of the flips are in the bytes written last, which no later frame calls synced."""
 
 
 def config_in(directory: Path) -> Config:
@@ -76,7 +77,7 @@ def says_all(journal: Path) -> bool:
 
 
 def flip_one(directory: Path, rng: random.Random) -> str:
-    """Flip a bit of a byte that was written; return where."""
+    """Flip a bit of a written byte; return its place."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
     path = rng.choice(files)
     recent = rng.random() < 0.5
@@ -102,16 +103,16 @@ async def is_there(platform: Platform, seqnum: int, data: bytes) -> bool:
 
 
 async def restarted(directory: Path, acknowledged: dict[int, bytes]) -> None:
-    """Start again, twice, and look at what was acknowledged."""
+    """Restart twice, and check the acknowledged records."""
     known = dict(acknowledged)
     for _ in range(2):
         async with embedded(config_in(directory)) as platform:
             seqnum = await platform.logs.log("orders").append(b"next")
-            assert seqnum > max(known), "a seqnum is given once"
+            assert seqnum > max(known), "each seqnum is assigned once"
             known[seqnum] = b"next"
             lost = [s for s, data in known.items() if not await is_there(platform, s, data)]
             told = status_of(platform.shell, platform.logs)["lost_records"]
-            assert told == len(lost), "the status says how many are lost"
+            assert told == len(lost), "the status has the number of lost records"
 
 
 def damaged(
@@ -198,7 +199,7 @@ async def seen_again(url: str, acknowledged: dict[int, bytes], where: str) -> No
 
 
 def copied(source: Path, target: Path) -> None:
-    """Copy what is on the disk; sockets are not."""
+    """Copy the files of the directory, without sockets."""
     for path in source.rglob("*"):
         if path.is_file():
             to = target / path.relative_to(source)

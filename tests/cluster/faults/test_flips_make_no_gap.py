@@ -23,18 +23,18 @@ from indilog.runtime.journal.segment import segment_path
 CONFIG: Final = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
 TAGS: Final = (None, "a", "b", "c")
 FLIPS: Final = 4
-"""Of them by default; the trial of the review had 20."""
+"""Trials by default; the trial of the review had 20."""
 
 
 class Kept:
-    """What was acknowledged: the data of each record, and the seqnums of each tag."""
+    """The acknowledged appends: the data of each record, and the seqnums of each tag."""
 
     def __init__(self) -> None:
         self.data: dict[int, bytes] = {}
         self.of: dict[str | None, list[int]] = {tag: [] for tag in TAGS}
 
     def add(self, seqnum: int, data: bytes, tags: Sequence[str]) -> None:
-        assert seqnum not in self.data, "no seqnum is given twice"
+        assert seqnum not in self.data, "no seqnum is assigned twice"
         self.data[seqnum] = data
         for tag in (None, *tags):
             self.of[tag].append(seqnum)
@@ -61,7 +61,7 @@ async def filled(directory: Path, chance: random.Random) -> Kept:
 
 
 def flip(directory: Path, chance: random.Random) -> tuple[int, int]:
-    """Flip one bit of what was written into the first segment; return which."""
+    """Flip one bit of the bytes written into the first segment; return its place."""
     path = segment_path(directory / "journal", 1)
     written = bytearray(path.read_bytes())
     offset, bit = chance.randrange(len(written.rstrip(b"\0"))), chance.randrange(8)
@@ -71,7 +71,7 @@ def flip(directory: Path, chance: random.Random) -> tuple[int, int]:
 
 
 async def checked(log: Log, kept: Kept) -> None:
-    """See that each record is shown or named as lost, by pages, forwards and backwards."""
+    """Check that pages, forwards and backwards, show each record or name it as lost."""
     for tag, seqnums in kept.of.items():
         unseen, bound = list(seqnums), 0
         while True:
@@ -79,14 +79,14 @@ async def checked(log: Log, kept: Kept) -> None:
                 page = await log.read_range(tag, bound, limit=50)
             except DataLossError as error:
                 lost, bound = (error.seqnum or 0), max(bound + 1, error.next_seqnum or 0)
-                assert not [s for s in unseen if s < lost], "nothing is passed over"
+                assert not [s for s in unseen if s < lost], "no record is skipped"
                 unseen = [s for s in unseen if s >= bound]
                 continue
             if not page:
                 break
             for record in page:
                 assert record.data == kept.data[record.seqnum]
-                assert unseen.pop(0) == record.seqnum, "nothing is passed over"
+                assert unseen.pop(0) == record.seqnum, "no record is skipped"
             bound = page[-1].seqnum + 1
         assert not unseen
         for bound in (*seqnums[:: max(1, len(seqnums) // 20)], MAX_SEQNUM):

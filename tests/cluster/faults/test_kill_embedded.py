@@ -52,9 +52,9 @@ async def everything_in(directory: Path) -> list[tuple[int, bytes]]:
 
 
 def check_all_there(found: list[tuple[int, bytes]], acknowledged: dict[int, bytes]) -> None:
-    """See that acknowledged records are there, once, each caller's in its order."""
+    """Check that acknowledged records are there once, each caller's in its order."""
     assert [seqnum for seqnum, _ in found] == list(range(len(found))), "seqnums are dense"
-    assert len({data for _, data in found}) == len(found), "nothing is there twice"
+    assert len({data for _, data in found}) == len(found), "no record is there twice"
     at = dict(found)
     assert not {s: data for s, data in acknowledged.items() if at.get(s) != data}
     last: dict[bytes, int] = {}
@@ -69,7 +69,7 @@ async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None
     acknowledged: dict[int, bytes] = {}
     for kill in range(kills):
         told = acknowledged_until_killed(directory, f"{seed}/{kill}", rng.randint(1, 1500))
-        assert not told.keys() & acknowledged.keys(), "a seqnum is given once"
+        assert not told.keys() & acknowledged.keys(), "each seqnum is assigned once"
         acknowledged |= told
     check_all_there(await everything_in(directory), acknowledged)
 

@@ -49,7 +49,7 @@ async def load(
         for n in itertools.count():
             data = f"{name}-{caller}-{n}".encode()
             seqnum = await log.append(data, tags=[f"caller:{caller}"])
-            assert seqnum not in acknowledged, "a seqnum is given once"
+            assert seqnum not in acknowledged, "each seqnum is assigned once"
             acknowledged[seqnum] = data
             if len(acknowledged) >= enough:
                 reached.set()
@@ -73,7 +73,7 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
             bound = page[-1].seqnum + 1
         lost = {s: data for s, data in acknowledged.items() if found.get(s) != data}
         assert not lost
-        assert len(set(found.values())) == len(found), "nothing is there twice"
+        assert len(set(found.values())) == len(found), "no record is there twice"
         seqnums = range(await log.tail())
         for some in (seqnums[n : n + 128] for n in range(0, len(seqnums), 128)):
             read = await asyncio.gather(*map(log.read, some))
@@ -129,7 +129,7 @@ def test_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged
     with platform(tmp_path, *options) as running:
         found = asyncio.run(everything_in(running.url))
     assert not {s: data for s, data in acknowledged.items() if found.get(s) != data}
-    assert len(set(found.values())) == len(found), "nothing is there twice"
+    assert len(set(found.values())) == len(found), "no record is there twice"
     last: dict[bytes, int] = {}
     for data in found.values():
         caller, _, number = data.rpartition(b"-")

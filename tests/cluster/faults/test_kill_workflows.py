@@ -115,7 +115,7 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
     killer, numbers = Killer(running, dice), itertools.count()
 
     async def order(http: httpx.AsyncClient) -> None:
-        """Order one after the other, until there were enough runs and enough kills."""
+        """Place orders one after the other, until there were enough runs and enough kills."""
         while (number := next(numbers)) < runs or killer.workers < WORKERS_KILLED_MIN:
             await insist(http, "start", number)
             assert await insist(http, "result", number) == [part * number for part in range(PARTS)]
@@ -138,9 +138,9 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
-def test_every_workflow_ends_and_each_effect_is_there_once_whatever_is_killed(
+def test_every_workflow_ends_and_has_each_effect_once_after_kills_of_any_process(
     tmp_path: Path, options: tuple[str, ...], runs_wanted: int | None
 ) -> None:
-    port = str(free_port())  # a gateway that is started again must be where it was
+    port = str(free_port())  # a restarted gateway must have the same address
     with platform(tmp_path, *options, "--port", port) as running:
         asyncio.run(orders_amid_kills(running, runs_wanted or RUNS, random.Random(7)))

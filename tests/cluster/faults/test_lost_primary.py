@@ -29,7 +29,7 @@ PRIMARY, BACKUP = "sequencer-0", "sequencer-1"
 
 
 def spoil(node: str, data: Path) -> None:
-    """Make some metalog entries in the middle unreadable, in more than a bit."""
+    """Make some metalog entries in the middle unreadable, each by several flipped bits."""
     directory = data / node
     number = segment_numbers(directory)[-1]
     path = segment_path(directory, number)
@@ -98,7 +98,7 @@ async def primary_is_whole(url: str, wanted: int) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-async def test_a_primary_that_waits_for_a_backup_says_in_the_status_that_it_is_not_whole(
+async def test_the_status_shows_that_a_primary_waits_for_a_backup(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
@@ -120,7 +120,7 @@ async def test_a_primary_that_waits_for_a_backup_says_in_the_status_that_it_is_n
 async def test_a_platform_whose_primary_and_backup_were_wiped_says_what_to_do(
     tmp_path: Path,
 ) -> None:
-    """A copy that is put back is enough."""
+    """One restored copy of a directory is enough (A4)."""
     data = tmp_path / "data"
     with platform(data, "--processes") as running:
         async with indilog.connect(running.url) as client:

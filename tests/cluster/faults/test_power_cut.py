@@ -45,7 +45,7 @@ def mounted(image: Path, directory: Path) -> Iterator[Path]:
 
 
 def shut_down(directory: Path) -> None:
-    """Take the power away from a file system: what was not synced is lost."""
+    """Shut a file system down as a power loss does: unsynced bytes are lost."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         fcntl.ioctl(fd, _SHUTDOWN, pack("I", _NO_LOG_FLUSH))
@@ -90,12 +90,12 @@ def cut_again_and_again(tmp_path: Path, seed: int) -> None:
     for cut in range(3):
         with mounted(image, tmp_path / "disk") as disk:
             data = disk / "data"
-            # What the kill left in the page cache is not on the disk when the next life reads it.
+            # After the kill the restart reads bytes from the page cache that are not on disk.
             lives = [acknowledged_until_killed(data, f"{seed}/{cut}/killed", rng.randint(1, 2000))]
             count = rng.choice((1, CALLERS, 800))
             lives.append(acknowledged_until_cut(data, f"{seed}/{cut}/cut", count, disk))
         for told in lives:
-            assert not told.keys() & acknowledged.keys(), "a seqnum is given once"
+            assert not told.keys() & acknowledged.keys(), "each seqnum is assigned once"
             acknowledged |= told
     with mounted(image, tmp_path / "disk") as disk:
         check_all_there(asyncio.run(everything_in(disk / "data")), acknowledged)

@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 def process_of(node: str, data: Path) -> int:
-    """Return the process that runs `node` of the platform in `data`, by what the system says."""
+    """Return the process that runs `node` of the platform in `data`, from the process table."""
     lock = (data / node / "LOCK").stat().st_ino
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and lock in open_inodes(entry / "fd"):
@@ -45,7 +45,7 @@ def open_inodes(descriptors: Path) -> set[int]:
 
 
 def wipe(node: str, data: Path) -> None:
-    """Lose a directory and the process that had it; its supervisor starts another."""
+    """Remove a node's directory and kill its process; its supervisor starts another one."""
     pid = process_of(node, data)
     os.kill(pid, signal.SIGSTOP)
     shutil.rmtree(data / node)
@@ -99,7 +99,7 @@ async def test_a_wiped_replica_shortens_nothing_and_is_repaired(
                 count += 20
                 deadline = time.monotonic() + DEADLINE_S
                 while not records_on_disk(data / node) >= set(range(count)):
-                    assert time.monotonic() < deadline, "it is not repaired"
+                    assert time.monotonic() < deadline, "the replica is not repaired"
                     await asyncio.sleep(0.05)
                 await check(log, count)
     with platform(data, "--processes") as running:

@@ -56,7 +56,7 @@ class Callers:
         self._next = 0
 
     async def call(self) -> None:
-        """Be one of them."""
+        """Call without a pause, and record each outcome."""
         while not self.are_done:
             number, self._next = self._next, self._next + 1
             name = "demo.nested" if number % 3 == 0 else "demo.once"
@@ -150,7 +150,7 @@ async def test_of_a_killed_worker_only_the_calls_that_it_had_begun_fail(tmp_path
 
 
 async def records(log: indilog.Log, count: int) -> None:
-    """Wait until a log has so many."""
+    """Wait until a log has `count` records."""
     bound = 0
     for _ in range(count):
         record = await log.read_next(bound=bound, wait=30)

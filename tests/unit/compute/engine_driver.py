@@ -1,4 +1,4 @@
-"""One engine, spoken with by calls: the other ends of its messages are the test."""
+"""Drives one engine by calls; the test plays the receivers of its messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = tag_columns("orders", ("x",))[1]
 
 
 class Driver:
-    """Speaks with one engine; keeps what it said."""
+    """Drives one engine and keeps the messages that it sends."""
 
     def __init__(self, *, join_at: tuple[int, int] = (0, 0), **settings: float) -> None:
         node = node_config(**settings)

@@ -19,7 +19,7 @@ def found(seqnum: int, shard: int = 1) -> Found:
     return Found(seqnum, ShardId(shard))
 
 
-def test_the_first_from_a_bound_on_is_known_for_every_bound_up_to_it() -> None:
+def test_a_next_answer_holds_for_every_bound_up_to_its_record() -> None:
     cache = AnswerCache(10)
     cache.learn_next(TAG, 5, 9, ShardId(1))
     assert [cache.find_next(TAG, bound, TAIL) for bound in (4, 5, 9, 10)] == [
@@ -30,23 +30,23 @@ def test_the_first_from_a_bound_on_is_known_for_every_bound_up_to_it() -> None:
     assert cache.find_prev(TAG, 10, TAIL) is MISS
 
 
-def test_before_the_first_record_of_all_there_is_provably_none() -> None:
+def test_no_record_is_proven_before_the_first_one() -> None:
     cache = AnswerCache(10)
     cache.learn_next(TAG, 0, 9, ShardId(1))
     assert cache.find_prev(TAG, 8, TAIL) is EMPTY
     assert cache.find_prev(TAG, 0, TAIL) is EMPTY
 
 
-def test_the_last_up_to_a_bound_is_known_up_to_the_tail_that_was_asked_about() -> None:
+def test_a_prev_answer_holds_up_to_the_tail_of_its_question() -> None:
     cache = AnswerCache(10)
     cache.learn_prev(TAG, 30, 9, ShardId(1), tail=20)
     assert cache.find_prev(TAG, 19, TAIL) == found(9)
-    assert cache.find_prev(TAG, 20, TAIL) is MISS  # may have been written since
+    assert cache.find_prev(TAG, 20, TAIL) is MISS  # a record may have been appended since
     cache.learn_prev(TAG, MAX_SEQNUM, 9, ShardId(1), tail=40)
     assert cache.find_prev(TAG, 39, TAIL) == found(9)
 
 
-def test_what_lies_beyond_the_callers_tail_is_not_told() -> None:
+def test_records_beyond_the_callers_tail_are_not_answered() -> None:
     cache = AnswerCache(10)
     cache.learn_next(TAG, 5, 9, ShardId(1))
     assert cache.find_next(TAG, 5, 9) is MISS
@@ -99,7 +99,7 @@ def test_a_limit_of_zero_holds_nothing(limits: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("of_a_tag", [1, 3])
-def test_size_bytes_is_what_the_memory_really_is_and_bounded(of_a_tag: int) -> None:
+def test_size_bytes_equals_the_used_memory_and_is_bounded(of_a_tag: int) -> None:
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

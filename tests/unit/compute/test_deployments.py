@@ -1,4 +1,4 @@
-"""Deployments as records of the log: the newest of each name wins, whatever stands between."""
+"""Deployments as records of the log: the newest deployment of each name wins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deployment(name: str, version: int, text: str = "x", owner: str = "me") -> D
 
 
 async def newest(logs: MemoryLogs) -> dict[str, Deployment]:
-    """What a compute node that starts now reads."""
+    """The deployments that a starting compute node reads."""
     read = DeploymentLog(logs)
     await read.catch_up()
     return {
@@ -37,7 +37,7 @@ async def newest(logs: MemoryLogs) -> dict[str, Deployment]:
     }
 
 
-async def test_the_newest_deployment_of_each_name_comes_back_whole() -> None:
+async def test_the_newest_deployment_of_each_name_is_read_whole() -> None:
     logs = MemoryLogs()
     written = DeploymentLog(logs)
     for one in (deployment("a", 1), deployment("b", 1), deployment("a", 2, "y")):
@@ -45,7 +45,7 @@ async def test_the_newest_deployment_of_each_name_comes_back_whole() -> None:
     assert await newest(logs) == {"a": deployment("a", 2, "y"), "b": deployment("b", 1)}
 
 
-async def test_a_record_that_is_not_understood_hides_no_other() -> None:
+async def test_an_unknown_record_hides_no_other() -> None:
     logs = MemoryLogs()
     await DeploymentLog(logs).append(deployment("a", 1))
     await logs.log(APPS_LOG).append(b'{"of": "a later version"}')
@@ -53,7 +53,7 @@ async def test_a_record_that_is_not_understood_hides_no_other() -> None:
     assert sorted(await newest(logs)) == ["a", "b"]
 
 
-async def test_sources_over_the_limit_of_a_record_say_so() -> None:
+async def test_sources_over_the_limit_of_a_record_are_refused() -> None:
     logs = MemoryLogs(ClusterConfig(record_bytes_max=1000))
     with pytest.raises(DeployError, match=r"the limit is 1,000; leave data files out\."):
         await DeploymentLog(logs).append(deployment("a", 1, "x" * 2000))
@@ -68,7 +68,7 @@ async def test_many_deployments_are_read_page_by_page() -> None:
     assert {name: d.version for name, d in found.items()} == {"app0": 18, "app1": 19, "app2": 17}
 
 
-async def test_who_deploys_at_the_same_time_comes_to_the_same_result() -> None:
+async def test_concurrent_deployments_give_all_nodes_the_same_result() -> None:
     """Two nodes each recorded a first version; a third one lost the race for another's name."""
     logs = MemoryLogs()
     one, two = DeploymentLog(logs), DeploymentLog(logs)
@@ -82,8 +82,8 @@ async def test_who_deploys_at_the_same_time_comes_to_the_same_result() -> None:
         assert placed[:2] == (1, deployment("a", 2, "two"))
 
 
-async def test_what_is_undeployed_keeps_its_version_and_frees_its_name() -> None:
-    """Whoever reads the log says so, since when, and lets any owner deploy after it."""
+async def test_an_undeployed_application_keeps_its_version_and_frees_its_name() -> None:
+    """Every reader knows the time of the undeployment and lets any owner deploy after it."""
     now = 100.0
     logs = MemoryLogs(clock=lambda: now)
     written = DeploymentLog(logs)
@@ -101,7 +101,7 @@ async def test_what_is_undeployed_keeps_its_version_and_frees_its_name() -> None
     assert await newest(logs) == {"a": deployment("a", 3, "eve's", owner="eve")}
 
 
-async def test_who_does_not_own_an_app_or_comes_late_undeploys_nothing() -> None:
+async def test_an_undeployment_by_another_owner_or_of_an_undeployed_app_has_no_effect() -> None:
     logs = MemoryLogs()
     written = DeploymentLog(logs)
     first = deployment("a", 1)
@@ -116,7 +116,7 @@ async def test_who_does_not_own_an_app_or_comes_late_undeploys_nothing() -> None
     assert written.newest["a"].seqnum == 3, "the first one of two"
 
 
-async def test_a_schedule_of_an_app_that_was_undeployed_begins_anew() -> None:
+async def test_a_schedule_of_an_undeployed_app_starts_over() -> None:
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     hourly = ScheduleSpec("f", "0 * * * *")
@@ -129,7 +129,7 @@ async def test_a_schedule_of_an_app_that_was_undeployed_begins_anew() -> None:
     assert read.newest["a"].since == {hourly: 300.0}
 
 
-async def test_a_log_of_deployments_says_when_there_are_more() -> None:
+async def test_waiting_for_more_deployments_ends_when_one_is_appended() -> None:
     logs = MemoryLogs()
     read = DeploymentLog(logs)
     more = asyncio.ensure_future(read.until_more(60))
@@ -140,8 +140,8 @@ async def test_a_log_of_deployments_says_when_there_are_more() -> None:
     assert read.newest["a"].seqnum == 0
 
 
-async def test_a_schedule_is_there_since_the_first_of_the_deployments_that_all_have_it() -> None:
-    """Also with another `catch_up`; one that comes back begins anew."""
+async def test_a_schedule_dates_from_the_first_of_consecutive_deployments_that_have_it() -> None:
+    """Also with another `catch_up`; a schedule that was removed and added starts over."""
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     hourly, daily = ScheduleSpec("f", "0 * * * *"), ScheduleSpec("f", "0 0 * * *")
@@ -162,7 +162,7 @@ async def test_a_schedule_is_there_since_the_first_of_the_deployments_that_all_h
     ]
 
 
-# --- what no start needs
+# --- garbage collection
 
 
 async def left(logs: MemoryLogs) -> list[Record]:
@@ -171,7 +171,7 @@ async def left(logs: MemoryLogs) -> list[Record]:
 
 
 async def test_a_thousand_deployments_leave_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what all of them said: the version, and since when each schedule is there."""
+    """That record carries the version, and the time since when each schedule exists."""
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     written = DeploymentLog(logs)
@@ -200,7 +200,7 @@ async def test_a_thousand_deployments_leave_one_record(monkeypatch: pytest.Monke
     assert trims == [], "there is nothing left to trim"
 
 
-async def test_what_is_undeployed_stays_so_when_its_deployments_are_trimmed() -> None:
+async def test_an_undeployment_survives_the_trim_of_its_deployments() -> None:
     logs = MemoryLogs()
     written = DeploymentLog(logs)
     for one in (deployment("a", 1), deployment("a", 2), deployment("a", 2).undeployed()):
@@ -215,10 +215,10 @@ async def test_what_is_undeployed_stays_so_when_its_deployments_are_trimmed() ->
     assert await newest(logs) == {"a": deployment("a", 3, "new", owner="eve")}
 
 
-async def test_of_applications_that_are_undeployed_the_last_ones_are_remembered(
+async def test_the_last_undeployed_applications_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others are not there, as if they never had been."""
+    """The others are forgotten, as if they had never been deployed."""
     monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 2)
     logs = MemoryLogs()
     written = DeploymentLog(logs)
@@ -235,10 +235,10 @@ async def test_of_applications_that_are_undeployed_the_last_ones_are_remembered(
     assert (await newest(logs))["a"] == deployment("a", 1)
 
 
-async def test_nodes_that_forgot_an_application_and_nodes_that_did_not_give_one_version(
+async def test_nodes_that_forgot_an_application_and_other_nodes_assign_one_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A deployment says up to where its writer had read: what it does not follow does not count."""
+    """A deployment has the position up to which its writer had read. Earlier ones do not count."""
     monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 1)
     logs = MemoryLogs()
     collecting, other = DeploymentLog(logs), DeploymentLog(logs)
@@ -262,10 +262,10 @@ async def test_nodes_that_forgot_an_application_and_nodes_that_did_not_give_one_
 
 
 @pytest.mark.parametrize("meanwhile", ["deployed", "lost"])
-async def test_what_is_read_while_a_trim_is_awaited_stays(
+async def test_deployments_read_while_a_trim_is_awaited_are_kept(
     monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    """The node reads on while it collects: an application may be deployed again, or lost."""
+    """The node keeps reading while it collects: an application may be deployed again, or lost."""
     monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 0)
     logs = DamagedLogs()
     logs.tags = ("a",)
@@ -287,10 +287,10 @@ async def test_what_is_read_while_a_trim_is_awaited_stays(
     assert ("a" in node.newest, "a" in node.lost) == (meanwhile == "deployed", meanwhile == "lost")
     if meanwhile == "deployed":
         assert not node.newest["a"].deployment.is_undeployed
-        assert node._superseded == {"a"}, "what it superseded is trimmed by the next call"
+        assert node._superseded == {"a"}, "the superseded deployments are trimmed by the next call"
 
 
-async def test_a_redeployment_while_earlier_records_are_trimmed_is_not_forgotten_either(
+async def test_a_redeployment_while_earlier_records_are_trimmed_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = MemoryLogs()
@@ -312,8 +312,8 @@ async def test_a_redeployment_while_earlier_records_are_trimmed_is_not_forgotten
     assert len(await left(logs)) == 1
 
 
-async def test_beside_a_deployment_that_was_made_at_the_same_time_nothing_is_trimmed() -> None:
-    """It does not carry what the other one said; the next one carries both."""
+async def test_nothing_is_trimmed_after_concurrent_deployments() -> None:
+    """It does not carry the state of the other one; the next one carries both."""
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     hourly = ScheduleSpec("f", "0 * * * *")
@@ -333,7 +333,7 @@ async def test_beside_a_deployment_that_was_made_at_the_same_time_nothing_is_tri
     assert (read.newest["a"].deployment.version, read.newest["a"].since) == (4, {hourly: 100.0})
 
 
-async def test_a_node_that_follows_later_believes_what_a_deployment_carries() -> None:
+async def test_a_node_that_follows_later_uses_the_state_that_a_deployment_carries() -> None:
     """The one that it lacks, without the schedule, is trimmed."""
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
@@ -351,7 +351,7 @@ async def test_a_node_that_follows_later_believes_what_a_deployment_carries() ->
 
 
 async def test_an_application_whose_newest_deployment_is_lost_is_reported_by_name() -> None:
-    """Its version before is not taken for the newest; deploying it again mends it."""
+    """An earlier version is not used as the newest; deploying again repairs it."""
     logs = DamagedLogs()
     written = DeploymentLog(logs)
     for one in (deployment("a", 1), deployment("b", 1), deployment("a", 2, "y")):

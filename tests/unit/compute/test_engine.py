@@ -1,6 +1,4 @@
-"""`Engine` and `Reads`: joining, appending, the ways of a read, catching up. No I/O: calls and
-comparisons.
-"""
+"""`Engine` and `Reads` without I/O: joining, appending, the paths of a read, catching up."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def test_a_node_without_a_shard_refuses_appends() -> None:
         engine.append(b"", (), b"", "waiter")
 
 
-def test_joining_is_asked_for_again_until_the_primary_answers() -> None:
+def test_a_join_is_resent_until_the_primary_answers() -> None:
     driver = Driver()
     driver.now = 1.0
     assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(JOIN))]
@@ -157,7 +155,7 @@ def test_a_lookup_without_a_match_is_a_proven_none() -> None:
     assert answers(effects) == [Answered(None, 4)]
 
 
-def test_unknown_is_not_absent_the_other_replica_is_asked_then_the_record_is_lost() -> None:
+def test_an_unknown_record_is_asked_of_the_other_replica_then_reported_as_lost() -> None:
     driver = joined(record_cache_bytes_max=0)
     driver.order(1)
     driver.read(0)
@@ -171,7 +169,7 @@ def test_unknown_is_not_absent_the_other_replica_is_asked_then_the_record_is_los
     assert isinstance(lost, DataLossError)
 
 
-def test_a_lookup_without_answer_is_started_again_and_its_late_answer_finds_nothing() -> None:
+def test_a_lookup_without_answer_is_restarted_and_its_late_answer_is_ignored() -> None:
     driver = joined(join_at=(4, 40), lookup_timeout_s=1, read_timeout_s=3)
     driver.read(7)
     ((_, first), _) = sends(driver.turn(), IndexLookup)
@@ -219,7 +217,7 @@ def test_a_page_that_storage_cuts_short_ends_at_the_gap() -> None:
     assert [r.seqnum for r in answer.value] == [0, 1]
 
 
-def test_a_replica_that_knows_one_record_not_is_asked_for_others_that_it_left_out() -> None:
+def test_a_replica_that_lacks_one_record_is_asked_for_the_others_that_it_left_out() -> None:
     driver = joined(record_cache_bytes_max=0)
     driver.order(3)
     driver.engine.read_page(TAG, 0, 0, 10, "pager")
@@ -269,10 +267,10 @@ def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> N
 
 
 def idle_cost(watches: int) -> tuple[int, int]:
-    """Return turns and messages in a minute in which nothing is appended."""
+    """Return iterations and messages in a minute without an append."""
     driver = joined()
     driver.now += 1
-    driver.turn()  # the last look back at what joining brought
+    driver.turn()  # the last check after joining
     for n in range(watches):
         driver.engine.watches.add(1000 + n, 0, f"watcher {n}")
     driver.turn()
@@ -284,12 +282,12 @@ def idle_cost(watches: int) -> tuple[int, int]:
     return turns, messages
 
 
-def test_a29_idle_watches_cost_no_more_than_one_does_and_none_costs_nothing() -> None:
+def test_idle_watches_cost_no_more_than_one_and_no_watch_costs_nothing() -> None:
     assert idle_cost(0) == (0, 0)
     assert idle_cost(1) == idle_cost(1000)
     turns, messages = idle_cost(1)
     assert turns <= 34
-    assert messages <= 34, "in the end one question in 2 s whether an entry was lost"
+    assert messages <= 34, "finally one question in 2 s whether an entry was lost"
 
 
 def starts_asked(effects: Sequence[Effect]) -> list[int]:
@@ -304,7 +302,7 @@ def test_a_gap_in_the_metalog_is_fetched() -> None:
     assert starts_asked(effects) == [0]
 
 
-def test_index_data_that_does_not_come_is_asked_for() -> None:
+def test_missing_index_data_is_requested() -> None:
     driver = joined(resend_s=1)
     driver.order(1, index_data=False)
     driver.turn()
@@ -315,7 +313,7 @@ def test_index_data_that_does_not_come_is_asked_for() -> None:
     assert (A, IndexDataWanted(0, 1, 1)) in wanted
 
 
-def test_the_tail_is_the_primarys_word() -> None:
+def test_the_tail_is_that_of_the_primary() -> None:
     driver = joined()
     driver.engine.read_tail("asker")
     ((_, question),) = sends(driver.turn(), TailWanted)
@@ -352,7 +350,7 @@ def test_a_trim_that_was_sent_when_the_node_stops_may_still_happen() -> None:
     assert told == {"sent": QuorumUnavailableError, "kept": NotReadyError}
 
 
-def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
+def test_a_stopping_node_answers_all_waiting_callers() -> None:
     driver = joined()
     driver.engine.append(b"sent", (LOG, TAG), NAMES, "sent")
     driver.turn()
@@ -369,7 +367,7 @@ def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
     assert driver.engine.abandon() == []
 
 
-def test_answers_to_an_earlier_life_find_nothing() -> None:
+def test_answers_to_an_earlier_epoch_are_ignored() -> None:
     driver = joined(join_at=(4, 40))
     driver.read(7)
     driver.turn()
@@ -378,7 +376,7 @@ def test_answers_to_an_earlier_life_find_nothing() -> None:
         assert answers(driver.hear(A, late)) == []
 
 
-def test_a_read_through_the_suffix_takes_the_session_to_the_metalogs_position() -> None:
+def test_a_read_through_the_suffix_moves_the_session_to_the_metalogs_position() -> None:
     driver = joined(record_cache_bytes_max=0)
     driver.order(1, index_data=False)
     assert driver.read(0, tag=EMPTY_TAG) is PENDING
@@ -402,7 +400,7 @@ def test_a_record_has_one_time_from_memory_and_from_storage() -> None:
     assert record.time == RecordBatch(sent.batch).record(0).time_us / 1e6
 
 
-def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
+def test_a_lost_last_entry_is_requested_while_a_watch_waits() -> None:
     driver = joined(resend_s=1)
     driver.engine.watches.add(TAG, 0, "watcher")
     driver.turn()
@@ -412,7 +410,7 @@ def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
     assert starts_asked(driver.turn()) == [0]
 
 
-def test_the_metalog_is_asked_for_once_a_gap_and_again_when_a_page_was_not_all() -> None:
+def test_the_metalog_is_requested_once_per_gap_and_again_after_an_incomplete_page() -> None:
     driver = joined()
     entries = [NewRecords(p, ViewNumber(1), Epoch(1), {SHARD: 1}) for p in range(5)]
     first = driver.hear(PRIMARY, entries_message((entries[4],)))
@@ -435,7 +433,7 @@ def test_the_metalog_is_asked_for_once_a_gap_and_again_when_a_page_was_not_all()
         (A, ((stored(0),), (), ShardId(1))),
     ],
 )
-def test_records_other_than_those_asked_for_are_ignored_and_the_read_goes_on(
+def test_unrequested_records_are_ignored_and_the_read_continues(
     sender: NodeId, message: tuple[tuple[StoredRecord, ...], tuple[int, ...], ShardId]
 ) -> None:
     driver = joined(record_cache_bytes_max=0)
@@ -451,7 +449,7 @@ def test_records_other_than_those_asked_for_are_ignored_and_the_read_goes_on(
 
 
 @pytest.mark.parametrize(("direction", "foreign"), [(0, 6), (0, 40), (1, 8), (1, -1)])
-def test_a_match_outside_of_what_was_looked_for_is_ignored(direction: int, foreign: int) -> None:
+def test_a_match_outside_the_requested_range_is_ignored(direction: int, foreign: int) -> None:
     driver = joined(join_at=(4, 40))
     driver.engine.read(Direction(direction), TAG, 7, 0, "reader")
     ((_, lookup), _) = sends(driver.turn(), IndexLookup)
@@ -463,7 +461,7 @@ def test_a_match_outside_of_what_was_looked_for_is_ignored(direction: int, forei
     assert len(answers(driver.hear(A, right))) == 1
 
 
-def test_too_many_callers_that_wait_for_a_node_are_refused() -> None:
+def test_callers_beyond_the_limit_of_waiting_ones_are_refused() -> None:
     driver = Driver(lookups_pending_max=2)
     driver.engine.when_ready("one")
     driver.engine.when_ready("two")
@@ -471,7 +469,7 @@ def test_too_many_callers_that_wait_for_a_node_are_refused() -> None:
         driver.engine.when_ready("three")
 
 
-def test_messages_that_make_no_sense_are_ignored() -> None:
+def test_impossible_messages_are_ignored() -> None:
     driver = joined(join_at=(4, 40))
     driver.read(7)
     ((_, lookup), _) = sends(driver.turn(), IndexLookup)
@@ -491,7 +489,7 @@ def test_messages_that_make_no_sense_are_ignored() -> None:
 
 
 def resent_at(driver: Driver, kind: type[Message]) -> list[float]:
-    """Return when an engine that hears nothing sends messages of `kind`, for 20 s."""
+    """Return when an engine that receives nothing sends messages of `kind`, for 20 s."""
     at: list[float] = []
     for _ in range(400):
         at += [driver.now] * len(sends(driver.turn(), kind))
@@ -502,17 +500,17 @@ def resent_at(driver: Driver, kind: type[Message]) -> list[float]:
     return at
 
 
-def test_a_trim_and_a_join_that_nobody_answers_are_resent_ever_more_seldom() -> None:
+def test_unanswered_trims_and_joins_are_resent_with_growing_pauses() -> None:
     trimming = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=30)
     trimming.engine.trims.start(Floor(TAG, 1, of_log=False), "trimmer")
     joining = Driver(resend_s=0.25, resend_s_max=2)
     for at in (resent_at(trimming, TrimWanted), resent_at(joining, TailWanted)):
         pauses = [later - earlier for earlier, later in pairwise(at)]
         assert pauses[-1] == pytest.approx(2, abs=0.02)
-        assert 10 <= len(at) <= 14, "80 at a fixed pause"
+        assert 10 <= len(at) <= 14, "a fixed pause would give 80"
 
 
-def test_a_trim_that_nobody_answers_fails_when_its_time_is_over() -> None:
+def test_an_unanswered_trim_fails_after_its_timeout() -> None:
     driver = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=3.1)
     driver.engine.trims.start(Floor(TAG, 1, of_log=False), "trimmer")
     driver.turn()

@@ -1,4 +1,4 @@
-"""Claims about index data that an engine misses while the metalog goes on (PITFALLS 8)."""
+"""Index data that an engine lacks while the metalog advances (PITFALLS 8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.compute.engine_driver import PRIMARY, SHARD, A, Driver, joined, 
 
 
 def entry_arrives(driver: Driver) -> list[IndexDataWanted]:
-    """One more entry, a tenth of a second later; return what is asked for."""
+    """One more entry, 0.1 s later; return the requests."""
     driver.now += 0.1
     effects = driver.order(1, index_data=False) + driver.turn()
     return [m for to, m in sends(effects, IndexDataWanted) if to == A]  # type: ignore[misc]
@@ -23,7 +23,7 @@ def data_of(driver: Driver, start: int, end: int) -> list[IndexDataWanted]:
     return [m for to, m in sends(effects, IndexDataWanted) if to == A]  # type: ignore[misc]
 
 
-def test_lost_index_data_is_asked_for_while_the_metalog_goes_on() -> None:
+def test_lost_index_data_is_requested_while_the_metalog_advances() -> None:
     driver = joined(resend_s=0.25)
     wanted: list[IndexDataWanted] = []
     for position in range(10):
@@ -38,7 +38,7 @@ def test_lost_index_data_is_asked_for_while_the_metalog_goes_on() -> None:
     assert driver.engine.tag_position == driver.engine.position
 
 
-def test_index_data_that_only_lags_behind_the_metalog_is_not_asked_for() -> None:
+def test_index_data_that_only_lags_is_not_requested() -> None:
     driver = joined(resend_s=0.25)
     entry_arrives(driver)
     for position in range(20):
@@ -47,8 +47,8 @@ def test_index_data_that_only_lags_behind_the_metalog_is_not_asked_for() -> None
         assert driver.engine.tag_position < driver.engine.position
 
 
-def test_after_a_fetch_index_data_that_comes_unasked_asks_for_nothing() -> None:
-    """The metalog may stay ahead of the index data for ever; each message would ask all storage."""
+def test_pushed_index_data_after_a_fetch_causes_no_request() -> None:
+    """The metalog may always be ahead; otherwise each message would ask all storage nodes."""
     driver = joined(resend_s=0.25)
     for _ in range(3):
         entry_arrives(driver)
@@ -57,16 +57,16 @@ def test_after_a_fetch_index_data_that_comes_unasked_asks_for_nothing() -> None:
     assert IndexDataWanted(0, 3, 1) in asked
     for _ in range(3):
         driver.order(1, index_data=False)
-    assert data_of(driver, 0, 2) == [IndexDataWanted(2, 3, 1)], "a page was not all"
+    assert data_of(driver, 0, 2) == [IndexDataWanted(2, 3, 1)], "a page was incomplete"
     assert data_of(driver, 2, 3) == []
     assert data_of(driver, 3, 4) == []
     assert driver.engine.tag_position < driver.engine.position
 
 
-def test_a_lost_entry_is_asked_for_while_index_data_goes_on() -> None:
+def test_a_lost_entry_is_requested_while_index_data_arrives() -> None:
     driver = joined(resend_s=0.25)
     late = NewRecords(3, ViewNumber(1), Epoch(1), {SHARD: 1})
-    driver.hear(PRIMARY, entries_message((late,)))  # asks for the gap; the answer is lost
+    driver.hear(PRIMARY, entries_message((late,)))  # requests the gap; the answer is lost
     asked: list[Message] = []
     for position in range(3, 10):
         driver.now += 0.1

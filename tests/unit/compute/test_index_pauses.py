@@ -1,7 +1,7 @@
-"""No stop-the-world (thesis 7.4: "data structures reallocate memory [...] operations are blocked"):
-work that the parts of the local index put off is bounded a step, and small over all steps.
+"""No stop-the-world: deferred work of the local index is bounded per step, and small in all.
 
-Counted in entries touched, not in time.
+Thesis 7.4: "data structures reallocate memory [...] operations are blocked". The tests count
+entries touched, not time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indilog_compute.reads.record_cache import RecordCache
 
 RECORDS = 200
 ENTRIES_REBUILT_MAX = 2 * 16_384
-"""What growing one dictionary may touch: it takes a millisecond or two."""
+"""Entries that growing one dictionary may touch: it takes a millisecond or two."""
 
 
 class CountingTagCache(TagCache):

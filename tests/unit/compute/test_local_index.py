@@ -1,4 +1,4 @@
-"""The local index: which part answers what, and how they work together."""
+"""The local index: which part answers which question, and how the parts work together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_empty_tag_is_answered_by_the_suffix_from_its_head_on() -> None:
     assert index.shard_of(7) == 3
 
 
-def test_below_the_suffix_the_popularity_cache_answers_what_was_learned() -> None:
+def test_below_the_suffix_the_popularity_cache_answers_learned_seqnums() -> None:
     index = index_of(cuts=4)
     assert index.find_next(EMPTY_TAG, 3) == Miss()
     index.learn(3, ShardId(1))
@@ -53,7 +53,7 @@ def test_below_the_suffix_the_popularity_cache_answers_what_was_learned() -> Non
     assert index.find_range(EMPTY_TAG, 3, 1) == Miss()
 
 
-def test_what_the_suffix_knows_is_not_learned() -> None:
+def test_seqnums_in_the_suffix_are_not_learned() -> None:
     index = index_of(cuts=4)
     index.learn(4, ShardId(2))
     index.learn(7, ShardId(3))
@@ -77,7 +77,7 @@ def test_a_position_that_ordered_nothing_counts() -> None:
     assert index.tag_position == 1
 
 
-def test_malformed_index_data_changes_nothing_and_says_why() -> None:
+def test_malformed_index_data_changes_nothing_and_gives_the_reason() -> None:
     index = index_of(cuts=2)
     assert index.apply_block(0, [part_of(0, 2)]) is None
     reason = index.apply_block(1, [part_of(2, 1), part_of(1, 1)])
@@ -89,7 +89,7 @@ def test_malformed_index_data_changes_nothing_and_says_why() -> None:
     assert index.find_next(TAG, 2) == Found(2, ShardId(0))
 
 
-def test_index_data_out_of_order_is_our_own_mistake() -> None:
+def test_index_data_out_of_order_trips_an_assertion() -> None:
     with pytest.raises(AssertionError, match="in order"):
         index_of(cuts=0).apply_block(1, [])
 
@@ -147,7 +147,7 @@ def test_without_a_local_index_everything_is_a_miss_and_costs_nothing() -> None:
 
 
 def test_an_answer_is_not_given_before_the_index_data_reaches_its_record() -> None:
-    """A session that saw it, and the position before it, would then go back."""
+    """Otherwise a session that saw the record at an earlier position would go back."""
     index = index_of(cuts=2)
     index.apply_block(0, [part_of(0, 2, tag=1)])
     index.learn_answer(Direction.NEXT, TAG, 0, (3, ShardId(1)), 4)
@@ -156,7 +156,7 @@ def test_an_answer_is_not_given_before_the_index_data_reaches_its_record() -> No
     assert index.find_next(TAG, 0) == Found(3, ShardId(1))
 
 
-def test_what_was_trimmed_is_forgotten_by_the_parts_that_know_tags() -> None:
+def test_trimmed_records_are_removed_from_the_parts_that_keep_tags() -> None:
     index = index_of(cuts=2)
     index.apply_block(0, [part_of(0, 2)])
     index.apply_block(1, [part_of(2, 2)])

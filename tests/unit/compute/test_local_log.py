@@ -1,6 +1,4 @@
-"""Claims about `indilog_compute.local_log` that need no platform: what a session takes from an
-append.
-"""
+"""`indilog_compute.local_log` without a platform: positions of sessions, waiting reads."""
 
 from __future__ import annotations
 
@@ -46,8 +44,8 @@ async def test_a_session_takes_the_position_of_its_append_and_not_the_engines() 
     assert (await together, session.position) == ([5, 6], 6)
 
 
-async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -> None:
-    """A29: the read itself is answered on the spot, so that nothing else calls the engine."""
+async def test_a_waiting_read_makes_an_idle_engine_check_for_lost_entries() -> None:
+    """A29: the read itself is answered at once, so that nothing else calls the engine."""
     driver = joined()
     driver.order(1, index_data=False)
     tags = ShardTags(SHARD, 0, 1, b"\x01", log_tag("orders").to_bytes(8, "little"))
@@ -67,7 +65,7 @@ async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -
     further = asyncio.create_task(logs.log("orders").read_next(bound=1, wait=60))
     await asyncio.sleep(0)
     assert len(driver.engine.watches) == 2
-    assert woken == [ENGINE], "it looks by itself, for however many wait"
+    assert woken == [ENGINE], "the engine checks by itself, once for all waiting reads"
     for one in (waiting, further):
         one.cancel()
     await asyncio.gather(waiting, further, return_exceptions=True)

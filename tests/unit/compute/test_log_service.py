@@ -1,4 +1,4 @@
-"""A log question is answered in the call that brings it, if nothing has to be waited for."""
+"""A log question is answered in the call that delivers it, unless it has to wait."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HeldLogs(HookedLogs):
 
 
 @pytest.mark.parametrize("question", READS, ids=lambda q: type(q).__name__)
-async def test_a_read_that_waits_for_nothing_is_answered_at_once(question: LogQuestion) -> None:
+async def test_a_read_without_a_wait_is_answered_at_once(question: LogQuestion) -> None:
     logs = MemoryLogs()
     await logs.log("orders").append(b"a", tags=["t"])
     asking = Asking(logs)
@@ -91,7 +91,7 @@ async def test_a_read_that_fails_at_once_is_answered_at_once() -> None:
     assert (answer.kind, answer.position) == ("TrimmedError", 1)
 
 
-async def test_what_is_no_read_or_waits_has_a_task() -> None:
+async def test_writes_and_waiting_reads_have_a_task() -> None:
     asking = Asking(MemoryLogs())
     asking.ask(1, LogTail("orders", 0))
     asking.ask(2, LogReadNext("orders", 0, "t", 0, 60.0))
@@ -103,7 +103,7 @@ async def test_what_is_no_read_or_waits_has_a_task() -> None:
 
 
 @pytest.mark.parametrize("question", READS[1:], ids=lambda q: type(q).__name__)
-async def test_a_read_that_has_to_wait_goes_on_where_it_was(question: LogQuestion) -> None:
+async def test_a_read_that_has_to_wait_continues_in_a_task(question: LogQuestion) -> None:
     logs = HeldLogs()
     await logs.log("orders").append(b"a", tags=["t"])
     asking = Asking(logs)
@@ -119,7 +119,7 @@ async def test_a_read_that_has_to_wait_goes_on_where_it_was(question: LogQuestio
 
 @pytest.mark.parametrize("has_begun", [False, True])
 async def test_a_read_that_has_to_wait_can_be_cancelled(*, has_begun: bool) -> None:
-    """It is answered once, as every question: what is counted for it is freed with that."""
+    """It is answered once, as every question; the answer frees its share of the limit."""
     logs = HeldLogs()
     asking = Asking(logs)
     asking.ask(1, READS[2])

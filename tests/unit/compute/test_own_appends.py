@@ -1,7 +1,7 @@
-"""A library that reads the log without its own append there goes by nothing that it read.
+"""Libraries do not act on a read that lacks their own append.
 
-The log promises that a session sees its own appends. Where that promise is broken, an empty page
-would say "another one has it", and what was appended would be lost without a word.
+The log guarantees that a session sees its own appends. If that guarantee is broken, an empty page
+would mean "another executor has it", and the appended record would be lost silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANY = 10**6
 
 
 class StaleLogs(HookedLogs):
-    """Logs of which a read is answered as of before an append, unless it is `fresh`.
+    """Logs whose next read after an append shows the state before it, unless it is `fresh`.
 
     Attributes:
         stale_after: after a record of such a kind is appended, the next read that would show it
@@ -94,13 +94,13 @@ async def _one(wf: Workflow) -> str:
     return await wf.step(step)
 
 
-async def test_a_run_is_executed_whose_takeover_was_not_seen_by_who_took_it() -> None:
-    """Else all others would believe that this process has it, and this process that others have."""
+async def test_a_run_is_executed_although_its_new_owner_did_not_see_the_takeover() -> None:
+    """Otherwise each process would assume that another one executes the run."""
     logs = StaleLogs()
     dead, other = Process(logs), Process(logs)
     await dead.one.start(id="r")
     await dead.stop()
-    await other.waits.start()  # so this process shows that it lives, and no other takes its runs
+    await other.waits.start()  # so this process has a heartbeat, and no other takes its runs
     logs.stale_after = (RunTaken,)
     async with other.driven():
         assert await other.one.handle("r").result(10) == "done"
@@ -108,7 +108,7 @@ async def test_a_run_is_executed_whose_takeover_was_not_seen_by_who_took_it() ->
     assert not logs.stale_after
 
 
-async def test_a_run_is_executed_whose_start_was_not_seen_by_who_started_it() -> None:
+async def test_a_run_is_executed_although_its_starter_did_not_see_the_start() -> None:
     logs = StaleLogs()
     process = Process(logs)
     await process.waits.start()
@@ -119,7 +119,7 @@ async def test_a_run_is_executed_whose_start_was_not_seen_by_who_started_it() ->
     await process.stop()
 
 
-async def test_a_lock_that_does_not_see_its_own_command_says_so() -> None:
+async def test_a_lock_that_does_not_see_its_own_command_raises() -> None:
     logs = StaleLogs()
     log = logs.log("work")
     async with Lock(log, "x"):
@@ -137,7 +137,7 @@ async def test_a_lock_that_does_not_see_its_own_command_says_so() -> None:
         await lock.acquire()
 
 
-async def test_a_claim_that_is_not_seen_is_asked_for_again_of_all() -> None:
+async def test_a_claim_that_a_stale_read_hides_is_read_again() -> None:
     logs = StaleLogs()
     queue = Queue(logs.log("work"), "mail", shards=1)
     await queue.push(b"x")
@@ -182,8 +182,8 @@ async def test_a_replica_applies_its_own_command_or_stays_before_it() -> None:
     assert applied == [b"one", b"two", b"three"]
 
 
-async def test_a_collection_that_sees_none_of_its_own_records_gives_back_no_more() -> None:
-    """It takes the time from `Log.now()`, not from a record of its own: there is none to miss."""
+async def test_a_collection_that_sees_none_of_its_own_records_frees_no_more() -> None:
+    """It takes the time from `Log.now()`, not from a record of its own."""
     logs = StaleLogs()
     store = Store(logs.log("work"))
     for _ in range(CELL + 20):

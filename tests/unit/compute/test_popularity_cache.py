@@ -18,7 +18,7 @@ def cache_of(entries_max: int, *seqnums: int) -> PopularityCache:
     return cache
 
 
-def test_only_the_very_seqnum_is_a_hit() -> None:
+def test_only_the_same_seqnum_is_a_hit() -> None:
     cache = cache_of(10, 5)
     assert cache.find(5) == Found(5, ShardId(1))
     assert cache.find(4) is MISS
@@ -58,7 +58,7 @@ def test_hits_and_misses_are_counted() -> None:
     assert (cache.hits, cache.misses) == (2, 1)
 
 
-def test_bytes_bound_it_too_and_are_what_the_memory_really_is() -> None:
+def test_a_byte_limit_bounds_it_and_equals_the_used_memory() -> None:
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""Claims about an engine whose primary lost entries that it had published, and proposed others."""
+"""An engine whose primary lost published entries and proposed others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def from_primary(
 
 
 def after_a_replacement(driver: Driver) -> list[Effect]:
-    """Let incarnation 2 say that it has another entry than the one at 1 that was applied."""
+    """Deliver from incarnation 2 another entry at 1 than the applied one."""
     hello = MetalogEntries(1, Epoch(1), (), committed=1)
     ((_, asked),) = sends(from_primary(driver, hello, 2), MetalogWanted)
     assert isinstance(asked, MetalogWanted)
@@ -66,11 +66,11 @@ def test_an_engine_that_applied_replaced_entries_joins_again() -> None:
     assert isinstance(told, NotReadyError)
     ((_, question),) = sends(effects, TailWanted)
     assert isinstance(question, TailWanted)
-    assert question.request != JOIN, "the answer to the first join is none to this one"
+    assert question.request != JOIN, "the answer to the first join does not answer this one"
     from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2)), 2)
     assert driver.engine.ready
     assert (driver.engine.position, driver.engine.tail) == (2, 6)
-    assert driver.engine.tag_position == 2, "nothing is left of the index before"
+    assert driver.engine.tag_position == 2, "no row of the earlier index is left"
 
 
 def test_the_caches_are_empty_after_joining_again() -> None:
@@ -115,7 +115,7 @@ def test_a_restarted_primary_whose_entries_are_the_same_changes_nothing() -> Non
     assert driver.engine.position == 2
 
 
-def test_the_word_of_an_earlier_incarnation_of_the_primary_is_not_heard() -> None:
+def test_messages_of_an_earlier_incarnation_of_the_primary_are_ignored() -> None:
     driver = joined()
     from_primary(driver, entries_message([of(2, 0, 1)]), 2)
     from_primary(driver, entries_message([of(1, 1, 1)], previous=2), 1)
@@ -161,7 +161,7 @@ def test_lookups_and_reads_name_the_incarnation_that_they_rest_on() -> None:
     assert read.epoch == 2
 
 
-def test_an_engine_whose_next_entries_are_kept_no_more_joins_again() -> None:
+def test_an_engine_whose_next_entries_were_freed_joins_again() -> None:
     driver = joined()
     driver.order(1)
     driver.read(9, position=9)

@@ -1,4 +1,4 @@
-"""What a round of retention trims, on logs in memory with a clock of the test's."""
+"""Rounds of retention on logs in memory, with the clock of the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class World:
-    """Logs whose stamps are `now`, and rounds over them."""
+    """Logs whose stamps are `now`, with rounds of retention over them."""
 
     def __init__(self, page_bytes_max: int = 4 * MIB, **settings: float) -> None:
         self.now = 1_000_000.0
@@ -57,7 +57,7 @@ async def floor_of(log: Log) -> int:
     return 0
 
 
-async def test_what_is_older_than_the_age_is_trimmed() -> None:
+async def test_records_older_than_the_age_are_trimmed() -> None:
     world = World()
     log, other = world.logs.log("orders"), world.logs.log("other")
     await other.append(b"other")
@@ -93,7 +93,7 @@ async def test_writers_whose_clocks_are_wrong_change_nothing(ahead_s: float) -> 
     assert await floor_of(log) == seqnums[5]
 
 
-async def test_a_primary_whose_clock_stands_still_lets_nothing_age() -> None:
+async def test_no_record_ages_while_the_clock_of_the_primary_does_not_advance() -> None:
     world = World()
     log = world.logs.log("orders")
     seqnums = await world.fill(log, 10, every_s=0.0)
@@ -108,7 +108,7 @@ def bytes_kept(records: list[Record]) -> int:
 
 
 @pytest.mark.parametrize(("count", "size"), [(500, 100), (50, 5_000), (300, 0)])
-async def test_the_newest_bytes_stay_and_not_much_more(count: int, size: int) -> None:
+async def test_the_newest_bytes_are_kept_and_little_more(count: int, size: int) -> None:
     world = World(page_bytes_max=1_000)
     log = world.logs.log("orders")
     await world.fill(log, count, size)
@@ -150,7 +150,7 @@ async def test_each_record_is_read_once_and_again_after_a_restart() -> None:
     assert await floor_of(log) == floor
 
 
-async def test_the_last_record_stays_though_it_is_larger_than_the_size() -> None:
+async def test_the_last_record_is_kept_although_it_is_larger_than_the_size() -> None:
     world = World()
     log = world.logs.log("orders")
     seqnums = await world.fill(log, 3, 10_000)
@@ -159,7 +159,7 @@ async def test_the_last_record_stays_though_it_is_larger_than_the_size() -> None
     assert await floor_of(log) == seqnums[-1]
 
 
-async def test_a_round_reads_no_more_than_its_bytes_and_takes_turns() -> None:
+async def test_a_round_reads_no_more_than_its_bytes_and_alternates_between_logs() -> None:
     world = World(100_000, retention_bytes_per_s=200_000, retention_interval_s=1.0)
     logs = [world.logs.log(name) for name in ("a", "b", "c")]
     for log in logs:
@@ -177,7 +177,7 @@ async def test_a_round_reads_no_more_than_its_bytes_and_takes_turns() -> None:
         assert len(await page_from(log, await floor_of(log))) == 1
 
 
-async def test_marks_are_bounded_whatever_is_read() -> None:
+async def test_marks_are_bounded_for_any_log() -> None:
     marks = SizeMarks(10_000_000)
     for start in range(0, 100_000, 1_000):
         page = [Record(s, b"orders", b"x" * 1_000, 0.0, 0.0) for s in range(start, start + 1_000)]
@@ -202,7 +202,7 @@ async def test_trimming_by_hand_meanwhile_is_seen() -> None:
     assert bytes_kept(await page_from(log, await floor_of(log))) <= 5_000
 
 
-async def test_a_log_that_fails_does_not_stop_the_others_and_is_tried_again(
+async def test_a_log_that_fails_does_not_stop_the_others_and_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -226,7 +226,7 @@ async def test_a_log_that_fails_does_not_stop_the_others_and_is_tried_again(
     assert await floor_of(bad) == 15
 
 
-async def test_figures_say_what_was_trimmed_last() -> None:
+async def test_figures_show_the_last_trim() -> None:
     world = World()
     await world.fill(world.logs.log("orders"), 10)
     world.rounds.take({"orders": Retention(age_s=5.0)})
@@ -242,7 +242,7 @@ async def test_figures_say_what_was_trimmed_last() -> None:
     }
 
 
-async def test_policies_over_the_limit_are_counted_and_not_understood_ones_passed_over() -> None:
+async def test_policies_over_the_limit_are_counted_and_unknown_ones_skipped() -> None:
     logs = MemoryLogs()
     policies = PolicyLog(logs, logs_max=2)
     for name in ("a", "b", "c"):
@@ -293,7 +293,7 @@ async def test_the_service_waits_without_a_timer_until_a_log_has_a_policy(
 
 
 @pytest.mark.parametrize("error", [QuorumUnavailableError("Not now."), KeyError("a fault")])
-async def test_the_service_goes_on_after_an_error(
+async def test_the_service_continues_after_an_error(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     world = World(retention_interval_s=0.01)
@@ -321,7 +321,7 @@ async def test_the_service_goes_on_after_an_error(
 async def test_a_policy_that_may_have_been_replaced_by_a_lost_one_is_not_enforced(
     tags: tuple[str, ...],
 ) -> None:
-    """The lost one may keep more; whose it was is known if only its data is damaged."""
+    """The lost policy may keep more. Its log is known if only the data of its record is damaged."""
     logs = DamagedLogs()
     for name in ("orders", "other"):
         await logs.log(name).set_retention(age_s=5.0)

@@ -1,4 +1,4 @@
-"""`ShardWriter`: taking a shard over, batching, resending, giving up."""
+"""`ShardWriter`: takeover of a shard, batches, resends, timeouts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_takeover_claims_all_then_opens_at_the_smallest_stored_prefix() -> None:
     assert shard.takeover is Takeover.OPEN
 
 
-def test_a_replica_that_is_not_authoritative_has_no_say_in_where_the_shard_continues() -> None:
+def test_a_replica_that_is_not_authoritative_does_not_decide_where_the_shard_continues() -> None:
     """A4, PITFALLS 14."""
     shard = writer(A, B)
     shard.start(at(0))
@@ -109,8 +109,8 @@ def test_when_no_replica_is_authoritative_the_metalog_and_the_longest_prefix_dec
         assert shard.joined(cut, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, start)) for r in (A, B)]
 
 
-def test_a_shard_is_not_opened_below_what_is_ordered_whatever_replicas_believe() -> None:
-    """A5: the newest batch of one is damaged, and nothing behind it says that it was there."""
+def test_a_shard_is_not_opened_below_the_cut_for_any_prefix_of_its_replicas() -> None:
+    """A5: the newest batch of a replica is damaged, and no later frame shows that it existed."""
     shard = alone(A, B)
     shard.start(at(0))
     shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 61), at(0))
@@ -119,7 +119,7 @@ def test_a_shard_is_not_opened_below_what_is_ordered_whatever_replicas_believe()
 
 
 def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
-    """A4: it continues at what is not ordered yet, and is sent that again."""
+    """A4: it continues at the first unordered record; unordered batches are resent to it."""
     shard = opened(stored=4)
     append(shard, b"x")
     (sent,) = shard.flush(at(1))
@@ -133,8 +133,8 @@ def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
     assert shard.on_claimed(A, claimed, at(1)) == []
 
 
-def test_a_full_disk_refuses_what_was_not_sent_and_what_comes() -> None:
-    """A35: at once, with one sentence; what is under way may still find room."""
+def test_a_full_disk_refuses_unsent_and_new_appends() -> None:
+    """A35: at once, with one sentence; batches in flight may still find room."""
     shard = opened(frames_in_flight_max=1)
     append(shard, b"sent")
     shard.flush(at(0))
@@ -155,7 +155,7 @@ def test_a_full_disk_refuses_what_was_not_sent_and_what_comes() -> None:
     append(shard, b"again")
 
 
-def test_a_node_that_no_longer_says_that_its_disk_is_full_is_tried_again() -> None:
+def test_a_node_without_recent_disk_full_notifications_is_tried_again() -> None:
     shard = opened()
     shard.on_disk_full(A, full=True, now=at(1))
     due = shard.deadline()
@@ -167,7 +167,7 @@ def test_a_node_that_no_longer_says_that_its_disk_is_full_is_tried_again() -> No
     append(shard, b"again")
 
 
-def test_takeover_asks_again_only_those_who_have_not_answered() -> None:
+def test_takeover_asks_again_only_replicas_that_have_not_answered() -> None:
     shard = writer(A, B)
     shard.start(at(0))
     shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 0), at(0))
@@ -199,7 +199,7 @@ def test_appends_wait_until_the_shard_is_open_and_continue_its_localids() -> Non
     assert contents(batch) == [b"x", b"y"]
 
 
-def test_a_turn_of_appends_is_one_batch_up_to_the_frame_limit() -> None:
+def test_the_appends_of_an_iteration_are_one_batch_up_to_the_frame_limit() -> None:
     shard = opened(frame_records_max=3)
     append(shard, b"a", b"b", b"c", b"d")
     sent = batches(shard.flush(at(0)))
@@ -207,7 +207,7 @@ def test_a_turn_of_appends_is_one_batch_up_to_the_frame_limit() -> None:
     assert sent[1].header.first == 3
 
 
-def test_records_collect_while_the_frames_in_flight_are_used_up() -> None:
+def test_records_collect_while_all_frames_are_in_flight() -> None:
     shard = opened(frames_in_flight_max=1)
     append(shard, b"a")
     assert len(batches(shard.flush(at(0)))) == 1
@@ -219,7 +219,7 @@ def test_records_collect_while_the_frames_in_flight_are_used_up() -> None:
     assert contents(batch) == [b"b", b"c"]
 
 
-def test_ordered_batches_get_the_seqnums_behind_an_earlier_writers_records() -> None:
+def test_ordered_batches_get_the_seqnums_after_an_earlier_writers_records() -> None:
     shard = opened(stored=5)
     append(shard, b"a", b"b")
     shard.flush(at(0))
@@ -229,7 +229,7 @@ def test_ordered_batches_get_the_seqnums_behind_an_earlier_writers_records() -> 
     assert shard.pending == 0
 
 
-def test_a_replica_that_lacks_batches_gets_them_again_from_there() -> None:
+def test_a_replica_that_lacks_batches_gets_them_from_its_prefix_on() -> None:
     shard = opened(frame_records_max=1)
     append(shard, b"a", b"b", b"c")
     shard.flush(at(0))
@@ -241,7 +241,7 @@ def asked(effects: list[Effect]) -> list[NodeId]:
     return [e.to for e in effects if isinstance(e, Send) and e.message == ASKED]
 
 
-def test_silence_asks_replicas_and_tells_callers_once_that_the_outcome_is_unknown() -> None:
+def test_without_answers_replicas_are_asked_and_callers_get_an_unknown_outcome_once() -> None:
     shard = opened(append_timeout_s=5, resend_s=1)
     append(shard, b"a")
     shard.flush(at(0))
@@ -251,7 +251,7 @@ def test_silence_asks_replicas_and_tells_callers_once_that_the_outcome_is_unknow
     effects = shard.on_time(at(5))
     (answer,) = [e for e in effects if isinstance(e, Answer)]
     assert isinstance(answer.outcome, AppendOutcomeUnknownError)
-    assert asked(effects) == [A], "the batch stays: localids must follow on"
+    assert asked(effects) == [A], "the batch is kept: localids must be consecutive"
     assert not [e for e in shard.on_time(at(8)) if isinstance(e, Answer)]
 
 
@@ -265,15 +265,17 @@ def test_only_the_replica_that_lacks_a_batch_gets_it_again() -> None:
     append(shard, b"a", b"b")
     shard.flush(at(0))
     shard.on_time(at(1))
-    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 2), at(1)) == [], "it has all"
+    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 2), at(1)) == [], (
+        "the replica has all batches"
+    )
     again = shard.on_stored(B, ShardStored(SHARD, EPOCH, 1), at(1))
     assert [(e.to, e.message) for e in again if isinstance(e, Send)] == [
         (B, AppendBatch(shard._in_flight[1].encoded))
     ]
 
 
-def test_a_slow_replica_is_given_nothing_more_to_do() -> None:
-    """It accepted everything, and its syncs take long: sending again would make them longer."""
+def test_nothing_is_resent_to_a_slow_replica() -> None:
+    """It accepted all batches, and its syncs are slow: resends would make them slower."""
     shard = opened(resend_s=0.25, resend_s_max=2.0, append_timeout_s=100)
     append(shard, b"a")
     shard.flush(at(0))
@@ -289,7 +291,7 @@ def test_a_slow_replica_is_given_nothing_more_to_do() -> None:
     assert questions <= 2 * (4 + 40 / 2)
 
 
-def test_an_order_lets_the_pause_begin_anew() -> None:
+def test_an_ordered_batch_restarts_the_pause() -> None:
     shard = opened(resend_s=1, resend_s_max=8)
     append(shard, b"a")
     shard.flush(at(0))
@@ -302,7 +304,7 @@ def test_an_order_lets_the_pause_begin_anew() -> None:
     assert shard.deadline() == at(6)
 
 
-def test_a_newer_writer_ends_this_one_and_tells_who_knows_what() -> None:
+def test_a_newer_writer_ends_this_one_and_each_caller_gets_its_outcome() -> None:
     shard = opened(frames_in_flight_max=1)
     append(shard, b"sent")
     shard.flush(at(0))
@@ -316,7 +318,7 @@ def test_a_newer_writer_ends_this_one_and_tells_who_knows_what() -> None:
     shard.check_invariants()
 
 
-def test_the_append_beyond_the_limit_is_refused_and_nothing_is_taken() -> None:
+def test_the_append_beyond_the_limit_is_refused_whole() -> None:
     shard = opened(append_pending_max=2)
     append(shard, b"a", b"b")
     with pytest.raises(OverloadedError, match="2 appends"):
@@ -325,7 +327,7 @@ def test_the_append_beyond_the_limit_is_refused_and_nothing_is_taken() -> None:
     assert contents(batch) == [b"a", b"b"]
 
 
-def test_a_batch_of_a_caller_stays_together_whatever_the_frame_limit() -> None:
+def test_a_batch_of_a_caller_is_not_split_by_the_frame_limit() -> None:
     shard = opened(frame_records_max=2)
     append(shard, b"before")
     shard.add_batch([(bytes([n]), TAGS, NAMES) for n in range(5)], "caller")
@@ -348,7 +350,7 @@ def test_small_batches_of_callers_share_a_frame() -> None:
     assert done.waiters == ["first", None, b"c", "second", None]
 
 
-def test_what_waits_too_long_for_the_shard_to_open_was_not_appended() -> None:
+def test_an_append_that_waits_too_long_for_the_shard_to_open_has_no_effect() -> None:
     shard = writer(A, append_timeout_s=5, resend_s=1)
     shard.start(at(0))
     append(shard, b"a")
@@ -369,7 +371,7 @@ def test_a_span_with_a_newer_writers_records_fences_this_one() -> None:
     assert isinstance(answer.outcome, AppendOutcomeUnknownError)
 
 
-def test_a_replica_that_refuses_a_batch_for_good_gets_it_once_in_a_while() -> None:
+def test_a_batch_that_a_replica_always_refuses_is_resent_with_pauses() -> None:
     shard = opened(resend_s=1)
     append(shard, b"a")
     shard.flush(at(0))
@@ -378,7 +380,7 @@ def test_a_replica_that_refuses_a_batch_for_good_gets_it_once_in_a_while() -> No
     assert len(batches(shard.on_stored(A, ShardStored(SHARD, EPOCH, 0), at(2)))) == 1
 
 
-def test_no_frame_exceeds_what_storage_takes_whatever_the_tags() -> None:
+def test_no_frame_exceeds_the_limit_of_storage_for_any_tags() -> None:
     limit = Config().cluster.batch_bytes_max
     shard = opened(frame_bytes=limit, frame_records_max=10_000, frames_in_flight_max=100)
     many = tuple(f"{n:0>250}" for n in range(64))
@@ -394,7 +396,7 @@ def test_no_frame_exceeds_what_storage_takes_whatever_the_tags() -> None:
     assert max(len(batch.buffer) for batch in sent) <= limit
 
 
-def test_appends_behind_a_window_that_does_not_move_are_told() -> None:
+def test_appends_after_a_window_that_does_not_move_fail_as_not_appended() -> None:
     shard = opened(frames_in_flight_max=1, append_timeout_s=5, resend_s=1)
     append(shard, b"sent")
     shard.flush(at(0))

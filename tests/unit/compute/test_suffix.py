@@ -176,7 +176,7 @@ def test_memory_stays_flat_over_many_cuts() -> None:
     assert max(sizes) < 1000 * 20 * 1.5
 
 
-def test_a_gap_between_cuts_is_our_own_mistake() -> None:
+def test_a_gap_between_cuts_trips_an_assertion() -> None:
     with pytest.raises(AssertionError, match="without gaps"):
         suffix_of({0: 2}).apply([Span(ShardId(0), 2, 3, 1)])
 
@@ -192,7 +192,7 @@ def test_hits_and_misses_are_counted() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3, 200])
 @pytest.mark.parametrize("bytes_max", [8_000, 100_000])
-def test_bytes_bound_it_whatever_the_number_of_cuts_allows(bytes_max: int, shards: int) -> None:
+def test_bytes_bound_it_below_the_limit_of_cuts(bytes_max: int, shards: int) -> None:
     suffix = Suffix(1 << 30, bytes_max=bytes_max)
     tail = 0
     for _ in range(20_000 // shards + 50):
@@ -216,7 +216,7 @@ def test_a_cut_that_is_larger_than_all_bytes_is_not_kept() -> None:
     assert suffix.find_next(2_000) == Found(2_000, ShardId(7))
 
 
-def test_no_bytes_hold_nothing() -> None:
+def test_a_byte_limit_of_zero_holds_nothing() -> None:
     suffix = Suffix(10, bytes_max=0)
     suffix.apply([Span(ShardId(0), 0, 0, 5)])
     suffix.check_invariants()

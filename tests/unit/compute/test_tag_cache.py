@@ -55,14 +55,14 @@ class Feed:
 
 
 def held(cache: TagCache, tag: int, tail: int) -> list[int]:
-    """What the cache knows of `tag`, found out by asking at every bound."""
+    """The seqnums of `tag` in the cache, found by asking at every bound."""
     known = [cache.find_range(tag, bound, tail) for bound in range(tail)]
     matches = next((answer for answer in known if isinstance(answer, Matches)), None)
     return list(matches.seqnums) if matches else []
 
 
 def held_at_its_end(feed: Feed, tag: int) -> Sequence[int]:
-    """What the cache knows of a tag with very many records, from its newest on down."""
+    """The seqnums of a tag with very many records in the cache, from its newest on down."""
     last = feed.cache.find_prev(tag, MAX_SEQNUM)
     if not isinstance(last, Found):
         return []
@@ -179,7 +179,7 @@ def test_a_whole_column_larger_than_the_limit_is_cut_at_once() -> None:
     assert feed.cache.find_prev(LOG, 500) == found(499, 2)
 
 
-def test_the_tag_whose_last_event_is_oldest_is_forgotten_whole() -> None:
+def test_the_tag_with_the_oldest_last_event_is_evicted_whole() -> None:
     feed = Feed(seqnums_max=6, per_tag_max=6)
     feed.records([1])
     feed.records([1])
@@ -267,7 +267,7 @@ def test_a_large_cache_forgets_nearly_in_the_order_of_last_access() -> None:
 
 @pytest.mark.parametrize("repeats", [1, 2, 10])
 @pytest.mark.parametrize("seqnums_max", [8_000, 12_000, 40_000])
-def test_size_bytes_is_what_the_memory_really_is(repeats: int, seqnums_max: int) -> None:
+def test_size_bytes_equals_the_used_memory(repeats: int, seqnums_max: int) -> None:
     """After three times as many records as it holds, in dictionaries that are more or less full."""
     gc.collect()
     tracemalloc.start()
@@ -287,7 +287,7 @@ def test_size_bytes_is_what_the_memory_really_is(repeats: int, seqnums_max: int)
 
 @pytest.mark.parametrize("bytes_max", [5_000, 100_000, 3_000_000])
 @pytest.mark.parametrize("repeats", [1, 3, 40])
-def test_bytes_are_bounded_whatever_the_seqnums_limit_allows(bytes_max: int, repeats: int) -> None:
+def test_bytes_are_bounded_below_the_limit_of_seqnums(bytes_max: int, repeats: int) -> None:
     cache = TagCache(1_000_000, 10_000, bytes_max=bytes_max)
     chance, tail = random.Random(5), 0
     sizes = []

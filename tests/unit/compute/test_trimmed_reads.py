@@ -1,4 +1,4 @@
-"""What an engine says of trims is right as of the position that it says (PITFALLS A22)."""
+"""An engine's answers about trims are right as of the position that they carry (PITFALLS A22)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ AGGREGATOR = NodeId("aggregator-0")
 
 
 def trim(driver: Driver, until: int, *, tag: int = LOG) -> None:
-    """Apply a trim's entry, but not what belongs to it in the index data."""
+    """Apply a trim's entry, but not its index data."""
     floors = (Floor(tag, until, tag == LOG),)
     entry = Trim(driver.position, ViewNumber(1), Epoch(1), 0, floors)
     driver.position += 1
     driver.hear(PRIMARY, entries_message((entry,)))
 
 
-def test_who_is_told_that_something_is_trimmed_has_seen_the_trim() -> None:
+def test_a_session_with_a_trimmed_error_has_seen_the_trim() -> None:
     driver = joined()
     driver.order(3)
     trim(driver, 2)
@@ -46,7 +46,7 @@ def test_who_is_told_that_something_is_trimmed_has_seen_the_trim() -> None:
 
 
 @pytest.mark.parametrize("indexed", [0, 2])
-def test_a_trim_that_index_data_has_not_come_to_hides_no_record_that_is_left(indexed: int) -> None:
+def test_a_trim_ahead_of_the_index_data_hides_no_remaining_record(indexed: int) -> None:
     driver = joined()
     if indexed:
         driver.order(indexed)
@@ -58,7 +58,7 @@ def test_a_trim_that_index_data_has_not_come_to_hides_no_record_that_is_left(ind
     assert (lookup.position, lookup.limit) == (driver.position, indexed + 2)
 
 
-def test_a_trim_that_index_data_has_come_to_needs_no_index_tier() -> None:
+def test_a_trim_covered_by_the_index_data_needs_no_index_tier() -> None:
     floors = LogFloors(8)
     entry = Trim(5, ViewNumber(1), Epoch(1), 0, (Floor(LOG, 2, of_log=True),))
     floors.apply(entry)
@@ -83,7 +83,7 @@ def whole_read(driver: Driver) -> object:
 
 
 @pytest.mark.parametrize("tags", [(), ("x",), ("x", "trimmed")])
-def test_a_trim_of_one_tag_leaves_reads_of_other_records_on_the_spot(tags: tuple[str, ...]) -> None:
+def test_a_trim_of_one_tag_keeps_reads_of_other_records_local(tags: tuple[str, ...]) -> None:
     driver = with_a_cached_record(*tags)
     for tag in (tag_hash("orders", "trimmed"), tag_hash("jobs", "x")):
         trim(driver, 1, tag=tag)
@@ -98,7 +98,7 @@ def test_a_record_that_is_trimmed_in_all_its_tags_is_not_answered_from_the_cache
     assert whole_read(driver) is PENDING
 
 
-def test_of_a_tag_whose_floor_was_forgotten_any_record_below_may_be_trimmed() -> None:
+def test_any_record_below_a_forgotten_floor_may_be_trimmed() -> None:
     floors = LogFloors(2)
     names = tag_columns("orders", ("old",))[1]
     for number, until in enumerate((5, 20, 30)):
@@ -106,7 +106,7 @@ def test_of_a_tag_whose_floor_was_forgotten_any_record_below_may_be_trimmed() ->
         floors.apply(Trim(number, ViewNumber(1), Epoch(1), number, (Floor(tag, until, False),)))
     assert floors.may_be_dead(4, names)
     assert not floors.may_be_dead(5, names)
-    assert floors.may_be_trimmed(4, 4711), "it may be another one that was forgotten"
+    assert floors.may_be_trimmed(4, 4711), "it may be the forgotten tag"
     assert not floors.may_be_trimmed(5, 4711)
     assert floors.may_be_trimmed(29, 1002)
 
@@ -122,7 +122,7 @@ def result(lookup: IndexLookup, *, floor: int, position: int) -> LookupResult:
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_floor_from_beyond_what_is_applied_here_is_waited_for(direction: Direction) -> None:
+def test_a_read_waits_for_a_floor_beyond_the_applied_metalog(direction: Direction) -> None:
     driver = joined(join_at=(4, 40))
     driver.engine.read(direction, 99, 10, 0, "reader")
     early = lookup_in(driver.turn())
@@ -136,7 +136,7 @@ def test_a_floor_from_beyond_what_is_applied_here_is_waited_for(direction: Direc
     assert (answer.value.first_seqnum, answer.position) == (20, 5)
 
 
-def test_trims_of_other_tags_do_not_keep_a_read_waiting_for_ever() -> None:
+def test_trims_of_other_tags_do_not_delay_a_read_without_limit() -> None:
     driver = joined(join_at=(4, 40))
     driver.engine.read(Direction.PREV, 99, 30, 0, "reader")
     early = lookup_in(driver.turn())
@@ -149,7 +149,7 @@ def test_trims_of_other_tags_do_not_keep_a_read_waiting_for_ever() -> None:
     assert answer.position == 5
 
 
-def test_a_higher_floor_than_the_one_waited_for_is_believed_of_no_earlier_position() -> None:
+def test_a_floor_higher_than_the_awaited_one_does_not_hold_at_earlier_positions() -> None:
     def asked(direction: Direction, bound: int) -> Operation:
         operation = Operation(direction, 99, bound, 0, "reader")
         operation.reflects = 4
@@ -160,13 +160,13 @@ def test_a_higher_floor_than_the_one_waited_for_is_believed_of_no_earlier_positi
 
     told = asked(Direction.NEXT, 10).told_trimmed(TrimmedError(25), 6)
     assert told is not None
-    assert told.first_seqnum == 20, "it is trimmed there already, up to that floor"
+    assert told.first_seqnum == 20, "the floor of the earlier position is already proven"
     last = asked(Direction.PREV, 30)
     assert last.told_trimmed(TrimmedError(25), 6) is None
     assert last.position == 6
 
 
-def test_a_logs_floor_from_beyond_what_is_applied_here_is_not_learned() -> None:
+def test_a_logs_floor_beyond_the_applied_metalog_is_not_learned() -> None:
     driver = joined(join_at=(4, 40))
     driver.engine.read(Direction.PREV, LOG, 30, 0, "reader", log=LOG)
     early = lookup_in(driver.turn())

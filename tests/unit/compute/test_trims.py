@@ -1,4 +1,4 @@
-"""Claims about the trims that the callers of one engine wait for."""
+"""The trims that callers of one engine wait for."""
 
 from __future__ import annotations
 

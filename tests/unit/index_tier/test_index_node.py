@@ -140,7 +140,7 @@ def test_a_position_that_ordered_nothing_is_applied_at_once() -> None:
     assert node.position == 3
 
 
-def test_positions_are_applied_in_order_whatever_the_order_of_arrival() -> None:
+def test_positions_are_applied_in_order_for_any_order_of_arrival() -> None:
     node = index_node()
     node.handle([data(one(5, 9)), data(one(3, 7))], T0)
     assert node.position == 1

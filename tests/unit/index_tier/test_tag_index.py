@@ -93,7 +93,7 @@ def test_an_unknown_tag_has_no_records() -> None:
         [(), (5,), ()],
     ],
 )
-def test_whatever_the_shape_of_a_part_every_tag_finds_its_records(
+def test_every_tag_finds_its_records_in_parts_of_any_shape(
     records: list[tuple[int, ...]],
 ) -> None:
     """Parts with one tag a record, with as many each, and with a common first tag go other ways."""

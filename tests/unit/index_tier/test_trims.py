@@ -1,4 +1,4 @@
-"""Claims about trims in an index node (PITFALLS A22): exact whichever index shard is asked, and
+"""Trims in an index node (PITFALLS A22): the answer is exact at every index shard, and
 noticed when lost.
 """
 

@@ -1,4 +1,4 @@
-"""Claims about a backup, through the sequencer role that holds it."""
+"""A backup, through its sequencer role."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def backup(*, recovered: int = 0) -> Sequencer:
 def message(
     start: int, *entries: NewRecords, epoch: int = 1, previous: int = 1, committed: int = 0
 ) -> Received:
-    """What incarnation `epoch` sends."""
+    """A message of incarnation `epoch`."""
     before = Epoch(previous if start > 0 else 0)
     return Received(
         PRIMARY, MetalogAppend(Epoch(epoch), start, before, entries, committed), Epoch(1)
@@ -79,14 +79,14 @@ def ignored(effects: list[Effect]) -> list[str]:
     return [effect.reason for effect in effects if isinstance(effect, Ignore)]
 
 
-def test_entries_are_answered_for_when_they_are_durable() -> None:
+def test_entries_are_acknowledged_when_they_are_durable() -> None:
     node = backup()
     assert node.handle([append(0, 2)], T0) == [frame(0), frame(1)]
     assert node.handle([Persisted(0, NOWHERE), Persisted(1, NOWHERE)], T0) == answer(2)
     assert node.handle([], T0) == []
 
 
-def test_a_gap_is_not_stored_and_answered_with_what_is_here() -> None:
+def test_entries_after_a_gap_are_not_stored_and_answered_with_the_length() -> None:
     node = backup(recovered=2)
     assert node.handle([append(3, 5)], T0) == answer(2)
     assert node.length == 2
@@ -109,13 +109,13 @@ def test_a_probe_is_answered() -> None:
         assert node.handle([message(start)], T0) == answer(2)
 
 
-def test_a_restarted_backup_says_what_it_has() -> None:
+def test_a_restarted_backup_reports_its_length() -> None:
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.recover(FrameKind.METALOG, entry_encoded(entry(0)), NOWHERE)
     assert node.handle([Started(Epoch(2))], T0) == answer(1)
 
 
-def test_committed_is_never_more_than_is_here() -> None:
+def test_committed_is_never_more_than_the_length() -> None:
     node = backup(recovered=1)
     node.handle([append(1, 3, committed=9)], T0)
     assert node.committed == 3
@@ -164,7 +164,7 @@ def test_an_entry_that_the_primary_lost_is_replaced_by_that_of_its_next_incarnat
     assert node.handle([Persisted(3, NOWHERE)], T0) == answer(2, epoch=2)
 
 
-def test_an_entry_that_was_under_way_to_the_disk_is_not_taken_for_its_successor() -> None:
+def test_a_write_in_flight_does_not_acknowledge_the_entry_that_replaced_it() -> None:
     node = backup()
     node.handle([append(0, 2)], T0)
     node.handle([message(1, entry(1, epoch=2), epoch=2)], T0)
@@ -172,7 +172,7 @@ def test_an_entry_that_was_under_way_to_the_disk_is_not_taken_for_its_successor(
     assert node.handle([Persisted(2, NOWHERE)], T0) == answer(2, epoch=2)
 
 
-def test_entries_do_not_follow_on_behind_one_that_the_primary_lost() -> None:
+def test_entries_are_not_appended_after_one_that_the_primary_lost() -> None:
     node = restarted(1, 1)
     effects = node.handle([message(2, entry(2, epoch=2), epoch=2, previous=2)], T0)
     assert effects == answer(2)
@@ -186,7 +186,7 @@ def test_an_entry_that_the_primary_kept_stays_when_its_incarnation_is_over() -> 
     assert node.length == 3
 
 
-def test_what_an_older_incarnation_sent_is_ignored_once_a_newer_one_was_heard() -> None:
+def test_messages_of_an_older_incarnation_are_ignored_after_one_of_a_newer_incarnation() -> None:
     node = restarted(1)
     node.handle([message(1, epoch=2)], T0)
     effects = node.handle([append(1, 3)], T0)
@@ -200,8 +200,8 @@ def test_a_restarted_backup_knows_the_incarnation_of_its_last_entry() -> None:
     assert node.length == 2
 
 
-def test_an_incarnation_that_lost_entries_is_replaced_even_if_one_between_was_never_heard() -> None:
-    """2 proposed another entry at position 1 and lost nothing; only 3 is heard."""
+def test_entries_of_an_incarnation_are_replaced_even_if_the_one_between_sent_nothing() -> None:
+    """Incarnation 2 proposed another entry at position 1, lost nothing, and sends no message."""
     node = restarted(1, 1, 1)
     entries = entry(1, epoch=2), entry(2, epoch=3)
     effects = node.handle([message(1, *entries, epoch=3)], T0)
@@ -209,8 +209,8 @@ def test_an_incarnation_that_lost_entries_is_replaced_even_if_one_between_was_ne
     assert node.length == 3
 
 
-def test_what_the_primary_lost_does_not_stay_committed() -> None:
-    """It may have said so before its own sync."""
+def test_entries_that_the_primary_lost_do_not_stay_committed() -> None:
+    """The primary may have announced them as committed before its own sync."""
     node = restarted(1)
     node.handle([append(1, 3, committed=3)], T0)
     node.handle([message(1, entry(1, epoch=2), epoch=2, committed=1)], T0)
@@ -218,7 +218,7 @@ def test_what_the_primary_lost_does_not_stay_committed() -> None:
     node.check_invariants()
 
 
-def test_committed_says_nothing_of_entries_that_the_primary_may_have_lost() -> None:
+def test_committed_does_not_cover_entries_that_the_primary_may_have_lost() -> None:
     node = restarted(1, 1, 1)
     node.handle([message(1, epoch=2, committed=3)], T0)
     assert node.committed == 1
@@ -253,10 +253,10 @@ def damaged(kind: FrameKind | None, *epochs: int, lost: int) -> Sequencer:
 
 @pytest.mark.parametrize("kind", [FrameKind.METALOG, None])
 @pytest.mark.parametrize("lost", [0, 2, 4])
-def test_a_backup_with_a_hole_counts_for_nothing_until_it_has_all_again(
+def test_a_backup_with_a_hole_does_not_count_until_it_has_all_entries_again(
     kind: FrameKind | None, lost: int
 ) -> None:
-    """A5: it says that it has nothing, and takes all entries anew."""
+    """A5: it reports a length of 0, and stores all entries again."""
     node = damaged(kind, 1, 1, 1, 1, 1, lost=lost)
     assert (node.length, node.committed) == (0, 0)
     effects = node.handle([message(0, *[entry(position) for position in range(5)])], T0)
@@ -276,7 +276,7 @@ def test_a_backup_that_fetched_a_damaged_metalog_again_finds_it_at_the_next_star
     assert node.length == 3
 
 
-def test_damage_between_two_entries_that_follow_on_took_no_entry() -> None:
+def test_damage_between_two_consecutive_entries_lost_no_entry() -> None:
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     for position in range(3):
         node.lost(Lost(None, b"", NOWHERE))
@@ -286,7 +286,7 @@ def test_damage_between_two_entries_that_follow_on_took_no_entry() -> None:
     assert node.length == 3
 
 
-def test_an_entry_of_a_newer_incarnation_behind_damage_may_have_replaced_others() -> None:
+def test_an_entry_of_a_newer_incarnation_after_damage_may_have_replaced_others() -> None:
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.recover(FrameKind.METALOG, frame(0).payload, NOWHERE)
     node.lost(Lost(None, b"", NOWHERE))
@@ -295,7 +295,7 @@ def test_an_entry_of_a_newer_incarnation_behind_damage_may_have_replaced_others(
     assert node.length == 0
 
 
-def test_what_an_older_incarnation_sends_is_ignored_after_damage_too() -> None:
+def test_messages_of_an_older_incarnation_are_ignored_after_damage_too() -> None:
     node = damaged(FrameKind.METALOG, 1, 3, 3, lost=1)
     assert isinstance(node.handle([message(0, entry(0), epoch=2)], T0)[0], Ignore)
 
@@ -320,7 +320,7 @@ def test_a_primary_takes_lost_entries_from_an_ordering_journal_of_its_process() 
 
 
 def test_a_backup_takes_no_entries_from_an_ordering_journal() -> None:
-    """They may be behind entries that were replaced here."""
+    """They may follow entries that were replaced here."""
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.lost(Lost(None, b"", NOWHERE))
     node.recover(FrameKind.METALOG, frame(1).payload, NOWHERE)
@@ -329,13 +329,13 @@ def test_a_backup_takes_no_entries_from_an_ordering_journal() -> None:
     assert node.length == 0
 
 
-def test_a_primary_that_lost_entries_says_so_in_one_sentence() -> None:
+def test_a_primary_that_lost_entries_reports_it_in_one_sentence() -> None:
     node = Sequencer(PRIMARY, [view_of()], Config())
     node.recover(FrameKind.METALOG, frame(0).payload, NOWHERE)
     node.lost(Lost(None, b"", NOWHERE))
     node.recover(FrameKind.METALOG, frame(1).payload, NOWHERE)
     node.recovered()
-    assert node.length == 2, "nothing of the metalog was lost"
+    assert node.length == 2, "no entry of the metalog was lost"
     node.lost(Lost(FrameKind.METALOG, b"", NOWHERE))
     node.recover(FrameKind.METALOG, frame(3).payload, NOWHERE)
     with pytest.raises(DataLossError, match=r"is damaged on the disk of sequencer-0"):
@@ -352,7 +352,7 @@ def completing(start: int, *entries: NewRecords, life: int = 9) -> Received:
     )
 
 
-def test_a_backup_lacks_nothing_any_more_when_the_primary_says_so_to_this_life_of_it() -> None:
+def test_a_backup_is_whole_when_the_primary_announces_it_to_this_incarnation() -> None:
     node = damaged(None, 1, 1, lost=1)
     effects = node.handle([completing(0, entry(0), life=8)], T0)
     assert [e.kind for e in effects if isinstance(e, Persist)] == [FrameKind.METALOG_FETCHED]
@@ -361,12 +361,14 @@ def test_a_backup_lacks_nothing_any_more_when_the_primary_says_so_to_this_life_o
     (persist,) = node.handle([completing(1, life=9)], T0)
     assert isinstance(persist, Persist)
     assert persist.kind is FrameKind.METALOG_STATE
-    assert node.handle([completing(1, life=9)], T0) == [], "it is answered when it is durable"
+    assert node.handle([completing(1, life=9)], T0) == [], (
+        "the announcement is answered when it is durable"
+    )
     assert node.handle([Persisted(persist.token, NOWHERE)], T0) == answer(1)
     assert node.whole
 
 
-def test_a_backup_that_lacks_what_is_before_is_not_completed() -> None:
+def test_a_backup_that_lacks_earlier_entries_is_not_completed() -> None:
     node = damaged(None, 1, 1, lost=1)
     assert not [e for e in node.handle([completing(1, entry(1))], T0) if isinstance(e, Persist)]
     assert not node.whole
@@ -385,7 +387,7 @@ def copies(effects: list[Effect]) -> list[MetalogCopy]:
     ]
 
 
-def test_a_copy_is_told_only_when_older_incarnations_are_refused_for_good() -> None:
+def test_a_copy_is_sent_only_after_a_durable_promise_to_refuse_older_incarnations() -> None:
     node = restarted(1, 1)
     (persist,) = node.handle([wanted(5)], T0)
     assert isinstance(persist, Persist)
@@ -427,7 +429,7 @@ def test_a_copy_has_the_entries_up_to_the_anchor_a_page_at_most() -> None:
     "event",
     [wanted(5, -1), wanted(5, 0, -1), Received(NodeId("sequencer-2"), wanted(5).message, Epoch(1))],
 )
-def test_a_question_that_no_primary_asks_is_ignored(event: Received) -> None:
+def test_an_impossible_question_is_ignored(event: Received) -> None:
     assert [type(effect) for effect in restarted(1).handle([event], T0)] == [Ignore]
 
 
@@ -435,8 +437,8 @@ def test_a_question_of_an_older_incarnation_is_ignored() -> None:
     assert [type(effect) for effect in restarted(1, 3).handle([wanted(2)], T0)] == [Ignore]
 
 
-def test_a_wiped_backup_that_promised_something_lacks_entries_still() -> None:
-    """Its journal is not empty any more, so nobody tells it that it was wiped."""
+def test_a_wiped_backup_that_made_a_promise_still_lacks_entries() -> None:
+    """Its journal is no longer empty, so its start does not show that it was wiped."""
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.lost(Lost(None, b"", NOWHERE))
     node.recovered()

@@ -1,4 +1,4 @@
-"""Claims about what the primary believes of a backup."""
+"""The primary's record of the progress of a backup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def streaming(stored: int, sent: int) -> BackupProgress:
     return backup
 
 
-def test_a_backup_is_probed_until_it_says_what_it_has() -> None:
+def test_a_backup_is_probed_until_it_reports_its_length() -> None:
     backup = BackupProgress(Resend(1.0, 4.0))
     before = backup.probed
     backup.sent = 10
@@ -47,13 +47,13 @@ def test_progress_after_a_gap_allows_going_back_again() -> None:
     assert backup.sent == 5
 
 
-def test_a_backup_that_has_less_than_before_is_believed() -> None:
+def test_a_shorter_length_of_a_backup_is_accepted() -> None:
     backup = streaming(stored=9, sent=9)
     backup.on_stored(0)
     assert (backup.stored, backup.sent) == (0, 0)
 
 
-def test_silence_goes_back_to_what_the_backup_has() -> None:
+def test_without_answers_entries_are_resent_from_the_backups_length() -> None:
     backup = streaming(stored=3, sent=9)
     backup.resend.sent(Instant(1.0))
     backup.go_back()
@@ -61,8 +61,8 @@ def test_silence_goes_back_to_what_the_backup_has() -> None:
     assert not backup.resend.due
 
 
-def test_a_backup_that_answers_without_progress_is_sent_entries_ever_more_seldom() -> None:
-    """Its syncs are slow: sending again what it has not synced yet would make them slower."""
+def test_a_backup_that_answers_without_progress_is_resent_entries_with_growing_pauses() -> None:
+    """Its syncs are slow: resending unsynced entries would make them slower."""
     backup = streaming(stored=3, sent=9)
     pauses: list[float] = []
     for _ in range(4):

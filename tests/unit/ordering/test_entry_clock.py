@@ -1,4 +1,4 @@
-"""Claims about the time that stamps metalog entries (decision 0025)."""
+"""The clock that stamps metalog entries (decision 0025)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_time_passes_while_no_primary_runs(down_s: float) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [GAP_S_MAX + 1, 366 * DAY_S, 9e9])
-def test_a_wall_clock_that_is_too_far_ahead_counts_for_nothing(ahead_s: float) -> None:
+def test_a_wall_clock_that_is_too_far_ahead_is_ignored(ahead_s: float) -> None:
     clock = started(LAST_S + ahead_s)
     assert clock.now_us == int(LAST_S * 1e6)
     assert clock.behind_s == ahead_s
@@ -35,7 +35,7 @@ def test_a_wall_clock_that_is_too_far_ahead_counts_for_nothing(ahead_s: float) -
 
 
 @pytest.mark.parametrize("back_s", [0.001, 3600.0, 366 * DAY_S])
-def test_a_wall_clock_that_went_back_neither_stops_time_nor_takes_it_back(back_s: float) -> None:
+def test_a_wall_clock_that_went_back_neither_stops_nor_decreases_time(back_s: float) -> None:
     clock = started(LAST_S - back_s)
     assert clock.now_us == int(LAST_S * 1e6)
     clock.advance(Instant(LAST_S - back_s + 2.5))
@@ -58,7 +58,7 @@ def test_a_start_with_the_clock_a_year_ahead_leaves_no_trace_after_the_next_one(
         st.tuples(st.floats(-4e7, 4e7), st.lists(st.floats(0.0, 1e4), max_size=4)), max_size=8
     )
 )
-def test_time_never_goes_back_and_keeps_pace_whatever_wall_clocks_say(
+def test_time_never_goes_back_and_keeps_pace_with_any_wall_clock(
     starts: list[tuple[float, list[float]]],
 ) -> None:
     last_us, wall_s = int(LAST_S * 1e6), LAST_S

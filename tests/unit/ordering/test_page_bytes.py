@@ -1,4 +1,4 @@
-"""A page of metalog entries is bounded in bytes, too: trims are large (ARCHITECTURE 8.3)."""
+"""A page of metalog entries is also bounded in bytes: trims are large (ARCHITECTURE 8.3)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T0 = Instant(1000.0)
 PAGE_BYTES = 100_000
 FLOORS = tuple(Floor(2**64 - 1 - n, MAX_SEQNUM - n, of_log=True) for n in range(TRIM_FLOORS_MAX))
 TRIMS = tuple(Trim(n, ViewNumber(1), Epoch(1), n, FLOORS) for n in range(20))
-"""Some 20 KB each."""
+"""Trims of some 20 KB each."""
 
 
 def sequencer(
@@ -70,7 +70,7 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     assert tuple(heard) == TRIMS
 
 
-def test_an_entry_larger_than_a_page_travels_alone() -> None:
+def test_an_entry_larger_than_a_page_is_sent_alone() -> None:
     primary = sequencer(PRIMARY, view_of(), page_bytes=1)
     primary.handle([Started(Epoch(5))], T0)
     wanted = Received(STORAGE, MetalogWanted(3, TRIMS[2].epoch), Epoch(1))
@@ -78,7 +78,7 @@ def test_an_entry_larger_than_a_page_travels_alone() -> None:
     assert sent(primary.handle([wanted], T0)) == [entries_message(TRIMS[3:4], committed=committed)]
 
 
-def test_of_much_that_is_committed_at_once_the_newest_is_published_so_that_a_gap_is_seen() -> None:
+def test_of_many_entries_committed_at_once_the_newest_is_published_so_that_a_gap_is_seen() -> None:
     primary = sequencer(PRIMARY, view_of())
     published = sent(primary.handle([Started(Epoch(5))], T0))
     pages = [message for message in published if isinstance(message, MetalogEntries)]
@@ -103,7 +103,7 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
         length += len(append.entries)
 
 
-def test_a_backup_gives_a_copy_in_pages_of_so_many_bytes() -> None:
+def test_a_backup_sends_a_copy_in_pages_of_so_many_bytes() -> None:
     backup = sequencer(BACKUP, view_of(sequencers=3))
     backup.handle([Started(Epoch(2))], T0)
     asked = Received(PRIMARY, MetalogCopyWanted(Epoch(5), 0, len(TRIMS) - 1), Epoch(1))

@@ -1,4 +1,4 @@
-"""Claims about the primary, through the sequencer role that holds it."""
+"""The primary, through its sequencer role."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def entry(
 
 
 def earlier(count: int, *, records: int = 1) -> list[NewRecords]:
-    """What the incarnation before proposed and this one recovers."""
+    """The entries of the incarnation before that this one recovers."""
     return [entry(position, {0: records}, epoch=4) for position in range(count)]
 
 
@@ -92,7 +92,7 @@ def append(
 
 
 def stored(length: int, *, epoch: int = 5, sender: NodeId = FIRST) -> Received:
-    """What a backup answers whose last entry `epoch` proposed."""
+    """The answer of a backup whose last entry `epoch` proposed."""
     return Received(sender, MetalogStored(Epoch(epoch if length else 0), length), Epoch(1))
 
 
@@ -118,18 +118,18 @@ REPLICAS = view_of(storage_nodes=2, replicas=2)
 A, B = REPLICAS.storage_nodes
 
 
-def test_a_replica_that_lost_its_disk_is_believed_though_it_says_less() -> None:
+def test_a_smaller_prefix_of_a_replica_that_lost_its_disk_is_accepted() -> None:
     """It stored 20, was wiped and opened again at 10 under the same writer."""
     node = started(REPLICAS)
     start(node)
     reports = [progress(20, sender=A), progress(10, sender=B), progress(10, sender=A, life=2)]
     assert ordered_by(node.handle(reports, T0)) == [{ShardId(0): 10}]
-    assert not ordered_by(node.handle([progress(20, sender=B)], T0)), "one copy is no two"
+    assert not ordered_by(node.handle([progress(20, sender=B)], T0)), "one copy is not two"
     effects = node.handle([progress(20, sender=A, life=2)], T0)
     assert ordered_by(effects) == [{ShardId(0): 10}]
 
 
-def test_a_report_ends_with_the_incarnation_whatever_the_next_one_says_first() -> None:
+def test_a_report_ends_with_its_incarnation_at_any_message_of_the_next_one() -> None:
     """A wiped replica has no shard open, so it reports none; it asks for the metalog."""
     node = started(REPLICAS)
     start(node)
@@ -146,7 +146,7 @@ def test_a_late_report_of_an_earlier_incarnation_is_refused() -> None:
     assert ordered_by(effects) == [{ShardId(0): 10}]
 
 
-def test_a_backup_that_restarts_counts_for_nothing_until_it_says_what_it_has() -> None:
+def test_a_backup_that_restarts_does_not_count_until_it_reports_its_length() -> None:
     node = started(view_of(sequencers=3))
     start(node)
     node.handle([stored(0), stored(0, sender=SECOND)], T0)
@@ -192,7 +192,7 @@ def test_a_report_that_orders_nothing_new_makes_no_entry() -> None:
     assert node.deadline() is None
 
 
-def test_an_entry_says_only_what_it_adds() -> None:
+def test_an_entry_has_only_the_growth() -> None:
     node = started()
     start(node)
     node.handle([progress(3)], T0)
@@ -200,7 +200,7 @@ def test_an_entry_says_only_what_it_adds() -> None:
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 5})), 1)]
 
 
-def test_what_is_ordered_stays_ordered_under_a_new_writer() -> None:
+def test_ordered_records_stay_ordered_under_a_new_writer() -> None:
     node = started()
     start(node)
     node.handle([progress(5)], T0)
@@ -222,7 +222,7 @@ def test_no_more_entries_are_in_flight_than_configured_and_none_is_lost() -> Non
     assert effects[-1] == Persist(FrameKind.METALOG, entry_encoded(entry(2, {0: 2})), 2)
 
 
-def test_ordering_that_was_held_up_catches_up_in_one_entry() -> None:
+def test_delayed_ordering_catches_up_in_one_entry() -> None:
     """Scalog 4.4.3: "the repair interleaves all delayed records that are already replicated in one
     single cut".
     """
@@ -239,7 +239,7 @@ def test_ordering_that_was_held_up_catches_up_in_one_entry() -> None:
 
 
 def three() -> Sequencer:
-    """A primary whose two backups have said that they have nothing."""
+    """A primary whose two backups have reported a length of 0."""
     node = started(view_of(sequencers=3))
     start(node)
     node.handle([stored(0), stored(0, sender=SECOND)], T0)
@@ -307,7 +307,7 @@ def test_several_entries_that_are_committed_at_once_are_published_in_order() -> 
     assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(entries))
 
 
-def test_a_silent_backup_is_sent_everything_again_after_a_while() -> None:
+def test_all_entries_are_resent_to_a_silent_backup() -> None:
     node = three()
     node.handle([progress(1)], T0)
     node.handle([persisted(0), stored(0, sender=SECOND)], T0)
@@ -321,7 +321,7 @@ def test_a_silent_backup_is_sent_everything_again_after_a_while() -> None:
     assert sent(effects, MetalogAppend) == [(SECOND, message)]
 
 
-def test_a_backup_that_has_everything_is_left_alone() -> None:
+def test_nothing_is_sent_to_a_backup_that_has_all_entries() -> None:
     node = three()
     node.handle([progress(1)], T0)
     node.handle([persisted(0)], T0)
@@ -329,7 +329,7 @@ def test_a_backup_that_has_everything_is_left_alone() -> None:
     assert node.deadline() is None
 
 
-def test_an_answer_that_shows_a_gap_is_followed_by_what_is_missing() -> None:
+def test_an_answer_that_shows_a_gap_is_followed_by_the_missing_entries() -> None:
     node = three()
     node.handle([progress(1)], T0)
     node.handle([persisted(0), progress(2)], T0)
@@ -339,7 +339,7 @@ def test_an_answer_that_shows_a_gap_is_followed_by_what_is_missing() -> None:
     assert sent(effects, MetalogAppend) == [(FIRST, append(0, *both))]
 
 
-def test_a_backup_far_behind_is_sent_one_page_an_answer() -> None:
+def test_a_lagging_backup_is_sent_one_page_per_answer() -> None:
     entries = earlier(5)
     node = started(view_of(sequencers=3), recovered=entries, in_flight_max=2)
     start(node)
@@ -353,7 +353,7 @@ def test_a_backup_far_behind_is_sent_one_page_an_answer() -> None:
 # --- restarting
 
 
-def test_a_restarted_primary_asks_its_backups_what_they_have() -> None:
+def test_a_restarted_primary_asks_its_backups_for_their_length() -> None:
     node = started(view_of(sequencers=3), recovered=earlier(2))
     effects = start(node)
     probe = append(2, previous=4)
@@ -361,7 +361,7 @@ def test_a_restarted_primary_asks_its_backups_what_they_have() -> None:
     assert node.handle([], Instant(T0 + 1.0)) == [Send(FIRST, probe), Send(SECOND, probe)]
 
 
-def test_a_restarted_primary_commits_what_it_recovered_with_a_majority() -> None:
+def test_a_restarted_primary_commits_its_recovered_entries_with_a_majority() -> None:
     entries = earlier(2)
     node = started(view_of(sequencers=3), recovered=entries)
     start(node)
@@ -391,7 +391,7 @@ def test_an_epoch_that_was_there_before_is_refused() -> None:
         start(node)
 
 
-def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
+def test_a_primary_without_backups_commits_its_recovered_entries_at_once() -> None:
     entries = earlier(3, records=2)
     node = started(recovered=entries, in_flight_max=2)
     effects = start(node)
@@ -399,7 +399,7 @@ def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
     assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(tuple(entries[1:])))
 
 
-def test_a_restarted_primary_goes_on_where_its_entries_end() -> None:
+def test_a_restarted_primary_continues_where_its_entries_end() -> None:
     node = started(recovered=earlier(1, records=2))
     start(node)
     assert node.handle([progress(2)], T0) == []
@@ -429,10 +429,10 @@ def test_a_reader_that_missed_entries_is_sent_the_committed_ones_page_by_page() 
     ("start", "last", "answered_from"),
     [(2, 4, 2), (9, 4, 3), (3, 3, 2), (9, 3, 2), (1, 2, 0), (9, 2, 0)],
 )
-def test_a_reader_is_answered_from_where_its_copy_is_the_same(
+def test_a_reader_is_answered_from_where_its_copy_agrees(
     start: int, last: int, answered_from: int
 ) -> None:
-    """What it has of an incarnation beyond what that left in the metalog was lost, and replaced."""
+    """Its entries of an incarnation beyond those left in the metalog were lost, and replaced."""
     entries = [*(entry(p, {0: 1}, epoch=3) for p in range(2)), entry(2, {0: 1}, epoch=4)]
     node = started(recovered=entries)
     node.handle([Started(Epoch(5))], T0)
@@ -443,8 +443,8 @@ def test_a_reader_is_answered_from_where_its_copy_is_the_same(
     assert answer.previous == (entries[answered_from - 1].epoch if answered_from else 0)
 
 
-def test_a_restarted_primary_publishes_nothing_before_it_knows_what_was_committed() -> None:
-    """Readers take what is called committed for all there is; some of it had been published."""
+def test_a_restarted_primary_publishes_nothing_before_it_knows_the_committed_entries() -> None:
+    """Readers assume that no entry follows the committed ones; some had been published."""
     node = started(view_of(sequencers=3), recovered=earlier(2))
     start(node)
     effects = node.handle([stored(1, epoch=4), Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
@@ -454,7 +454,7 @@ def test_a_restarted_primary_publishes_nothing_before_it_knows_what_was_committe
     assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(earlier(2)))
 
 
-def test_a_started_primary_says_so_to_all_readers_though_nothing_is_new() -> None:
+def test_a_started_primary_announces_itself_to_all_readers() -> None:
     node = started()
     hello = MetalogEntries(0, Epoch(0), (), 0)
     assert sent(start(node), MetalogEntries) == [(ENGINE, hello), (STORAGE, hello)]
@@ -490,7 +490,7 @@ def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
     assert sent(effects, TailIs)[0][1].cut == {}
 
 
-def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
+def test_a_restarted_primary_answers_no_earlier_tail() -> None:
     node = started(view_of(sequencers=3), recovered=earlier(1, records=4))
     start(node)
     wanted = Received(ENGINE, TailWanted(7), Epoch(1))
@@ -501,7 +501,7 @@ def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
     assert sent(node.handle([wanted], T0), TailIs)[0][1].tail == 4
 
 
-# --- what has no place here
+# --- impossible messages
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
         stored(1, epoch=6),
         Received(NodeId("index-0-0"), MetalogWanted(0), Epoch(1)),
         Received(STORAGE, MetalogWanted(-1), Epoch(1)),
-        Received(NodeId("nobody"), TailWanted(1), Epoch(1)),
+        Received(NodeId("unknown"), TailWanted(1), Epoch(1)),
         Received(FIRST, append(0), Epoch(1)),
         Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0), Epoch(1)),
     ],
@@ -531,7 +531,7 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -
     assert (node.length, node.committed) == (0, 0)
 
 
-def test_one_shard_out_of_place_does_not_spoil_the_others() -> None:
+def test_a_report_with_one_foreign_shard_counts_for_the_others() -> None:
     node = started()
     start(node)
     report = ShardProgress({ShardId(9): (Epoch(1), 2), ShardId(0): (Epoch(1), 2)})
@@ -539,7 +539,7 @@ def test_one_shard_out_of_place_does_not_spoil_the_others() -> None:
     assert [type(effect) for effect in effects] == [Ignore, Persist]
 
 
-def test_engines_are_told_while_the_disk_of_the_primary_is_full() -> None:
+def test_engines_are_notified_while_the_disk_of_the_primary_is_full() -> None:
     node = started()
     start(node)
     told = [Send(ENGINE, DiskFull(full=True))]
@@ -558,7 +558,7 @@ def stamp_of(effects: Sequence[Effect]) -> int:
     return stamped.time_us
 
 
-def test_entries_go_on_from_the_last_stamp_after_a_start_with_an_earlier_clock() -> None:
+def test_stamps_continue_from_the_last_one_after_a_start_with_an_earlier_clock() -> None:
     node = started(recovered=[entry(0, {0: 1}, epoch=4, at=Instant(2000.0))])
     start(node)  # at 1000.0
     times = [
@@ -568,13 +568,13 @@ def test_entries_go_on_from_the_last_stamp_after_a_start_with_an_earlier_clock()
     assert times == [2_000_000_000, 2_000_500_000, 2_999_000_000, 2_999_000_000]
 
 
-def test_entries_count_the_gap_that_a_wall_clock_tells_at_the_start() -> None:
+def test_stamps_count_the_downtime_by_the_wall_clock_at_the_start() -> None:
     node = started(recovered=[entry(0, {0: 1}, epoch=4, at=Instant(400.0))])
     start(node)
     assert stamp_of(node.handle([progress(2)], Instant(1001.0))) == 1_001_000_000
 
 
-def test_a_tail_tells_the_time_that_the_next_entry_has_at_least() -> None:
+def test_a_tail_has_the_minimal_time_of_the_next_entry() -> None:
     node = started()
     start(node)
     wanted = Received(ENGINE, TailWanted(7), Epoch(1))

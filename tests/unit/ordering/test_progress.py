@@ -1,4 +1,4 @@
-"""Claims about what may be ordered, given what storage nodes reported."""
+"""Which records may be ordered, given the reports of storage nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_smaller_ack_quorum_takes_the_quorum_th_largest_prefix() -> None:
     assert shard.progress == 7
 
 
-def test_reports_of_an_older_epoch_count_as_nothing() -> None:
+def test_reports_of_an_older_epoch_are_ignored() -> None:
     shard = ShardReports(ack_quorum=2)
     shard.note(A, Epoch(1), 10)
     shard.note(B, Epoch(1), 10)
@@ -57,7 +57,7 @@ def test_a_newer_epoch_replaces_even_a_larger_prefix() -> None:
     assert shard.progress == 6
 
 
-def test_a_repeated_or_late_report_says_nothing_new() -> None:
+def test_a_repeated_or_late_report_changes_nothing() -> None:
     shard = ShardReports(ack_quorum=1)
     assert shard.note(A, Epoch(1), 10)
     assert not shard.note(A, Epoch(1), 10)
@@ -74,7 +74,7 @@ def test_a_repeated_or_late_report_says_nothing_new() -> None:
         (A, 0, -1, 1, "an epoch or a prefix below 0"),
     ],
 )
-def test_a_report_that_has_no_place_is_refused_with_a_reason(
+def test_an_impossible_report_is_refused_with_a_reason(
     replica: NodeId, shard: int, epoch: int, stored: int, reason: str
 ) -> None:
     reports = Reports(two_replicas())
@@ -82,7 +82,7 @@ def test_a_report_that_has_no_place_is_refused_with_a_reason(
     assert not reports.changed
 
 
-def test_news_are_told_once_and_ascend_by_shard() -> None:
+def test_growth_is_returned_once_and_ascends_by_shard() -> None:
     reports = Reports(view_of(engines=3))
     for shard in (2, 0, 1):
         reports.note(A, ShardId(shard), Epoch(1), shard + 1)

@@ -1,4 +1,4 @@
-"""Claims about a primary that lacks entries, through the sequencer role that holds it (A5)."""
+"""A primary that lacks entries, through its sequencer role (A5)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Disk:
         return self.started
 
     def handle(self, *events: Started | Received | Persisted, at: float = 0.0) -> list[Effect]:
-        """Give it these events; what it writes is durable when that is over, and it is told so."""
+        """Deliver events; confirm all writes before returning."""
         effects = self.node.handle(events, Instant(T0 + at))
         self.node.check_invariants()
         written = [effect for effect in effects if isinstance(effect, Persist)]
@@ -96,7 +96,7 @@ def copy(
     whole: bool = True,
     asked: int = LIFE,
 ) -> MetalogCopy:
-    """What a backup answers that has these entries."""
+    """The answer of a backup with these entries."""
     wanted = tuple(of[start : anchor + 1 if end is None else end]) if anchor is not None else ()
     return MetalogCopy(
         Epoch(asked),
@@ -127,10 +127,10 @@ def metalog(disk: Disk) -> list[object]:
     return [disk.node._metalog[position] for position in range(disk.node.length)]
 
 
-# --- nobody knows where it ended
+# --- the end of the metalog is unknown
 
 
-def test_a_wiped_primary_asks_all_backups_and_says_nothing_else() -> None:
+def test_a_wiped_primary_asks_all_backups_and_sends_nothing_else() -> None:
     disk = Disk()
     wanted = MetalogCopyWanted(LIFE, 0, None)
     assert questions(disk.started) == [(FIRST, wanted), (SECOND, wanted)]
@@ -142,7 +142,7 @@ def test_a_wiped_primary_asks_all_backups_and_says_nothing_else() -> None:
 
 
 def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:
-    """What was published may be on the other one."""
+    """Published entries may be on the other backup only."""
     disk = Disk()
     assert list(disk.node.silent) == [FIRST, SECOND]
     assert questions(disk.told(FIRST, copy(entries(1, 1)))) == []
@@ -166,18 +166,18 @@ def test_a_wiped_primary_takes_the_copy_of_the_greatest_extent_in_pages() -> Non
     effects = disk.told(SECOND, copy(longest, 4, 4))
     assert disk.node.ready
     assert metalog(disk) == longest
-    assert MetalogAppend in kinds_sent(effects), "it works as a primary"
+    assert MetalogAppend in kinds_sent(effects), "the primary orders again"
     assert disk.kinds() == [
         FrameKind.METALOG_STATE,
         *[FrameKind.METALOG_FETCHED] * 5,
         FrameKind.METALOG_STATE,
     ]
     disk.start()
-    assert disk.node.ready, "it stays so over a restart"
+    assert disk.node.ready, "a restart keeps this"
     assert metalog(disk) == longest
 
 
-def test_a_primary_that_was_wiped_before_anything_was_published_begins_anew() -> None:
+def test_a_primary_that_was_wiped_before_its_first_entry_starts_at_position_0() -> None:
     disk = Disk()
     disk.told(FIRST, copy([]))
     disk.told(SECOND, copy([]))
@@ -186,7 +186,7 @@ def test_a_primary_that_was_wiped_before_anything_was_published_begins_anew() ->
     assert disk.node.ready
 
 
-def test_a_crash_before_everything_is_fetched_begins_it_anew() -> None:
+def test_a_crash_during_the_fetch_restarts_it() -> None:
     disk, longest = Disk(), entries(1, 1, 1, 1)
     disk.told(FIRST, copy(longest))
     disk.told(SECOND, copy(longest))
@@ -202,7 +202,7 @@ def test_a_crash_before_everything_is_fetched_begins_it_anew() -> None:
     assert disk.node.ready
 
 
-def test_a_damaged_end_is_fetched_behind_what_is_left() -> None:
+def test_a_damaged_end_is_fetched_after_the_intact_entries() -> None:
     disk, all_of_it = Disk(entry(0), entry(1), None), entries(1, 1, 1)
     assert questions(disk.started)[0] == (FIRST, MetalogCopyWanted(LIFE, 2, None))
     disk.told(FIRST, copy(entries(1, 1), 2))
@@ -214,7 +214,7 @@ def test_a_damaged_end_is_fetched_behind_what_is_left() -> None:
     assert metalog(disk) == all_of_it
 
 
-def test_what_no_backup_has_of_a_damaged_end_was_never_published() -> None:
+def test_entries_of_a_damaged_end_that_no_backup_has_were_never_published() -> None:
     disk = Disk(entry(0), entry(1), None)
     disk.told(FIRST, copy(entries(1), 2))
     disk.told(SECOND, copy(entries(1, 1), 2))
@@ -227,8 +227,8 @@ def test_what_no_backup_has_of_a_damaged_end_was_never_published() -> None:
     assert disk.node.ready
 
 
-def test_what_a_newer_incarnation_replaced_is_fetched_anew() -> None:
-    """The damage took what had replaced it."""
+def test_entries_replaced_by_a_newer_incarnation_are_fetched_again() -> None:
+    """The damage lost the replacements."""
     disk = Disk(*entries(1, 2, 2), None)
     newer = entries(1, 3)
     disk.told(FIRST, copy(newer, 3))
@@ -244,7 +244,7 @@ def test_what_a_newer_incarnation_replaced_is_fetched_anew() -> None:
 
 
 @pytest.mark.parametrize("lacking", [FIRST, SECOND])
-def test_a_primary_says_in_one_sentence_that_a_backup_lost_entries_too(lacking: NodeId) -> None:
+def test_entries_lost_by_primary_and_backup_are_one_sentence(lacking: NodeId) -> None:
     disk = Disk()
     (other,) = {FIRST, SECOND} - {lacking}
     disk.told(lacking, copy(entries(1), whole=False))
@@ -257,8 +257,8 @@ def test_a_primary_says_in_one_sentence_that_a_backup_lost_entries_too(lacking: 
 # --- a hole
 
 
-def test_a_hole_is_filled_from_any_one_backup_that_has_the_entry_behind_it() -> None:
-    """It may lack entries itself: up to that entry its copy equals this one."""
+def test_a_hole_is_filled_from_any_backup_that_has_the_entry_after_it() -> None:
+    """The backup may lack other entries: up to that entry its copy equals this one."""
     mine = entries(1, 1, 1, 1, 2)
     disk = Disk(mine[0], None, None, *mine[3:])
     assert questions(disk.started) == [
@@ -295,7 +295,7 @@ def test_a_copy_of_another_incarnation_fills_no_hole() -> None:
     assert metalog(disk) == mine
 
 
-def test_what_lies_behind_a_hole_that_no_backup_reaches_was_never_published() -> None:
+def test_entries_after_a_hole_that_no_backup_reaches_were_never_published() -> None:
     mine = entries(1, 1, 1, 1)
     disk = Disk(mine[0], None, *mine[2:])
     disk.told(FIRST, copy(mine[:1], 1, 2))
@@ -329,7 +329,7 @@ def based(of: Sequence[NewRecords], wanted: MetalogCopyWanted, base: int) -> Met
 
 
 @pytest.mark.parametrize("lost", [(1,), (1, 3), (1, 3, 4)])
-def test_a_hole_is_filled_by_a_base_that_stands_for_it_and_for_what_is_behind(
+def test_a_hole_is_filled_by_a_base_that_covers_it_and_later_entries(
     lost: tuple[int, ...],
 ) -> None:
     """The other backup was wiped; it is not whole, and has nothing of it."""
@@ -347,10 +347,10 @@ def test_a_hole_is_filled_by_a_base_that_stands_for_it_and_for_what_is_behind(
     assert disk.node.length == len(mine)
     disk.frames[len(mine) - 1] = None
     disk.start()
-    assert not disk.node.ready, "the base says nothing of a frame that was lost before it"
+    assert not disk.node.ready, "the base does not cover a frame that was lost before it"
 
 
-def test_a_hole_that_may_be_on_a_disk_that_lost_entries_is_one_sentence() -> None:
+def test_a_hole_that_only_a_damaged_backup_might_fill_is_one_sentence() -> None:
     mine = entries(1, 1, 1)
     disk = Disk(mine[0], None, mine[2])
     disk.told(FIRST, copy([], 1, 2, whole=False))
@@ -358,8 +358,8 @@ def test_a_hole_that_may_be_on_a_disk_that_lost_entries_is_one_sentence() -> Non
         disk.told(SECOND, copy(mine[:2], 1, 2))
 
 
-def test_damage_behind_a_hole_that_was_filled_is_not_taken_for_the_end() -> None:
-    """What fills a hole is written behind the last entry, and says nothing of that one."""
+def test_damage_after_a_filled_hole_is_not_the_end_of_the_metalog() -> None:
+    """The fill is written after the last entry, and does not show whether more entries followed."""
     mine = entries(1, 1, 1)
     disk = Disk(mine[0], None, mine[2])
     disk.told(FIRST, copy(mine, 1, 2))
@@ -393,7 +393,7 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(
     assert disk.node.length == 0
 
 
-def test_it_asks_again_while_there_is_no_answer() -> None:
+def test_unanswered_questions_are_resent() -> None:
     disk = Disk()
     assert disk.node.deadline() == T0 + 1.0
     assert disk.handle(at=0.9) == []

@@ -1,4 +1,4 @@
-"""Claims about the sequencer role itself."""
+"""The sequencer role: primary or backup, start, assertions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nothing_happens_before_started() -> None:
         node.handle([Received(NodeId("engine-0"), TailWanted(1), Epoch(1))], T0)
 
 
-def test_events_that_the_shell_never_sends_are_our_own_mistake() -> None:
+def test_events_that_the_shell_never_sends_trip_an_assertion() -> None:
     node = sequencer("sequencer-0")
     with pytest.raises(AssertionError):
         node.recover(FrameKind.RECORDS, b"", Location(0, 0, 0))

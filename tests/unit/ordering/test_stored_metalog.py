@@ -1,4 +1,4 @@
-"""Claims about a sequencer's copy of the metalog."""
+"""A sequencer's copy of the metalog."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_recovered_frames_give_the_same_entries() -> None:
     assert after.stored == 3
 
 
-def test_an_entry_out_of_order_is_our_own_mistake() -> None:
+def test_an_entry_out_of_order_trips_an_assertion() -> None:
     metalog = StoredMetalog()
     with pytest.raises(AssertionError):
         metalog.append(entry(1))
@@ -52,7 +52,7 @@ def test_an_entry_out_of_order_is_our_own_mistake() -> None:
         metalog.recover(entry_encoded(entry(1)))
 
 
-def test_persisting_out_of_order_is_our_own_mistake() -> None:
+def test_persisting_out_of_order_trips_an_assertion() -> None:
     metalog = StoredMetalog()
     metalog.append(entry(0))
     metalog.append(entry(1))
@@ -86,7 +86,7 @@ def test_a_frame_that_holds_no_state_is_malformed(payload: bytes) -> None:
 # --- cutting off
 
 
-def test_what_is_cut_off_is_gone_and_not_stored() -> None:
+def test_entries_that_are_cut_off_are_gone_and_not_stored() -> None:
     metalog = metalog_of(1, 1, 1)
     metalog.cut_off(1)
     assert (len(metalog), metalog.stored) == (1, 1)
@@ -111,7 +111,7 @@ def test_a_frame_below_the_end_replaces_everything_from_there_on_when_recovered(
     assert metalog.append(entry(2, epoch=2)).token == 4
 
 
-def test_what_is_cut_off_comes_back_until_something_was_stored_in_its_place() -> None:
+def test_entries_that_are_cut_off_are_recovered_until_another_is_stored_in_their_place() -> None:
     before = StoredMetalog()
     frames = [before.append(entry(position)).payload for position in range(3)]
     before.cut_off(1)
@@ -124,7 +124,7 @@ def test_what_is_cut_off_comes_back_until_something_was_stored_in_its_place() ->
 
 
 @pytest.mark.parametrize("end", [-1, 3])
-def test_cutting_off_what_is_not_here_is_our_own_mistake(end: int) -> None:
+def test_cutting_off_beyond_the_end_trips_an_assertion(end: int) -> None:
     with pytest.raises(AssertionError):
         metalog_of(1, 1).cut_off(end)
 
@@ -132,7 +132,7 @@ def test_cutting_off_what_is_not_here_is_our_own_mistake(end: int) -> None:
 # --- comparing
 
 
-def test_an_entry_tells_the_incarnation_that_proposed_it() -> None:
+def test_an_entry_has_the_incarnation_that_proposed_it() -> None:
     metalog = metalog_of(1, 1, 3)
     assert [metalog.epoch_before(end) for end in range(4)] == [0, 1, 1, 3]
 
@@ -153,14 +153,14 @@ def test_an_entry_tells_the_incarnation_that_proposed_it() -> None:
         (7, 9, 5),
     ],
 )
-def test_a_copy_agrees_as_far_as_what_its_incarnation_had_survived(
+def test_a_copy_agrees_up_to_the_surviving_entries_of_its_incarnation(
     epoch: int, length: int, agreed: int
 ) -> None:
     assert metalog_of(1, 1, 3, 3, 5).agreement(Epoch(epoch), length) == agreed
 
 
 def test_a_checkpoint_counts_no_entry_as_committed_that_no_majority_has() -> None:
-    """Else the next life of the primary would publish what it may still have to replace."""
+    """Otherwise a restarted primary would publish entries that it may still have to replace."""
     metalog = StoredMetalog(grows=True)
     entries = [entry(position, epoch=1) for position in range(5)]
     for number, one in enumerate(entries):

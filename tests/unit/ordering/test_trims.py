@@ -1,4 +1,4 @@
-"""Claims about trims at the primary (PITFALLS A22), through the sequencer role that holds it."""
+"""Trims at the primary (PITFALLS A22), through its sequencer role."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOWHERE = Location(0, 0, 0)
 
 
 class Alone:
-    """A primary without backups, on a disk that is found again."""
+    """A primary without backups, on a disk that survives restarts."""
 
     def __init__(self, disk: list[bytes] | None = None, epoch: int = 1, **node: int) -> None:
         self.disk = list(disk or [])
@@ -43,7 +43,7 @@ class Alone:
         self.turn(Started(Epoch(epoch)))
 
     def turn(self, *events: Event) -> list[Effect]:
-        """Let events happen; what is to be persisted is, at once."""
+        """Deliver events; confirm each write at once."""
         done: list[Effect] = []
         pending = list(events)
         while True:
@@ -77,7 +77,7 @@ def test_a_trim_is_an_entry_and_is_answered_when_it_is_committed() -> None:
     assert (trim.position, trim.number, trim.floors) == (1, 0, (Floor(7, 5, of_log=True),))
 
 
-def test_trims_of_one_turn_share_an_entry_with_the_highest_floor_of_each_tag() -> None:
+def test_trims_of_one_iteration_share_an_entry_with_the_highest_floor_of_each_tag() -> None:
     primary = Alone()
     primary.order(10)
     wanted = [(1, 7, 5), (2, 7, 6), (3, 8, 2)]
@@ -110,7 +110,7 @@ def test_trimming_beyond_the_tail_is_refused_and_makes_no_entry() -> None:
     assert primary.trim(2, 7, 10) == [TrimIs(2, 2, 10)]
 
 
-def test_trims_are_numbered_on_after_a_restart() -> None:
+def test_numbers_of_trims_continue_after_a_restart() -> None:
     primary = Alone()
     primary.order(10)
     primary.trim(1, 7, 5)
@@ -131,7 +131,7 @@ def test_a_trim_is_published_to_storage_and_engines() -> None:
     assert page.entries == (primary.entries()[1],)
 
 
-def test_too_many_trims_under_way_are_not_taken() -> None:
+def test_trims_beyond_the_limit_in_flight_are_ignored() -> None:
     primary = Alone(trims_pending_max=2)
     primary.order(10)
     wanted = (TrimWanted(r, Floor(r, 1, of_log=True)) for r in range(3))
