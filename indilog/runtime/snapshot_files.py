@@ -78,7 +78,7 @@ class SnapshotFolder:
                 check_file(file)
                 self._open[position], snapshot = opened_snapshot(file)
             except (MalformedFrameError, OSError) as error:
-                log.warning("index snapshot passed over", file=str(file), error=str(error))
+                log.warning("index snapshot skipped", file=str(file), error=str(error))
                 continue
             return snapshot
         return None

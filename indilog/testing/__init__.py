@@ -1,5 +1,6 @@
-"""What tests of functions and libraries use instead of a running platform (API.md, "Testing without
-a server"): `import indilog.testing`.
+"""Substitutes of a running platform for tests of functions and libraries: `import indilog.testing`.
+
+See API.md, "Testing without a server".
 """
 
 from indilog.testing.embedded_cluster import cluster

@@ -1,10 +1,11 @@
-"""A log in memory, for tests of whatever awaits the `Log` interface (API.md, "Testing without a
-server").
+"""A log in memory, for tests of code that awaits the `Log` interface.
+
+See API.md, "Testing without a server".
 
 `MemoryLogs` is one logspace: logs of any name share one dense total order, as on the real platform,
 and none sees another's records. It passes the same contract suite as the real log
-(`tests/contract`), with the same limits and the same words. Nothing is durable, nothing is awaited
-but `wait`, so a coroutine over it runs to its end without an event loop.
+(`tests/contract`), with the same limits and error messages. Nothing is durable. Only `wait` awaits
+anything, so a coroutine over it runs to its end without an event loop.
 
 It works on spelled names instead of hashes, so that a test which compares the real log with it
 also checks the hashing.
@@ -52,7 +53,7 @@ class MemoryLogs:
     Args:
         config: the limits; the defaults are those of the platform.
         page_bytes_max: data bytes of one answer to `read_range`.
-        clock: seconds since 1970, for `Record.ordered_at`, which never goes back whatever the clock
+        clock: seconds since 1970, for `Record.ordered_at`, which never decreases, also if the clock
             does.
         writer_clock: seconds since 1970, for `Record.time`; `clock` if it is not given.
     """
@@ -71,7 +72,7 @@ class MemoryLogs:
         self._writer_clock = writer_clock or clock
         self._records: list[Record] = []
         self._times_us: list[int] = []
-        """When each record was ordered; never goes back."""
+        """When each record was ordered; never decreases."""
         self._now_us = 0
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
@@ -125,12 +126,12 @@ class MemoryLogs:
         return bisect_left(self._times_us, time_us)
 
     def floor(self, stream: bytes) -> SeqNum:
-        """Return the floor of a stream: its own or that of its log, whichever is higher."""
+        """Return the floor of a stream: the higher one of its own and its log's."""
         log = stream.split(_SEPARATOR, 1)[0]
         return max(self._floors.get(stream, 0), self._floors.get(log, 0))
 
     def trim(self, stream: bytes, until: SeqNum) -> None:
-        """Let the floor of a stream rise."""
+        """Raise the floor of a stream."""
         self._floors[stream] = max(until, self._floors.get(stream, 0))
 
     def is_dead(self, seqnum: SeqNum) -> bool:
@@ -144,7 +145,7 @@ class MemoryLogs:
         self._aux[seqnum] = aux
 
     def drop_aux(self, seqnum: SeqNum | None = None) -> None:
-        """Forget the aux data of one record, or of all: what a cache may do at any time."""
+        """Drop the aux data of one record, or of all, as a cache may do at any time."""
         if seqnum is None:
             self._aux.clear()
         else:

@@ -1,5 +1,4 @@
-"""Executions over a log, interleaved call by call, without an event loop (STYLE: libraries "run
-under a stepper that tries every interleaving of two executions").
+"""Executions over a log, interleaved call by call, without an event loop.
 
 A `SteppedLog` pauses before each call. `run_stepped` drives coroutines that await nothing else and
 asks at each pause which coroutine continues; `interleavings` tries every possible answer. So a test
@@ -139,7 +138,7 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
     """Run the executions to their ends, one step at a time, and return their results in order.
 
     Raises:
-        Exception: whatever an execution raises; the others are closed.
+        Exception: of an execution; the others are closed.
     """
     results: dict[int, _T] = {}
     running = dict(enumerate(executions))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # loaded when a gateway runs, and not for every other kind of
 
 READY_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
-"""How often to look whether a primary has got back what it lacked."""
+"""Seconds between two checks whether a primary has fetched the entries that it lacked."""
 _LOOKS_SILENT: Final = 250
 """A warning names the awaited nodes after every this many looks: every 5 s."""
 
@@ -184,7 +184,7 @@ async def joined(logs: LocalLogs) -> None:
 
 
 async def metalog_whole(shell: NodeShell) -> None:
-    """Wait until no primary of this process lacks metalog entries that it had once.
+    """Wait until no primary of this process lacks metalog entries that it once had.
 
     Raises:
         DataLossError: no sequencer can show whether the entries are complete.
@@ -411,8 +411,7 @@ def run_embedded(
         config: whose `node.data_dir` and `node.gateway.port` are used.
         on_ready: called once with the gateway's URL when calls are served.
         supervisor_fd: a socket to the process that started this one; the platform stops in order
-        when
-            the other end is gone.
+            when the other end is gone.
 
     Raises:
         IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped

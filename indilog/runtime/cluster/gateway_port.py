@@ -1,8 +1,8 @@
 """Which port the gateway of an engine listens on, if each engine of a machine is a process.
 
-The port that is configured is the first engine's, the next ones follow. If any will do, it is
-chosen at the first start of the engine's process in a run, and the same one again when the process
-is started again, so that its URL holds.
+The configured port is the first engine's; the next engines have the next ports. With port 0, the
+port is chosen at the first start of the engine's process in a run. A restart of the process uses
+the same port, so its URL stays valid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def port_of(
 
 
 def keep_port(directory: Path, name: NodeId, port: int) -> None:
-    """Have `port_of` return `port` for this run, if any will do.
+    """Store `port` for later calls of `port_of` in this run, if the configured port is 0.
 
     Raises:
         OSError: it cannot be written.

@@ -19,7 +19,7 @@ from indilog.wire.envelope import Envelope, envelope_decoded
 
 
 class Refused(NamedTuple):
-    """A frame that is not taken; `reason` is one of a few, `detail` is for people."""
+    """A refused frame; `reason` is one of a few constants, `detail` is for people."""
 
     reason: str
     detail: object
@@ -45,7 +45,7 @@ class Fence:
         """The greatest epoch received from each node; as many as the view has nodes."""
 
     def admitted(self, frame: bytes) -> Admission:
-        """Return the envelope in `frame`, or why it is not taken."""
+        """Return the envelope in `frame`, or the reason of its refusal."""
         try:
             envelope = envelope_decoded(frame)
         except MalformedFrameError as error:

@@ -1,7 +1,7 @@
 """Messages of the roles of a process to other processes, until they may leave (ARCHITECTURE 5).
 
-Messages wait for the sync of what was written before them; those that promise nothing
-(`Message.promises`) do not. All messages of a turn from one node to another travel in one
+A message waits for the sync of all earlier writes, unless it promises nothing
+(`Message.promises`). All messages of an iteration from one node to another travel in one
 `Envelope`, or in a few when they are many or large.
 """
 
@@ -27,7 +27,7 @@ Letters: TypeAlias = Mapping[tuple[NodeId, NodeId], Sequence[Message]]
 
 
 class Outbox:
-    """Collects messages; sends them when its owner says that they may leave."""
+    """Collects messages; its owner calls the methods that send them."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Outbox:
         self._metrics = metrics
         self._waiting: dict[tuple[NodeId, NodeId], list[Message]] = {}
         self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
-        """Messages that promise nothing; empty between turns."""
+        """Messages that promise nothing; empty between iterations."""
 
     def __bool__(self) -> bool:
-        """Whether something waits for a sync."""
+        """Whether messages wait for a sync."""
         return bool(self._waiting)
 
     def put(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
@@ -56,13 +56,13 @@ class Outbox:
         box.setdefault((sender, receiver), []).append(message)
 
     def send_early(self) -> None:
-        """Send what promises nothing."""
+        """Send the messages that promise nothing."""
         if self._early:
             early, self._early = self._early, {}
             self.send(early)
 
     def take(self) -> Letters:
-        """Return what waits for a sync; it is not kept any longer."""
+        """Remove and return the messages that wait for a sync."""
         taken, self._waiting = self._waiting, {}
         return taken
 
@@ -84,7 +84,7 @@ class Outbox:
         self._transport.flush()
 
     def clear(self) -> None:
-        """Forget everything: the shell has failed."""
+        """Drop all messages: the shell has failed."""
         self._waiting.clear()
         self._early.clear()
 

@@ -1,5 +1,4 @@
-"""Where a process receives streams: a Unix socket or a TCP port, and the sockets for it (decision
-0005).
+"""The address where a process receives streams, a Unix socket or a TCP port (decision 0005).
 
 `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
 """
@@ -23,10 +22,10 @@ _BACKLOG: Final = 128
 
 
 class StreamAddress(NamedTuple):
-    """An address, taken apart.
+    """A parsed address.
 
     Attributes:
-        name: as it was spelled.
+        name: the address as configured.
         path: of a Unix socket; empty: it is a TCP port.
     """
 
@@ -108,7 +107,7 @@ def parsed(address: str) -> StreamAddress:
 
 
 def tune(connection: asyncio.BaseTransport) -> None:
-    """Let small writes leave at once, and notice a TCP peer whose host vanished."""
+    """Send small writes at once, and detect a TCP peer whose host vanished."""
     own: socket.socket = connection.get_extra_info("socket")
     if own.family == socket.AF_UNIX:
         return

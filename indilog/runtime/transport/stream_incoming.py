@@ -1,4 +1,4 @@
-"""The receiving side of a stream: cuts what comes into frames (decision 0005).
+"""The receiving side of a stream: cuts received bytes into frames (decision 0005).
 
 A frame follows its length, a little-endian u32.
 """
@@ -31,10 +31,10 @@ _log = structlog.get_logger(__name__)
 class Incoming(asyncio.Protocol):
     """One connection that a peer has made.
 
-    The usual case is that one read brings whole frames: they are cut out of it at once. The
-    beginning of a frame is kept until the rest has come, without looking at it in between: bytes
-    are copied a few times each, however small the pieces are, and no more memory is taken than the
-    peer has sent, not by the length that it claims.
+    Usually one read brings whole frames, which are cut out of it at once. The beginning of a frame
+    is kept until the rest has come, and is not examined in between. So each byte is copied a few
+    times at most, for pieces of any size. Memory grows with the bytes that the peer has sent, not
+    with the length that it claims.
 
     Args:
         all_connections: those that are open; this one is among them while it is.
@@ -66,7 +66,7 @@ class Incoming(asyncio.Protocol):
         """With so many in `_rest` there is something to do; valid while it holds something."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, unless there are too many."""
+        """Accept the connection, unless there are too many."""
         self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         if len(self._all) >= CONNECTIONS_MAX:
             self._refuse(TOO_MANY_CONNECTIONS)
@@ -75,7 +75,7 @@ class Incoming(asyncio.Protocol):
         self._all.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Hand over the frames that are complete now."""
+        """Deliver the complete frames."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed_bytes:
@@ -104,7 +104,7 @@ class Incoming(asyncio.Protocol):
             self._on_frames(frames)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Forget the connection; the beginning of a frame that it brought is lost."""
+        """Remove the connection; an incomplete frame is lost."""
         self._all.discard(self)
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
 There is one listening socket, and one outgoing connection for each peer *process*, made when the
 first frame waits for it. Data flows one way on each connection. The end of an outgoing connection
-is the signal that the peer died. A frame follows its length, a little-endian u32. All frames of a
-turn leave in one write, at `flush`.
+is the signal that the peer died. A frame follows its length, a little-endian u32. All frames of an
+iteration leave in one write, at `flush`.
 
-The event loop's own write buffer holds no frames: its limit is zero, so a write is tried at once,
-and what the kernel does not take pauses the connection until it is gone. Meanwhile frames wait
-here, bounded in bytes and in time, where they can still be dropped.
+The event loop's own write buffer has the limit zero, so a write is tried at once. Bytes that the
+kernel does not take pause the connection until they are gone. Meanwhile frames wait here, bounded
+in bytes and in time, where they can still be dropped.
 
 This is not the framing of `indilog.link.frames`, which decodes link messages while it cuts. Here
 frames stay bytes, and a large one is received in place.
@@ -36,14 +36,14 @@ from indilog.runtime.transport.transport import (
 )
 
 WRITE_BYTES: Final = 1 * MIB
-"""Written at once: what the event loop then holds cannot be dropped any more."""
+"""Bytes written at once: what the event loop then holds can no longer be dropped."""
 JOINED_BYTES_MAX: Final = 32 * KIB
 """Frames up to this size are copied into one buffer, which is cheaper than a system call each."""
 CONNECT_S_MAX: Final = 2.0
 RECONNECT_S: Final = 0.05
-"""Between two tries to connect; doubled with each, ..."""
+"""Seconds until the first retry to connect; doubled with each retry."""
 RECONNECT_S_MAX: Final = 0.5
-"""... up to this. A connection that lasted longer begins anew."""
+"""The longest pause between retries, in seconds. A connection that lasted longer resets it."""
 
 _packed: Final = LENGTH.pack
 _log = structlog.get_logger(__name__)
@@ -52,9 +52,9 @@ _log = structlog.get_logger(__name__)
 class StreamTransport:
     """A `Transport` over stream sockets, by the event loop's own protocols.
 
-    What waits for a peer is bounded (`send_queue_bytes_max`, `send_queue_s_max`); beyond that one
-    write of `WRITE_BYTES` or one larger frame may be with the event loop, and is lost when the
-    connection breaks.
+    The frames that wait for a peer are bounded (`send_queue_bytes_max`, `send_queue_s_max`). In
+    addition the event loop may hold one write of `WRITE_BYTES` or one larger frame, which is lost
+    when the connection breaks.
 
     Args:
         address: where this process receives: `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
@@ -86,7 +86,7 @@ class StreamTransport:
         }
         self._peers = {node: self._processes[to] for node, to in remote.items()}
         self._spoken_to: dict[_Peer, None] = {}
-        """Since the last flush, in the order of first words: a role says the most urgent first."""
+        """Peers with frames since the last flush, in order: a role sends the most urgent first."""
         self._listener = parsed(address).listener()
 
     def start(self, on_frames: OnFrames) -> None:
@@ -138,7 +138,7 @@ class StreamTransport:
 
 
 class _Peer(asyncio.Protocol):
-    """The sending side towards one process: its connection, and what waits for it.
+    """The sending side towards one process: its connection, and the frames that wait for it.
 
     Attributes:
         queue: frames that wait, in order.
@@ -163,10 +163,9 @@ class _Peer(asyncio.Protocol):
         self.queued_bytes = 0
         self.writable = False
         self.waiting_since = 0.0
-        """When the peer last took something; valid while `queue` holds something that it does not
-        take."""
+        """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
-        """What the event loop held for the peer then."""
+        """The bytes that the event loop held for the peer then."""
         self._to = to
         self._loop = loop
         self._counts = counts
@@ -179,12 +178,12 @@ class _Peer(asyncio.Protocol):
         self._backoff_s = RECONNECT_S
         self._connected_at = 0.0
         self._next_at = 0.0
-        """When the next try to connect is due."""
+        """When the next attempt to connect is due."""
 
-    # --- what waits
+    # --- waiting frames
 
     def take(self, frame: bytes) -> None:
-        """Let `frame` wait for the next `drain`, within the bounds."""
+        """Queue `frame` for the next `drain`, within the bounds."""
         size = len(frame)
         if not self.writable:
             self._wait()
@@ -197,7 +196,7 @@ class _Peer(asyncio.Protocol):
         self.queued_bytes += size
 
     def drain(self) -> None:
-        """Write what waits, until the peer takes no more."""
+        """Write the queued frames, until the peer takes no more."""
         queue = self.queue
         while queue and self.writable:
             if len(queue) == 1 or self.queued_bytes <= self._write_bytes:
@@ -209,7 +208,7 @@ class _Peer(asyncio.Protocol):
             self._write(frames, size)
 
     def _first_frames(self) -> tuple[list[bytes], int]:
-        """Take from the queue about one write: one frame at least."""
+        """Remove about one write from the queue: one frame at least."""
         frames = [self.queue.popleft()]
         size = len(frames[0])
         while self.queue and size + len(self.queue[0]) <= self._write_bytes:
@@ -230,7 +229,7 @@ class _Peer(asyncio.Protocol):
             self.writable = False  # the write failed; `connection_lost` follows
 
     def _wait(self) -> None:
-        """Note that something waits for a peer that is away or does not keep up."""
+        """Note that frames wait for a peer that is down or slow."""
         self._drop_old()
         if not self.queue:
             self._note_progress()
@@ -238,7 +237,7 @@ class _Peer(asyncio.Protocol):
             self._attempt = self._loop.create_task(self._connect())
 
     def _drop_old(self) -> None:
-        """Drop what waits if the peer took nothing for too long."""
+        """Drop the queued frames if the peer took nothing for `send_queue_s_max`."""
         if not self.queue or self._loop.time() - self.waiting_since <= self._queue_s_max:
             return
         if self._untaken() < self._untaken_bytes:
@@ -259,7 +258,7 @@ class _Peer(asyncio.Protocol):
     # --- the connection
 
     async def _connect(self) -> None:
-        """Try to connect while anything young waits for the peer."""
+        """Try to connect while frames wait for the peer; frames that are too old are dropped."""
         try:
             while self.queue and self._connection is None:
                 await asyncio.sleep(max(0.0, self._next_at - self._loop.time()))
@@ -278,7 +277,7 @@ class _Peer(asyncio.Protocol):
             self._drop_old()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass on what waits."""
+        """Send the queued frames."""
         self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         if self._closed:
             self._abort()
@@ -289,12 +288,12 @@ class _Peer(asyncio.Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Let frames wait."""
+        """Queue frames: the connection takes no more."""
         self.writable = False
         self._note_progress()
 
     def resume_writing(self) -> None:
-        """Pass on what waits and is not too old."""
+        """Send the queued frames that are not too old."""
         self._drop_old()
         self.writable = True
         self.drain()
@@ -306,11 +305,11 @@ class _Peer(asyncio.Protocol):
         self._abort()
 
     def eof_received(self) -> None:
-        """Write no more: the peer is gone, what comes now waits for the next connection."""
+        """Write no more: the peer is gone; later frames wait for the next connection."""
         self.writable = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Keep what waits, and connect anew if anything does."""
+        """Keep the queued frames, and reconnect if there are any."""
         self._forget()
         if self._closed:
             return

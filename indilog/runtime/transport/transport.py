@@ -1,4 +1,4 @@
-"""Frames between processes: what a transport promises (ARCHITECTURE 5, 6).
+"""Frames between processes: the guarantees of a transport (ARCHITECTURE 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
 frames, as a network may, and does not report it to the sender: the protocols above resend
@@ -21,7 +21,7 @@ import structlog
 from indilog.base.ids import NodeId
 
 QUEUE_FULL: Final = "queue full"
-"""More than `send_queue_bytes_max` waits for the peer."""
+"""More than `send_queue_bytes_max` bytes wait for the peer."""
 TOO_OLD: Final = "too old"
 """The peer took nothing for `send_queue_s_max`."""
 TOO_LARGE: Final = "too large"
@@ -30,9 +30,9 @@ UNKNOWN_PEER: Final = "unknown peer"
 """The node has no address."""
 
 MALFORMED: Final = "malformed length"
-"""What came is no frame, or one larger than `message_bytes_max`; its connection was closed."""
+"""Received bytes are no frame, or one above `message_bytes_max`; the connection was closed."""
 TOO_MANY_CONNECTIONS: Final = "too many connections"
-"""A connection beyond those that are taken in was closed."""
+"""A connection beyond the limit was closed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ OnFrames: TypeAlias = Callable[[list[bytes]], None]
 
 @dataclasses.dataclass(slots=True)
 class TransportCounts:
-    """What a transport did since it was made."""
+    """Counts of a transport since its start."""
 
     frames_sent: int = 0
     bytes_sent: int = 0
@@ -52,7 +52,8 @@ class TransportCounts:
 
     def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
         """Count a frame that can never arrive: its receiver is not `known`, or it is over `limit`.
-        It is never tried again: nothing would change.
+
+        It is not retried, because a retry would fail too.
         """
         if not known:
             self.dropped[UNKNOWN_PEER] += 1
@@ -68,7 +69,7 @@ class Transport(Protocol):
     counts: TransportCounts
 
     def start(self, on_frames: OnFrames) -> None:
-        """Take in frames from now on; `on_frames` gets all that is there in one list."""
+        """Start to receive; `on_frames` gets all received frames in one list."""
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """Send `frame` towards `receiver` with the next `flush`, or before, without a promise.
@@ -78,10 +79,10 @@ class Transport(Protocol):
         """
 
     def flush(self) -> None:
-        """Pass on what waits, as far as the peers take it; called at the end of every turn.
+        """Send the waiting frames that the peers take; called at the end of every iteration.
 
-        What they do not take leaves by itself as soon as they do.
+        The others leave by themselves as soon as the peers take them.
         """
 
     def close(self) -> None:
-        """Stop at once; what still waits is lost. May be called again."""
+        """Stop at once; waiting frames are lost. May be called again."""

@@ -36,7 +36,7 @@ RECEIVE_HIGH_WATER_FRAMES: Final = 128
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 500
 HEARTBEAT_MS: Final = 2_000
-"""A peer that is silent for three of these is connected anew: a host that vanished says nothing."""
+"""A peer that is silent for three of these is reconnected: its host may have vanished."""
 
 _log = structlog.get_logger(__name__)
 
@@ -129,7 +129,7 @@ class ZmqTransport:
     # --- receiving
 
     def _receive(self) -> None:
-        """Hand over what came in. Ends only when zmq has nothing more, or comes back by itself."""
+        """Deliver received frames until zmq has no more, or schedule a further call."""
         if self._context.closed:
             return
         assert self._on_frames is not None
@@ -159,7 +159,7 @@ class ZmqTransport:
     # --- sending
 
     def _taken(self, peer: _Peer, frame: bytes) -> bool:
-        """Give `frame` to zmq, if it takes it."""
+        """Pass `frame` to zmq, if zmq takes it."""
         try:
             peer.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -169,7 +169,7 @@ class ZmqTransport:
         return True
 
     def _enqueue(self, peer: _Peer, frame: bytes) -> None:
-        """Let `frame` wait for `peer`, within the bounds, in order after what waits already."""
+        """Queue `frame` for `peer`, within the bounds, after the frames that wait already."""
         self._drop_old(peer)
         if not peer.queue:
             peer.waiting_since = self._loop.time()
@@ -181,7 +181,7 @@ class ZmqTransport:
         self._drain(peer)
 
     def _drop_old(self, peer: _Peer) -> None:
-        """Drop what waits for `peer` if it took nothing for too long."""
+        """Drop the queued frames of `peer` if it took nothing for `send_queue_s_max`."""
         if peer.queue and self._loop.time() - peer.waiting_since > self._queue_s_max:
             self.counts.dropped[TOO_OLD] += len(peer.queue)
             _log.info("peer takes nothing", address=peer.address, dropped=len(peer.queue))
@@ -189,7 +189,7 @@ class ZmqTransport:
             peer.queued_bytes = 0
 
     def _drain(self, peer: _Peer) -> None:
-        """Pass on what waits for `peer`; watch its socket while something is left.
+        """Send the queued frames of `peer`; watch its socket while some are left.
 
         The state is asked after every refusal: that makes zmq look at its own news (a connection, a
         reader that caught up), which a send does only every few milliseconds; the descriptor may

@@ -1,10 +1,9 @@
-"""A whole cluster in one thread, under a clock, a network and disks that a seed decides
-(ARCHITECTURE 5, decision 0013).
+"""A whole cluster in one thread, with simulated clock, network and disks, replayed from a seed.
 
-What runs is the real thing: the shell, the journal, all roles, and `LocalLog` for callers. Only
-below them is everything simulated: the event loop (`world`), the network between processes
-(`network`), what a disk keeps when the power goes (`disk`). The same seed gives the same run, byte
-by byte, on every machine and in every process (`SimulatedCluster.digest`).
+The code under test is real: the shell, the journal, all roles, and `LocalLog` for callers. Only the
+parts below are simulated: the event loop (`world`), the network between processes (`network`), what
+a disk keeps over a power loss (`disk`). The same seed gives the same run, byte by byte, on every
+machine and in every process (`SimulatedCluster.digest`). See ARCHITECTURE 5 and decision 0013.
 
     with SimulatedCluster(seed=7) as cluster:
         async def story(client: Client) -> int:

@@ -1,6 +1,6 @@
 """The simulated cluster: processes, the network between them, and callers.
 
-See the package for what is simulated and what is real.
+The package docstring lists the simulated and the real parts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SimulatedCluster:
     """A context manager; use it in one thread, one at a time.
 
     Args:
-        seed: decides everything that chance decides.
+        seed: determines all random choices.
         config: of the cluster; small files are quick files.
         arrangement: which nodes share a process; each in its own by default.
         lines: if a list, a line is added to it for each event.
@@ -104,7 +104,7 @@ class SimulatedCluster:
         with ExitStack() as stack:
             stack.enter_context(_quiet())
             stack.callback(sys.set_asyncgen_hooks, *sys.get_asyncgen_hooks())
-            # A generator whose process is gone does not clean up.
+            # A generator of a process that ended does not clean up.
             sys.set_asyncgen_hooks(finalizer=lambda _: None)
             memory = _MEMORY if _MEMORY.is_dir() else None
             directory = tempfile.TemporaryDirectory(prefix="indilog-sim-", dir=memory)
@@ -138,7 +138,7 @@ class SimulatedCluster:
         return next(self._epochs)
 
     def add_process(self, nodes: tuple[NodeId, ...]) -> SimulatedProcess:
-        """Start a process with a disk of its own, beside those that there are."""
+        """Start a further process with a disk of its own."""
         name = "+".join(nodes) if len(nodes) < 3 else f"{nodes[0]}+{len(nodes) - 1}"
         if name in self._names:
             name = f"{name}~{len(self._names)}"
@@ -152,12 +152,12 @@ class SimulatedCluster:
 
     def remove_process(self, process: SimulatedProcess) -> None:
         """Remove a process that is down from the cluster, permanently."""
-        assert not process.up, "only what is down is taken away"
+        assert not process.up, "only a process that is down is removed"
         self.processes.remove(process)
         self.network.forget(process)
 
     def process_of(self, node: NodeId) -> SimulatedProcess:
-        """Return the process that was first to have `node`."""
+        """Return the first process that has `node`."""
         return next(process for process in self.processes if node in process.nodes)
 
     # --- callers
@@ -184,7 +184,7 @@ class SimulatedCluster:
         """Run a story at an engine to its end.
 
         Raises:
-            Stuck: it does not end within so many simulated seconds.
+            Stuck: the story does not end within the simulated seconds.
         """
         node = self.view.engines[engine]
         process = self.process_of(node)
@@ -209,7 +209,7 @@ class SimulatedCluster:
             process.start()
 
     def check_invariants(self) -> None:
-        """Have every role assert its local facts."""
+        """Check the invariants of all roles."""
         for process in self.processes:
             process.check_invariants()
 

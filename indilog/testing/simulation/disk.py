@@ -1,15 +1,16 @@
-"""Disks: what a process wrote and did not sync is lost with the power, all or in part.
+"""Disks: unsynced writes of a process are lost with the power, all or in part.
 
 The files are real ones, in a directory in memory, so the journal reads and writes them with its own
 code. `installed` puts a stand-in for `os` into the modules of `indilog.runtime` that write files;
 it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a
 write-back that fails, a process that is killed during a sync, a disk that is full, an unreadable
-place. A kill leaves what was written in the page cache: the next life reads it, and the power may
-still take it. When the power goes each sector that was not synced is as before or as written, and
+place. A kill leaves written bytes in the page cache: the restart reads them, and a power loss may
+still lose them. When the power goes each sector that was not synced is as before or as written, and
 one may be torn. A write-back that failed is reported as Linux does it: to one sync of each
-descriptor; its pages are clean from then on, so no later sync writes them.Names in
-a directory (create, rename, unlink) are durable at once: the journal syncs them before it relies on
-them, and tests of its own take its file operations apart.
+descriptor; its pages are clean from then on, so no later sync writes them.
+
+Names in a directory (create, rename, unlink) are durable at once: the journal syncs them before it
+relies on them. Its file operations have tests of their own.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class _Write(NamedTuple):
 
 
 class _File:
-    """One file: what of it is durable, and what was written since.
+    """One file: its durable bytes, and the writes since.
 
     Attributes:
-        errors: how many write-backs have failed; what they were to write is not on the disk.
+        errors: how many write-backs have failed; their bytes are not on the disk.
         reported: whether a sync has reported the last one.
     """
 
@@ -56,13 +57,13 @@ class _File:
         self.reported = True
 
     def write_back(self, count: int | None = None) -> None:
-        """Make the first writes durable that are not; all of them without `count`."""
+        """Make the first `count` pending writes durable, or all of them."""
         for write in self.pending[:count]:
             _put(self.durable, write.offset, write.data)
         del self.pending[:count]
 
     def fail_write_back(self) -> None:
-        """Lose what was to be written; the page cache still shows it."""
+        """Fail the write-back of the pending writes; the page cache still shows them."""
         self.pending.clear()
         self.errors += 1
         self.reported = False
@@ -79,10 +80,10 @@ class SimulatedDisk:
 
     Attributes:
         full: no room for a new file, and none to make one longer.
-        sync_fails: the next sync that has anything to write finds that it cannot be written.
+        sync_fails: the next sync with anything to write fails.
         overlap_fails: `sync_fails` waits for a sync that overlaps with another one of its file.
         syncing: how many syncs of a file a thread waits for, by its inode.
-        syncs_until_killed: so many more syncs are made, then one kills the process; None: none.
+        syncs_until_killed: syncs until one kills the process; None: no sync does.
         unreadable: the share of reads that fail with `EIO`.
         syncs: how many syncs there were.
         overlapping_syncs: how many began while a thread waited for one of the same file. Only one
@@ -108,18 +109,18 @@ class SimulatedDisk:
         self.overlapping_syncs = 0
         self.bytes_written = 0
 
-    # --- what happens to it
+    # --- crashes and damage
 
     def let_go(self) -> None:
-        """Close what a process that ended had open; locks go with it."""
+        """Close the files of a process that ended; their locks end too."""
         for fd in self._open:
             os.close(fd)
         self._open.clear()
 
     def keep_pages(self) -> None:
-        """The process was killed: what it wrote stays in the page cache.
+        """Kill the process: its writes stay in the page cache.
 
-        Some of it gets to the disk by itself. A page whose write-back failed may be dropped.
+        Some of them reach the disk by themselves. A page whose write-back failed may be dropped.
         """
         self.let_go()
         for path in self._paths():
@@ -132,7 +133,7 @@ class SimulatedDisk:
                 self._show_durable(path, file)
 
     def lose_unsynced(self) -> int:
-        """The power went: return how many writes were lost, in part at least."""
+        """Cut the power; return how many writes were lost, at least in part."""
         self.let_go()
         lost = 0
         for path in self._paths():
@@ -148,7 +149,7 @@ class SimulatedDisk:
         file.errors, file.reported = 0, True
 
     def _settle(self, file: _File) -> None:
-        """Decide what is left of the unsynced writes: all, none, a prefix, or some sectors."""
+        """Choose which unsynced writes survive: all, none, a prefix, or some sectors."""
         chance = self._chance
         sectors = [sector for write in file.pending for sector in _sectors(write)]
         file.pending.clear()
@@ -189,7 +190,7 @@ class SimulatedDisk:
         self._files.clear()
 
     def replace(self, older: Path) -> None:
-        """Have the files that are below `older` instead; only for a process that is down."""
+        """Replace all files by those below `older`; only for a process that is down."""
         self.wipe()
         shutil.copytree(older, self.directory, dirs_exist_ok=True)
 
@@ -199,7 +200,7 @@ class SimulatedDisk:
     # --- system calls (`DiskCalls`)
 
     def opened(self, fd: int, path: Path) -> None:
-        """Note a file that was opened, for writing only perhaps."""
+        """Note a file that was opened."""
         inode = os.fstat(fd).st_ino
         self._open[fd] = inode
         if inode not in self._files or not os.fstat(fd).st_size:
@@ -208,7 +209,7 @@ class SimulatedDisk:
         self._errors_reported[fd] = file.errors if file.reported else file.errors - 1
 
     def closed(self, fd: int) -> None:
-        """Note that a file was closed; what was not synced may still be lost."""
+        """Note that a file was closed; its unsynced writes may still be lost."""
         inode = self._open.pop(fd)
         file = self._files[inode]
         if inode not in self._open.values() and not file.pending and not file.errors:
@@ -234,7 +235,7 @@ class SimulatedDisk:
 
         Raises:
             OSError: `EIO` when a write-back has failed that this descriptor has not reported.
-            Killed: the process is killed before or after they are.
+            Killed: the process is killed before or after they are durable.
         """
         file = self._files[self._open[fd]]
         if self._is_killed():
@@ -273,19 +274,19 @@ class SimulatedDisk:
             self.syncing[inode] -= 1
 
     def check_readable(self) -> None:
-        """Raise an `OSError` when this read is one that fails."""
+        """Raise an `OSError` if this read fails."""
         if self.unreadable and self._chance.random() < self.unreadable:
             raise OSError(errno.EIO, "simulated: an unreadable sector")
 
 
 def _torn(before: bytes, data: bytes, written: int) -> bytes:
-    """Return a sector of which so many bytes were written; others that change are zeros."""
+    """Return a torn sector: `written` bytes are new, other changed bytes are zeros."""
     rest = bytes(b if a == b else 0 for a, b in zip(before[written:], data[written:], strict=True))
     return data[:written] + rest
 
 
 def _sectors(write: _Write) -> list[_Write]:
-    """Take a write apart at the boundaries of sectors, which are written whole or not at all."""
+    """Split a write at the boundaries of sectors; a sector is written whole or not at all."""
     parts, offset, end = [], write.offset, write.offset + len(write.data)
     while offset < end:
         stop = min(end, offset - offset % SECTOR_BYTES + SECTOR_BYTES)
@@ -300,7 +301,7 @@ class DiskCalls:
     def __init__(self) -> None:
         self.disks: list[SimulatedDisk] = []
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever `os` has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 any attribute of `os`
         return getattr(os, name)
 
     def _of_fd(self, fd: int) -> SimulatedDisk | None:
@@ -358,7 +359,7 @@ class DiskCalls:
     fsync = fdatasync
 
     def statvfs(self, path: object) -> os.statvfs_result:
-        """As `os.statvfs`, but that a full disk has no room."""
+        """As `os.statvfs`, except that a full disk has no free blocks."""
         real = os.statvfs(path)  # type: ignore[arg-type]
         disk = self._of_path(f"{os.fspath(path)}/")  # type: ignore[call-overload]
         if disk is None or not disk.full:
@@ -369,7 +370,7 @@ class DiskCalls:
 
 
 class AtOnce:
-    """Replaces a pool of threads: what is submitted is done before `submit` returns."""
+    """Replaces a pool of threads: `submit` runs the function before it returns."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -384,12 +385,12 @@ class AtOnce:
         return future
 
     def shutdown(self, *_: object, **__: object) -> None:
-        """Nothing is left to be done."""
+        """Do nothing: all submitted functions have run."""
 
 
 @contextmanager
 def installed() -> Generator[DiskCalls]:
-    """Let the journal write to simulated disks, and by itself, inside the block."""
+    """Let the journal write to simulated disks, without further threads, inside the block."""
     import indilog.runtime.journal.journal  # noqa: F401 so that it and what it uses are there
 
     calls = DiskCalls()

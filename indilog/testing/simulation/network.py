@@ -1,9 +1,8 @@
 """The network between processes: frames are late, lost, repeated, out of order, or cut off.
 
-It keeps what a transport promises (`indilog.runtime.transport.transport`) and nothing more: a frame
-is never changed, and that is all. Frames to one process keep their order unless `reorder` says
-otherwise. A frame that arrives where nothing runs is lost; one that arrives after a restart is
-taken in.
+It keeps the only guarantee of a transport (`indilog.runtime.transport.transport`): a frame is never
+changed. Frames to one process keep their order unless `reorder` is set. A frame to a process that
+is down is lost; one that arrives after a restart is delivered.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from indilog.testing.simulation.world import World
 
 
 class Receiver(Protocol):
-    """A process, as far as the network looks at it."""
+    """The part of a process that the network uses."""
 
     @property
     def name(self) -> str:
@@ -26,15 +25,15 @@ class Receiver(Protocol):
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes whose frames it takes."""
+        """The nodes whose frames it receives."""
 
     def receive(self, sender: str, frame: bytes) -> None:
-        """Take in a frame, or lose it if nothing runs."""
+        """Deliver a frame, or lose it if the process is down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkQuality:
-    """How frames fare on their way."""
+    """The loss, delay, repetition and order of frames."""
 
     delay_s_min: float = 0.00005
     delay_s_max: float = 0.0003
@@ -52,14 +51,14 @@ PERFECT = LinkQuality()
 
 
 class SimulatedNetwork:
-    """All links; `quality` is that of every link, `slow` processes receive everything late."""
+    """All links. `quality` is that of every link; `slow` processes receive all frames late."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._chance = world.chance("network")
         self.quality = PERFECT
         self.slow: dict[str, float] = {}
-        """Up to how many seconds later frames to these processes arrive."""
+        """The maximal delay of frames to these processes, in seconds."""
         self._cut: set[tuple[str, str]] = set()
         self._homes: dict[NodeId, list[Receiver]] = {}
         self._last_s: dict[tuple[str, str], float] = {}
@@ -67,14 +66,14 @@ class SimulatedNetwork:
         self.frames_repeated = 0
 
     def settle(self, process: Receiver) -> None:
-        """Let frames to the nodes of `process` reach it, too, if another one has these nodes."""
+        """Deliver frames for the nodes of `process` to it, also if another one has these nodes."""
         for node in process.nodes:
             homes = self._homes.setdefault(node, [])
             if process not in homes:
                 homes.append(process)
 
     def forget(self, process: Receiver) -> None:
-        """Let no frame find `process` any more."""
+        """Deliver no more frames to `process`."""
         for node in process.nodes:
             self._homes[node].remove(process)
 
@@ -83,17 +82,17 @@ class SimulatedNetwork:
         self._cut |= {(s, r) for s in senders for r in receivers if s != r}
 
     def join(self) -> None:
-        """Let all frames through that `cut` lost."""
+        """End all cuts."""
         self._cut.clear()
 
     def heal(self) -> None:
-        """Be a perfect network from now on."""
+        """End all cuts, delays and losses."""
         self.join()
         self.slow.clear()
         self.quality = PERFECT
 
     def carry(self, sender: str, receiver: NodeId, frame: bytes) -> None:
-        """Send one frame on its way."""
+        """Schedule the arrival of one frame, or lose it."""
         for process in self._homes.get(receiver, ()):
             if (sender, process.name) in self._cut or self._chance.random() < self.quality.loss:
                 self.frames_lost += 1
@@ -122,7 +121,7 @@ class SimulatedNetwork:
 
 
 class SimulatedTransport:
-    """One process's way into the network; a `Transport`."""
+    """The `Transport` of one process."""
 
     def __init__(self, network: SimulatedNetwork, sender: str) -> None:
         self.counts = TransportCounts()
@@ -132,7 +131,7 @@ class SimulatedTransport:
         self.on_frames: OnFrames | None = None
 
     def start(self, on_frames: OnFrames) -> None:
-        """Take in frames from now on."""
+        """Deliver frames from now on."""
         self.on_frames = on_frames
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
@@ -142,7 +141,7 @@ class SimulatedTransport:
         self.counts.bytes_sent += len(frame)
 
     def flush(self) -> None:
-        """Pass on what waits."""
+        """Send the waiting frames."""
         waiting, self._waiting = self._waiting, []
         for receiver, frame in waiting:
             self._network.carry(self._sender, receiver, frame)

@@ -1,4 +1,4 @@
-"""One process: a shell with some roles, which may crash, stand still, and start again."""
+"""One process: a shell with some roles, which may crash, pause, and restart."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
 _GRACE_S: Final = 0.001
 """Seconds for which a failed process lives on, so that its callers get its errors."""
 _RESTART_S: Final = 0.1
-"""After this a process that ended by itself, or was refused, is started again."""
+"""Seconds until a process that failed, or whose start was refused, is restarted."""
 
 
 class WorldClock(Clock):
     """The clock of a process: the world's, and its machine's wall clock at its start.
 
     Args:
-        world: whose time passes.
-        wall_ahead_s: by how much the wall clock was ahead when the process was started.
+        world: the source of time.
+        wall_ahead_s: seconds by which the wall clock was ahead at the start of the process.
     """
 
     def __init__(self, world: World, wall_ahead_s: float = 0.0) -> None:
@@ -42,12 +42,12 @@ class WorldClock(Clock):
 
 
 class Surroundings(Protocol):
-    """What a process shares with the others of its cluster.
+    """The state that the processes of a cluster share.
 
     Attributes:
         config: of all processes.
         view: of all nodes.
-        world: whose time passes for all processes.
+        world: the clock and the scheduler of all processes.
         network: between them.
         processes: those that belong to the cluster; one that was removed does not start again.
         segment_bytes: size of the segments of a journal that is used.
@@ -61,7 +61,7 @@ class Surroundings(Protocol):
     segment_bytes: int
 
     def next_epoch(self) -> int:
-        """Return an epoch greater than every one before."""
+        """Return an epoch greater than all earlier ones."""
 
 
 class SimulatedProcess:
@@ -69,14 +69,14 @@ class SimulatedProcess:
 
     Attributes:
         nodes: the roles it has.
-        shell: of this life, None while it is down.
-        loop: of this life, or of the last one.
-        logs: of the engines that it has, in this life.
-        failures: what ended a life by itself: a shell that failed, a start that was refused.
-        replaced: another process has its place: once down it stays down.
-        wall_ahead_s: by how much the wall clock of its machine is ahead; it is looked at when the
-            process is started.
-        on_up: called whenever it has started.
+        shell: of the running process; None while it is down.
+        loop: of the running process, or of the last run.
+        logs: of the engines of the running process.
+        failures: errors that ended the process: a failed shell, or a refused start.
+        replaced: another process replaces it: once down, it is not restarted.
+        wall_ahead_s: seconds by which the wall clock of its machine is ahead; it is read at the
+            start of the process.
+        on_up: called after each start.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SimulatedProcess:
 
     @property
     def up(self) -> bool:
-        """Whether it runs, standing still or not."""
+        """Whether it runs, paused or not."""
         return self.shell is not None
 
     @property
@@ -120,7 +120,7 @@ class SimulatedProcess:
         return self.loop is not None and self.loop.paused
 
     def start(self) -> None:
-        """Start, as after a boot: recover from the disk; nothing if it is up, or taken away."""
+        """Start and recover from the disk; does nothing if the process is up or was removed."""
         cluster = self.cluster
         if self.up or self.replaced or self not in cluster.processes:
             return
@@ -147,7 +147,7 @@ class SimulatedProcess:
         self.on_up(self)
 
     def _enforce_retention(self, shell: NodeShell) -> None:
-        """Start the service that trims by policies, if this is the process that has it."""
+        """Start the retention service, if this process has it."""
         cluster = self.cluster
         logs = self.logs.get(cluster.view.engines[0])
         if logs is not None and (service := retention_of(shell, logs, cluster.config)) is not None:
@@ -178,8 +178,9 @@ class SimulatedProcess:
         return shell
 
     def _journal_lost(self, journal: Journal) -> bool:
-        """What the metadata store would say of a journal
-        (`indilog.runtime.cluster.data_directory`).
+        """The record of a journal in the metadata store.
+
+        See `indilog.runtime.cluster.data_directory`.
         """
         self._lost = self._had_journal and (
             journal.created or (self._lost and journal.holds_nothing())
@@ -188,7 +189,7 @@ class SimulatedProcess:
         return self._lost
 
     def _killed(self) -> None:
-        """End a life that was killed during a sync."""
+        """End a process that was killed during a sync."""
         life = self.loop
         self.cluster.world.tell(f"{self.name} is killed during a sync")
         self._end()
@@ -209,7 +210,7 @@ class SimulatedProcess:
         self.cluster.world.after(_GRACE_S, self._end_of, life)
 
     def _end_of(self, life: ProcessLoop | None) -> None:
-        """End a life that failed, when its threads are done; sometimes the machine goes, too."""
+        """End a process that failed, when its threads are done; sometimes the power fails, too."""
         if life is not None and life.alive and life.threads:
             self.cluster.world.after(_GRACE_S, self._end_of, life)
             return
@@ -227,7 +228,7 @@ class SimulatedProcess:
             self.start()
 
     def crash(self, *, power: bool) -> None:
-        """End at once; `power`: what was not synced is lost with it."""
+        """End at once; with `power`, unsynced writes are lost."""
         if not self.up:
             return
         self.cluster.world.tell(f"{self.name} crashes, power={power}")
@@ -246,9 +247,9 @@ class SimulatedProcess:
             self.loop.end()
 
     def pause(self) -> None:
-        """Stand still, as a process that the system does not schedule."""
+        """Pause, as a process that the system does not schedule."""
         if self.loop is not None and self.up:
-            self.cluster.world.tell(f"{self.name} stands still")
+            self.cluster.world.tell(f"{self.name} pauses")
             self.loop.pause()
 
     def resume(self) -> None:
@@ -258,7 +259,7 @@ class SimulatedProcess:
             self.loop.resume()
 
     def receive(self, sender: str, frame: bytes) -> None:
-        """Take in a frame from the network, if there is a life to take it in."""
+        """Deliver a frame from the network, unless the process is down."""
         transport, loop = self._transport, self.loop
         if not self.up or transport is None or transport.on_frames is None or loop is None:
             self.cluster.network.frames_lost += 1
@@ -267,7 +268,7 @@ class SimulatedProcess:
         loop.call_soon(transport.on_frames, [frame])
 
     def check_invariants(self) -> None:
-        """Have every role assert its local facts, and the disk that its syncs took turns."""
+        """Check the invariants of all roles, and that no two syncs of one file overlapped."""
         assert not self.disk.overlapping_syncs, "no two syncs of one file overlap"
         if self.shell is not None:
             for role in self.shell.roles.values():

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """The process ends here: nothing of it runs any more, but for what unwinds."""
+    """Raised to end the process: only `finally` blocks still run."""
 
 
 class SimulatedThread:
@@ -23,7 +23,7 @@ class SimulatedThread:
         done: whether it has returned or raised.
         result: what it returned.
         error: what it raised.
-        naps: how often it has gone to sleep.
+        naps: how often it has slept.
         advance: resumes it at once, and has it woken later if it sleeps again; set by the loop.
     """
 
@@ -53,7 +53,7 @@ class SimulatedThread:
             raise Killed
 
     def kill(self) -> None:
-        """Let it unwind from where it sleeps."""
+        """Raise `Killed` where the thread sleeps."""
         self._killed = True
         while not self.done:
             self.run()
@@ -70,13 +70,14 @@ class SimulatedThread:
         self.done = True
 
     def leave(self) -> None:
-        """Let the world go on without the real thread, which may carry another one from now on."""
+        """Continue without the real thread, which may now run another simulated thread."""
         self._rest.release()
 
 
 class _Carrier:
-    """A real thread, which carries one simulated thread after the other: to start one for each
-    would cost more than most of them do.
+    """A real thread that runs simulated threads one after the other.
+
+    Starting one for each would cost more than most of them do.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class _Carrier:
 
 
 _idle: list[_Carrier] = []
-"""Those that carry nothing."""
+"""The idle real threads."""
 
 
 def _held_lock() -> threading.Lock:
@@ -131,7 +132,7 @@ class SimulatedLock:
 
     def __enter__(self) -> None:
         while self._held:
-            assert self._holder is not None, "a loop that holds it does not let the world go on"
+            assert self._holder is not None, "a loop does not sleep while it holds the lock"
             assert current_thread() is None, "a process has one thread that takes locks"
             self._holder.advance()
         self._held, self._holder = True, current_thread()
@@ -145,5 +146,5 @@ class Threading:
 
     Lock = SimulatedLock
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever `threading` has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 any attribute of `threading`
         return getattr(threading, name)

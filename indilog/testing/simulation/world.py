@@ -1,10 +1,10 @@
-"""Time, chance and turns: a scheduler that plays the event loops of all processes.
+"""Time, random choices and scheduling: one scheduler runs the event loops of all processes.
 
-Everything that happens is a callback at an instant; instants are equal or later, callbacks of one
-instant run in the order in which they were asked for. Nothing waits: when all is done at one
-instant, the clock jumps to the next. Each process has a `ProcessLoop`, an asyncio loop of its own,
-so that what runs on a real loop runs here unchanged. Tasks and futures are asyncio's; they are
-deterministic as long as no code iterates over a set of them (PITFALLS 20).
+Every event is a callback at an instant. Instants never decrease, and callbacks of one instant run
+in the order in which they were requested. When all callbacks of an instant have run, the clock
+jumps to the next instant. Each process has a `ProcessLoop`, an asyncio loop of its own, so code for
+a real loop runs here unchanged. Tasks and futures are asyncio's; they are deterministic as long as
+no code iterates over a set of them (PITFALLS 20).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 _enter_loop = asyncio._set_running_loop  # noqa: SLF001 for event loops
 
 START_S: Final = 1_700_000_000.0
-"""The instant at which every world begins: an ordinary one, in seconds since 1970."""
+"""The first instant of every world, in seconds since 1970."""
 _STEP_S: Final = 2e-6
-"""What one callback takes: so time passes where nothing but work happens."""
+"""Simulated seconds of one callback, so that time also passes without timers."""
 _NAPS_S: Final = (0.001, 0.001, 0.001, 0.02)
-"""How long a thread waits for its disk, about: a slow one leaves time for segments to fill."""
+"""Approximate seconds of a disk access in a thread; slow ones leave time for segments to fill."""
 
 
 class Stuck(AssertionError):  # noqa: N818 what a test says about a run
-    """What was waited for does not happen: nothing will, or not within the time allowed."""
+    """The awaited condition did not come true: no callback is left, or the time is over."""
 
 
 class Scheduled:
@@ -56,7 +56,7 @@ class Scheduled:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Cancel the callback."""
         self._cancelled = True
 
     def cancelled(self) -> bool:
@@ -69,12 +69,12 @@ class Scheduled:
 
 
 class World:
-    """The clock, and everything that is going to happen.
+    """The clock, and all scheduled callbacks.
 
     Attributes:
         now_s: the instant.
-        steps: how many callbacks have run: what happened earlier has the smaller number.
-        lines: if a list is put here, a line is added to it for each event.
+        steps: how many callbacks have run; an earlier event has the smaller number.
+        lines: if this is a list, a line is added to it for each event.
     """
 
     def __init__(self, seed: int | str) -> None:
@@ -87,13 +87,13 @@ class World:
         self._digest = blake2b(digest_size=16)
 
     def chance(self, purpose: str) -> random.Random:
-        """Return a source of chance that depends on the seed and `purpose` only."""
+        """Return a random source that depends only on the seed and `purpose`."""
         return random.Random(f"{self.seed}/{purpose}")  # noqa: S311 it is to be repeated
 
-    # --- what happened
+    # --- trace
 
     def tell(self, what: str, *parts: bytes) -> None:
-        """Note that something happened now: it becomes part of the digest."""
+        """Add an event of this instant to the trace and the digest."""
         digest = self._digest
         digest.update(f"{self.now_s!r} {what} {[len(part) for part in parts]}\n".encode())
         for part in parts:
@@ -103,20 +103,20 @@ class World:
 
     @property
     def digest(self) -> str:
-        """A hash of all that happened so far, in order."""
+        """A hash of all events so far, in order."""
         return self._digest.hexdigest()
 
-    # --- what is going to happen
+    # --- scheduling
 
     def at(
         self,
         when_s: float,
         callback: Callable[..., object],
-        *args: Any,  # noqa: ANN401 whatever the callback takes
+        *args: Any,  # noqa: ANN401 any arguments of the callback
         loop: ProcessLoop | None = None,
         context: contextvars.Context | None = None,
     ) -> Scheduled:
-        """Have `callback` called at an instant, now if that is past."""
+        """Schedule `callback` at an instant, or now if that is past."""
         when_s = max(when_s, self.now_s)
         item = Scheduled(when_s, callback, args, loop, context)
         self._asked += 1
@@ -124,11 +124,11 @@ class World:
         return item
 
     def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Scheduled:  # noqa: ANN401 as `at`
-        """Have `callback` called in a while."""
+        """Schedule `callback` after `delay_s` seconds."""
         return self.at(self.now_s + delay_s, callback, *args)
 
     def step(self) -> bool:
-        """Let the next thing happen; False: there is none."""
+        """Run the next callback; return False if there is none."""
         if not self._heap:
             return False
         when_s, _, item = heappop(self._heap)
@@ -156,10 +156,10 @@ class World:
         return True
 
     def run_until(self, done: Callable[[], bool], within_s: float) -> None:
-        """Let things happen until `done()`.
+        """Run callbacks until `done()`.
 
         Raises:
-            Stuck: it does not come true within so many simulated seconds.
+            Stuck: it does not come true within the simulated seconds.
         """
         end_s = self.now_s + within_s
         while not done():
@@ -170,7 +170,7 @@ class World:
             self.step()
 
     def run_for(self, duration_s: float) -> None:
-        """Let things happen for so many simulated seconds."""
+        """Run callbacks for so many simulated seconds."""
         end_s = self.now_s + duration_s
         while self._heap and self._heap[0][0] <= end_s:
             self.step()
@@ -183,7 +183,7 @@ def _wake(thread: SimulatedThread, nap: int) -> None:
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """The event loop of one life of one process.
+    """The event loop of one process from a start to its end.
 
     A paused loop runs nothing; what falls due meanwhile runs when it resumes, in order. A loop that
     is not alive never runs anything again.
@@ -197,14 +197,14 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.deferred: list[Scheduled] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.threads: list[SimulatedThread] = []
-        """Those whose outcome was not yet given to the loop."""
+        """The threads whose outcome the loop has not got yet."""
         self.on_killed: Callable[[], None] = self.end
         """Called when the process is killed during an operation (`Killed`)."""
         self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """Be the running loop inside the block."""
+        """Make this the running loop inside the block."""
         _enter_loop(self)
         try:
             yield
@@ -216,7 +216,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.paused = True
 
     def resume(self) -> None:
-        """Resume, with what fell due meanwhile."""
+        """Resume; callbacks that fell due meanwhile run now, in order."""
         self.paused = False
         deferred, self.deferred = self.deferred, []
         for item in deferred:
@@ -225,7 +225,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                 again.context = item.context
 
     def end(self) -> None:
-        """End this life: the tasks stop where they are."""
+        """End the loop: its tasks stop where they are."""
         self.alive = False
         self.paused = False
         self.deferred.clear()
@@ -251,7 +251,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: Any,  # noqa: ANN401 as asyncio says
         context: contextvars.Context | None = None,
     ) -> Scheduled:
-        """Have a callback called at this instant, after those that were asked for before."""
+        """Schedule a callback at this instant, after those that were requested before."""
         return self.world.at(0.0, callback, *args, loop=self, context=context)
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -263,7 +263,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: Any,  # noqa: ANN401 as asyncio says
         context: contextvars.Context | None = None,
     ) -> Scheduled:
-        """Have a callback called in a while."""
+        """Schedule a callback after a delay."""
         return self.world.at(self.world.now_s + delay, callback, *args, loop=self, context=context)
 
     def call_at(  # type: ignore[override]
@@ -273,7 +273,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: Any,  # noqa: ANN401 as asyncio says
         context: contextvars.Context | None = None,
     ) -> Scheduled:
-        """Have a callback called at an instant."""
+        """Schedule a callback at an instant."""
         return self.world.at(when, callback, *args, loop=self, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -287,7 +287,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         name: object = None,  # noqa: ARG002 only for people
         context: contextvars.Context | None = None,  # noqa: ARG002 each task has a copy
     ) -> asyncio.Task[_T]:
-        """Start a task; it ends with this life at the latest."""
+        """Start a task; it ends with the loop at the latest."""
         task = asyncio.Task(coro, loop=self)
         self.tasks = [other for other in self.tasks if not other.done()]
         self.tasks.append(task)
@@ -301,8 +301,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[_T]:
         """Call `func` in a thread: it takes a while, during which the loop runs.
 
-        It begins at the beginning of that while or at its end, as chance has it, and sleeps where
-        it waits for the disk.
+        The seed chooses whether it begins at the beginning of that time or at its end. It sleeps
+        where it waits for the disk.
         """
         future: asyncio.Future[_T] = self.create_future()
 
@@ -342,15 +342,15 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             future.set_result(thread.result)
 
     def get_debug(self) -> bool:
-        """Return that it is not asked to be slow."""
+        """Return False: the debug mode of asyncio is off."""
         return False
 
     def is_running(self) -> bool:
-        """Return whether this life has not ended."""
+        """Return whether the loop has not ended."""
         return self.alive
 
     def is_closed(self) -> bool:
-        """Return whether this life is over."""
+        """Return whether the loop has ended."""
         return not self.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
