@@ -69,7 +69,7 @@ async def compose(
 ) -> str:
     """Publish a review; return its id.
 
-    Who repeats a request whose outcome is not known gives the same `request` as before: there will
+    A client that repeats a request of unknown outcome passes the same `request`: there will
     be one review. Without one, each call is another request; one with an idempotency key, or an
     asynchronous one, is repeated by the platform until it has ended.
     """
@@ -100,7 +100,7 @@ async def upload_unique_id(ctx: Context, request: str) -> None:
 
 @app.function
 async def upload_user(ctx: Context, request: str, user: str) -> bool:
-    """Add who writes, if there is such a user; tell whether."""
+    """Add the author, if there is such a user; tell whether."""
     known = await _store(ctx).get(f"user:{_checked('user', user)}")
     if known:
         await _add(ctx, request, "user", user)
@@ -152,7 +152,7 @@ async def reader(ctx: Context, user: str) -> Reviews:
 async def load(ctx: Context, users: list[str], movies: dict[str, str]) -> int:
     """Add users and movies (id by title); return how many are new.
 
-    One record for all. Who is there already keeps their reviews.
+    One record for all. Present users and movies keep their reviews.
     """
     if len(users) + len(movies) > LOADED_MAX:
         raise ValueError(

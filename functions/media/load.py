@@ -54,7 +54,7 @@ class Media:
         ]
 
     async def load(self, url: str, told: Callable[[int], None]) -> str:
-        """Load users and movies; who is there already keeps their reviews."""
+        """Load users and movies; present ones keep their reviews."""
         new = sum(await load_batches(url, self.name, self._batches(), told))
         return f"{len(self.users):,} users, {len(self.movies):,} movies ({new:,} new)"
 

@@ -165,7 +165,7 @@ async def follow(ctx: Context, user: str, other: str) -> int:
 async def load(ctx: Context, people: dict[str, list[str]]) -> int:
     """Add people with their friends, who follow each other; return how many people are new.
 
-    One record for all. Who is there already keeps what they have, so loading a graph again changes
+    One record for all. Present people keep their data, so loading a graph again changes
     nothing. The password of a loaded person is their name.
     """
     if len(people) > PEOPLE_LOADED_MAX:

@@ -27,7 +27,7 @@ class GraphError(Exception):
 def synthetic_graph(
     *, people: int = PEOPLE, friends_each: int = FRIENDS_EACH, seed: int = 1
 ) -> Graph:
-    """Return a graph in which who has many friends finds more (preferential attachment).
+    """Return a graph in which people with many friends get more (preferential attachment).
 
     Each newcomer befriends `friends_each` people, chosen in proportion to the friends that they
     have, as real networks grow (Barabási and Albert 1999). The same seed gives the same graph.

@@ -45,7 +45,7 @@ class SocialNetwork:
         return -(-len(self._people) // PEOPLE_PER_LOAD)
 
     async def load(self, url: str, told: Callable[[int], None]) -> str:
-        """Load people and friendships; who is there already keeps what they have."""
+        """Load people and friendships; present people keep their data."""
         people = self._people
         parts = [people[n : n + PEOPLE_PER_LOAD] for n in range(0, len(people), PEOPLE_PER_LOAD)]
         batches = [{"people": {person: self._graph[person] for person in part}} for part in parts]

@@ -132,7 +132,7 @@ async def reserve(
 ) -> Receipt:
     """Reserve a room and a seat, both or none.
 
-    Who repeats a request whose outcome is not known gives the same `request` as before: there will
+    A client that repeats a request of unknown outcome passes the same `request`: there will
     be one reservation. Without one, each call is another request.
     """
     store = _store(ctx)

@@ -30,7 +30,7 @@ class Travel:
     """The application `travel` with some hotels; see `workload.demonstration`.
 
     Attributes:
-        acknowledged: by request whether it was told that it reserved something.
+        acknowledged: by request whether its answer was that it reserved something.
         unknown: reservations that failed and may have had their effect; `settled` repeats them.
     """
 

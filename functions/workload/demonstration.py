@@ -56,7 +56,7 @@ class Application(Protocol):
     def visitors(self, count: int, seed: int) -> list[Visitor]:
         """Return clients whose acknowledged and failed requests `faults` knows of.
 
-        What they write is told from all that other clients, also of other runs, have written.
+        Their writes are distinguishable from those of all other clients, also of other runs.
         """
 
     async def settled(self, url: str) -> None:
@@ -188,8 +188,8 @@ async def checked(
 
     Args:
         url: of the gateway.
-        application: with what its clients were told.
-        told: the next seqnum, and the tail.
+        application: with the answers that its clients got.
+        told: called with the next seqnum, and the tail.
     """
     replay = await replayed(url, application.name, told)
     return replay, application.faults(replay) + await faults_of_objects(

@@ -131,7 +131,7 @@ async def load_batches(
         url: of the gateway.
         app: its name.
         batches: the arguments of each call.
-        told: how many more batches were loaded.
+        told: called with the number of further loaded batches.
 
     Returns:
         The results, in the order in which they came.
@@ -195,7 +195,7 @@ def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
 
 
 class _Client:
-    """One client: a connection, a session, and the visitor who says what to ask for."""
+    """One client: a connection, a session, and the visitor that chooses its requests."""
 
     def __init__(self, url: str, app: str, visitor: Visitor, run: LoadRun) -> None:
         self._app = app

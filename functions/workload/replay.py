@@ -120,7 +120,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
     Args:
         url: of the gateway.
         log: the application's, with nothing but its objects.
-        progress: told the next seqnum, and the tail.
+        progress: called with the next seqnum, and the tail.
 
     Raises:
         LoadError: the gateway does not answer, or a record is not of the application.

@@ -64,24 +64,24 @@ class Held:
         self._replica = replica
 
     async def extend(self, lease: float = LEASE_S) -> None:
-        """Hold it for `lease` seconds from now; also the way to ask whether it is still held.
+        """Extend the lease to `lease` seconds from now. This also checks that the lock is held.
 
         Raises:
-            LockLostError: the lease has ended before.
-            AppendOutcomeUnknownError: it may be held so; harmless to repeat.
+            LockLostError: the lease had ended before.
+            AppendOutcomeUnknownError: it may be extended; the call can be repeated.
         """
         check_lease(lease)
         await self._tell(ExtendLease(self.token, lease))
 
     async def release(self) -> None:
-        """Hand the lock on to the next in line; harmless to repeat soon.
+        """Release the lock to the next caller in the queue; may be repeated soon after.
 
         Raises:
-            LockLostError: the lease has ended before; it was handed on then.
-            AppendOutcomeUnknownError: it may be handed on; else that happens when the lease ends.
+            LockLostError: the lease had ended before, which released the lock.
+            AppendOutcomeUnknownError: it may be released; if not, the end of the lease does that.
         """
         await self._tell(Release(self.token))
-        with contextlib.suppress(IndilogError):  # it is released; whoever begins reads more
+        with contextlib.suppress(IndilogError):  # it is released all the same
             await self._replica.save(self._log)
 
     async def _tell(self, command: ExtendLease | Release) -> None:
@@ -94,20 +94,20 @@ class Held:
 
 
 class Lock:
-    """A lock of a log, by name; cheap to make.
+    """A lock of a log, by name. Objects are cheap.
 
-    As a block, it is acquired on entering and released on leaving. Leaving a block whose lease had
-    ended raises `LockLostError`, unless the block raised something else. A lock that is renewed
-    ends its block with `LockLostError` as soon as its loss is noticed.
+    An `async with` block acquires it on entering and releases it on leaving. Leaving a block whose
+    lease had ended raises `LockLostError`, unless the block raised another error. With `renew`, a
+    lost lease ends the block with `LockLostError` as soon as it is noticed.
 
     Args:
-        log: where the lock lives; it may also hold other records.
-        name: of the lock, within the log.
-        lease: seconds after which it passes on to the next in line, unless it is extended before.
-        wait: seconds to wait for it; None: as long as it takes.
-        owner: who acquires it. An owner that holds it or waits for it already gets the same token,
-            so it may ask again after it was interrupted, and keeps its place meanwhile. The default
-            is somebody new each time.
+        log: of the lock; it may also hold other records.
+        name: of the lock, unique in the log.
+        lease: seconds after which the lock is released, unless it is extended before.
+        wait: seconds to wait for the lock; None: without limit.
+        owner: an id of the caller. An owner that holds the lock, or waits for it, gets the same
+            token again: it may retry after an interruption, and keeps its place meanwhile. Default:
+            a new id each time.
         renew: whether the lease is extended in the background while the block runs.
     """
 

@@ -51,7 +51,7 @@ class PublicCall:
         """Note that its append succeeded."""
         self.unknown, self.has_appended = None, True
 
-    def told(self, error: IndilogError) -> IndilogError:
+    def error_for_caller(self, error: IndilogError) -> IndilogError:
         """Return the error to raise for `error`: not a retryable one if something was appended."""
         if self.unknown is not None:
             return self.unknown
@@ -77,11 +77,11 @@ def public_call() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        raise call.told(stopped.error or NotReadyError(str(stopped))) from stopped
+        raise call.error_for_caller(stopped.error or NotReadyError(str(stopped))) from stopped
     except IndilogError as error:
-        told = call.told(error)
-        if told is error:
+        raised = call.error_for_caller(error)
+        if raised is error:
             raise
-        raise told from error
+        raise raised from error
     finally:
         CALL.reset(token)

@@ -120,7 +120,7 @@ async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
         try:
             held.apply(record.seqnum, run, run_record(record.data))
         except FlowVersionError:
-            # That version's drivers see to the run; nobody else can read it.
+            # Only drivers of that version can read the run, and take it over.
             since = held.drop(run)
             unreadable.append(record.seqnum if since is None else since)
     return Remains(held.runs, min([*unreadable, end]))
@@ -129,13 +129,13 @@ async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
 async def read_readable(
     log: Log, tag: str, bound: SeqNum, unreadable: list[SeqNum]
 ) -> AsyncIterator[Record]:
-    """Yield all records with a tag that are there, from seqnum `bound` on.
+    """Yield all readable records with a tag, from seqnum `bound` on.
 
     Args:
-        log: where they are.
-        tag: of all of them.
-        bound: where to begin.
-        unreadable: gets the place of what is lost and passed over, if anything is.
+        log: to read.
+        tag: of the records.
+        bound: first seqnum to read.
+        unreadable: the seqnum of each skipped loss is appended to it.
     """
     async for record in read_surviving_records(log, tag, bound, limit=_PAGE):
         if isinstance(record, DataLossError):
@@ -146,24 +146,22 @@ async def read_readable(
 
 
 @dataclass(slots=True)
-class _Departure:
+class _Death:
     since: float
     again_at: float
     end: SeqNum = 0
 
 
 class DeadExecutors:
-    """When to look again at the streams of executors that are gone; times are those of this
-    process's steady clock.
-    """
+    """The dead executors whose streams are read again, and when: steady time of this process."""
 
     def __init__(self) -> None:
-        self._names: dict[str, _Departure] = {}
+        self._names: dict[str, _Death] = {}
 
     def add(self, name: str, now: float) -> None:
-        """An executor is gone."""
+        """Add a dead executor."""
         if name not in self._names:
-            self._names[name] = _Departure(now, now + AGE_S_MIN)
+            self._names[name] = _Death(now, now + AGE_S_MIN)
             if len(self._names) > NAMES_MAX:
                 del self._names[next(iter(self._names))]
 
@@ -177,24 +175,24 @@ class DeadExecutors:
 
     def due(self, now: float) -> list[str]:
         """Return the executors whose streams are due to be read again at `now`."""
-        return [name for name, gone in self._names.items() if gone.again_at <= now]
+        return [name for name, dead in self._names.items() if dead.again_at <= now]
 
     def next_due(self) -> float | None:
         """Return when the next one is due."""
-        return min((gone.again_at for gone in self._names.values()), default=None)
+        return min((dead.again_at for dead in self._names.values()), default=None)
 
     def end(self, name: str) -> SeqNum:
         """Return the seqnum below which no run in its stream is open."""
-        gone = self._names.get(name)
-        return 0 if gone is None else gone.end
+        dead = self._names.get(name)
+        return 0 if dead is None else dead.end
 
     def looked(self, name: str, now: float, end: SeqNum) -> None:
         """Note that at `now` no run is open below `end` of its stream; schedule the next read."""
-        gone = self._names.get(name)
-        if gone is None:
+        dead = self._names.get(name)
+        if dead is None:
             return
-        if now - gone.since >= AGE_S_MAX:
+        if now - dead.since >= AGE_S_MAX:
             del self._names[name]
             return
-        gone.end = max(gone.end, end)
-        gone.again_at = max(gone.again_at, now) + max(AGE_S_MIN, now - gone.since)
+        dead.end = max(dead.end, end)
+        dead.again_at = max(dead.again_at, now) + max(AGE_S_MIN, now - dead.since)

@@ -38,10 +38,10 @@ class KnownExecutor:
         lease_s: of its last heartbeat, seconds.
         until: when a new owner may be chosen, by this process's steady clock.
         seqnum: of its last heartbeat.
-        said_at: the last record about it.
-        heir: which takes over its runs; None: it counts as alive.
-        has_said_so: it recorded that it stops.
-        was_gone: it was in `dead_executors` before, in this process.
+        last_record_at: seqnum of the last record about it.
+        new_owner: which takes over its runs; None: it counts as alive.
+        has_left: it recorded that it stops.
+        was_dead: it was in `dead_executors` before, in this process.
     """
 
     lease_s: float
@@ -84,9 +84,9 @@ class Executors:
                 return
             case Heartbeat(name, lease_s):
                 self._on_heartbeat(seqnum, now, name, lease_s)
-            case ExecutorDead(name, heir, end):
+            case ExecutorDead(name, new_owner, end):
                 if self.is_silent(name, end):
-                    self._assign_new_owner(name, heir, now)
+                    self._assign_new_owner(name, new_owner, now)
                 self._note_record(name, seqnum)
             case ExecutorLeft(name, is_idle):
                 if is_idle:
@@ -118,17 +118,17 @@ class Executors:
         An executor that records this of itself knows that no assignment is in flight. A new owner
         that records it of another does not, so that one stays in `dead_executors`.
         """
-        gone = self.known.pop(name, None)
-        if gone is None or gone.new_owner is not None or gone.was_dead or self._lost_to:
+        left = self.known.pop(name, None)
+        if left is None or left.new_owner is not None or left.was_dead or self._lost_to:
             self.dead_executors.add(name, now)
         for known in self.known.values():
             if known.new_owner == name:
                 known.new_owner, known.until = None, now
 
-    def _assign_new_owner(self, name: str, heir: str, now: float) -> None:
+    def _assign_new_owner(self, name: str, new_owner: str, now: float) -> None:
         for other, known in self.known.items():
             if name in {other, known.new_owner}:
-                known.new_owner, known.until = heir, now + NEW_OWNER_S
+                known.new_owner, known.until = new_owner, now + NEW_OWNER_S
 
     # --- unreadable records
 

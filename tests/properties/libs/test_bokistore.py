@@ -351,7 +351,7 @@ def test_every_reader_sees_what_a_plain_replay_of_the_log_says(
 
 
 def check_all(people: Sequence[Person], log: MemoryLog) -> None:
-    """Compare what everybody saw, and whoever comes now sees, with the model."""
+    """Compare what each process saw, and what a newcomer sees, with the model."""
     model = Model()
     for seqnum in range(log.logs.position):
         record = log.logs.record(seqnum)

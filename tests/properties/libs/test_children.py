@@ -101,7 +101,7 @@ async def execute_child(log: Log, run_id: str, ran: list[str]) -> None:
 
 
 def executing(logs: MemoryLogs) -> Coroutine[Any, Any, RunFinished | None]:
-    """Return an execution of the parent by whoever has it now."""
+    """Return an execution of the parent by its current executor."""
     log = SteppedLog(logs.log(FLOW_LOG))
     run = now(read_run(logs.log(FLOW_LOG), PARENT, Run()))
     execution = Execution(log, PARENT, run, NeverSure())

@@ -1,4 +1,4 @@
-"""Executors that die, drivers that come and go, and signs of life that are lost, for everybody or
+"""Executors that die, drivers that come and go, and heartbeats that are lost, for everybody or
 for those who come later: nobody takes what a living one relies on, and all that is left is taken.
 
 The processes of the model share nothing but records; who has which run is kept beside them. A
@@ -33,7 +33,7 @@ class Process:
     """One that executes runs and drives, with a steady clock of its own.
 
     Attributes:
-        sent_at: when it sent the last sign of life of its name.
+        sent_at: when it sent the last heartbeat of its name.
         stands_still: as long as it does nothing at all.
         has_just_woken: it does not know yet that it did so.
     """
@@ -106,7 +106,7 @@ class World:
             process.sent_at = self.now
 
     def renew(self, process: Process) -> None:
-        """Rely on a further sign of life once it is there, and nothing before it says otherwise."""
+        """Rely on a further heartbeat once it is read, and no record before it contradicts."""
         name, before, asked_at = process.name, process.sent_at, self.now
         assert before is not None, "what has runs has said that it lives"
 

@@ -59,7 +59,7 @@ class Model:
 
     Attributes:
         holders: per record, who holds the lock after it: a token, or None.
-        done: per release or extension, whether whoever said it held the lock.
+        done: per release or extension, whether its sender held the lock.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:

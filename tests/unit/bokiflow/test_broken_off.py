@@ -247,7 +247,9 @@ async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
     class Late(MemoryLog):
         async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
             now[0] = 1005.01
-            await super().append(encoded(ExecutorDead(lease.name, "heir", 1)), tags=[EXECUTORS_TAG])
+            await super().append(
+                encoded(ExecutorDead(lease.name, "new_owner", 1)), tags=[EXECUTORS_TAG]
+            )
             now[0] = 1005.12
             return await super().append_batch(list(entries))
 

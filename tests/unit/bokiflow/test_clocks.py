@@ -123,7 +123,7 @@ async def test_a_parked_crash_loop_is_retried_independently_of_a_drivers_clock(
     for record, tags in (
         (RunStarted("waits", b"{}", "first", "v"), [RUNS_TAG]),
         (RunTaken(2, "fifth", CRASHES_PARKED), []),
-        (RunParked(2, "v", "it ends whoever executes it"), [PARKED_TAG]),
+        (RunParked(2, "v", "it crashes its executors"), [PARKED_TAG]),
     ):
         await log.append(encoded(record), tags=[run_tag("r"), *tags])
     async with other.driven():

@@ -163,13 +163,13 @@ async def test_a_dead_new_owner_is_replaced() -> None:
     first = Process(logs, stuck)
     for _ in range(5):
         await first.two.start()
-    heir = Process(logs, stuck, executions=2)  # it can take two, the others wait
+    new_owner = Process(logs, stuck, executions=2)  # it can take two, the others wait
     await stuck.begun.wait()
     stuck.begun.clear()
     first.kill()
-    heir.drive()
+    new_owner.drive()
     await asyncio.wait_for(stuck.begun.wait(), 10)
-    heir.kill()
+    new_owner.kill()
     last = Process(logs)
     async with processes(last):
         records = await logs.log("shop/flow").read_range(RUNS_TAG)
@@ -192,11 +192,11 @@ async def killed_in_a_step(logs: MemoryLogs, run: str) -> Process:
 async def test_a_new_owner_that_stops_before_it_takes_a_run_is_replaced(
     logs: MemoryLogs,
 ) -> None:
-    first, heir = await killed_in_a_step(logs, "r"), Process(logs)
-    heir.flow.runner.executions_max = 0  # it waits for room
-    async with processes(heir):
+    first, new_owner = await killed_in_a_step(logs, "r"), Process(logs)
+    new_owner.flow.runner.executions_max = 0  # it waits for room
+    async with processes(new_owner):
         log, bound = logs.log("shop/flow"), 0
-        while not heir.flow.runner.executors.has_new_owner(first.flow.runner.lease.name):
+        while not new_owner.flow.runner.executors.has_new_owner(first.flow.runner.lease.name):
             bound = await log.tail()
             await log.read_next(EXECUTORS_TAG, bound, wait=1)
             await asyncio.sleep(0)

@@ -66,7 +66,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     paused: list[float] = []
 
     async def pause(seconds: float) -> None:
-        if seconds <= 1.0:  # longer ones are between signs of life
+        if seconds <= 1.0:  # longer ones are between heartbeats
             paused.append(seconds)
         await asyncio.sleep(0 if seconds <= 1.0 else seconds)
 

@@ -114,7 +114,7 @@ def test_a_claim_has_no_effect_if_the_executor_sent_a_heartbeat_since() -> None:
 
 
 def test_no_time_of_a_record_decides_the_new_owner() -> None:
-    """Whoever reads it all at once, late, or with a clock of another year sees the same heirs."""
+    """A reader sees the same new owners at once, late, or with a clock of another year."""
     said: list[ExecutorRecord] = [
         Heartbeat("a", 5.0),
         Heartbeat("b", 5.0),
@@ -124,9 +124,9 @@ def test_no_time_of_a_record_decides_the_new_owner() -> None:
     ]
     slow = living(*((10.0 * n, record) for n, record in enumerate(said)))
     at_once = living(*((1e9, record) for record in said))
-    heirs = {"a": "b", "b": None}
-    assert {n: known.new_owner for n, known in slow.known.items()} == heirs
-    assert {n: known.new_owner for n, known in at_once.known.items()} == heirs
+    new_owners = {"a": "b", "b": None}
+    assert {n: known.new_owner for n, known in slow.known.items()} == new_owners
+    assert {n: known.new_owner for n, known in at_once.known.items()} == new_owners
 
 
 def test_a_lease_counts_from_the_read_of_its_heartbeat() -> None:
@@ -188,7 +188,7 @@ def test_an_executor_that_left_nothing_is_not_read_again() -> None:
 
 
 def test_an_executor_whose_new_owner_has_finished_is_read_again() -> None:
-    """So is whoever it may have been an heir that spoke of, as far as this process knows."""
+    """So is an executor whose record may be of a new owner, as far as this process knows."""
     executors = living(
         (0.0, Heartbeat("a", 1.0)),
         (2.0, ExecutorDead("a", "b", 1)),

@@ -24,7 +24,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover import dead_executors
 from bokiflow.takeover.dead_executors import read_remains
 from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import AppendOutcomeUnknownError
@@ -55,7 +55,7 @@ def taken(epoch: int, executor: str = "dead") -> Entry:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "AGE_S_MIN", 0.05)
+    monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
 
 
 class Process(ShopProcess):
@@ -127,25 +127,25 @@ async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
     monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
     logs = NoEnd()
-    first, heir = Process(logs), Process(logs)
+    first, new_owner = Process(logs), Process(logs)
     await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
-    async with heir.driven():
+    async with new_owner.driven():
         if leaves == "in good order":
             await first.stop()
         first.kill()
-        assert await heir.long.handle("r").result(10) == "done"
+        assert await new_owner.long.handle("r").result(10) == "done"
 
 
 async def test_a_search_of_all_runs_finds_one_whose_superseded_end_came_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = NoEnd()
-    log, first, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
+    log, first, new_owner = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
     assert await find_executors_of_open_runs(log) == {first.name}
     first.kill()
-    async with heir.driven():
-        assert await heir.long.handle("r").result(10) == "done"
+    async with new_owner.driven():
+        assert await new_owner.long.handle("r").result(10) == "done"
     logs.reads = 0
     assert await find_executors_of_open_runs(log) == set()
     assert logs.reads <= 2, "runs that ended are not read, though others took them over"
@@ -208,9 +208,9 @@ class Race(HookedLogs):
 async def test_an_epoch_that_a_dead_executor_begins_before_its_new_owner_is_taken() -> None:
     logs = Race()
     await MemoryLogs.log(logs, FLOW_LOG).append_batch([LIVES, START])
-    heir = Process(logs)
-    async with heir.driven():
-        await heir.goes_on()
+    new_owner = Process(logs)
+    async with new_owner.driven():
+        await new_owner.goes_on()
 
 
 async def records(log: Log, run: str) -> list[RunRecord]:
@@ -221,13 +221,13 @@ async def records(log: Log, run: str) -> list[RunRecord]:
 async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
     """It waits for other code, or for its time."""
     logs = MemoryLogs()
-    log, heir = logs.log(FLOW_LOG), Process(logs)
-    async with heir.driven():
+    log, new_owner = logs.log(FLOW_LOG), Process(logs)
+    async with new_owner.driven():
         await log.read_next(EXECUTORS_TAG, 0, wait=0.01)  # those parked before it are tried
         await log.append_batch([LIVES, START, PARKED, START])
-        while "dead" not in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+        while "dead" not in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-        while "dead" in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+        while "dead" in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
 

@@ -1,4 +1,4 @@
-"""Whoever calls the library while the log is full or away is told so, and never `Stopped`."""
+"""A call of the library while the log is full or unavailable raises that, never `Stopped`."""
 
 from __future__ import annotations
 

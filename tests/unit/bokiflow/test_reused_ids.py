@@ -95,7 +95,7 @@ class UnsureLogs(HookedLogs):
 
 
 async def test_a_start_that_was_appended_twice_has_the_keys_of_its_first_copy() -> None:
-    """Whoever takes the run over sees the first copy, so the executor must, too."""
+    """A takeover sees the first copy, so the executor must, too."""
     logs, flow = UnsureLogs(), Flow("shop")
     flow.attach(logs)
 

@@ -1,4 +1,4 @@
-"""Waiting consumers of one process: a consumer that fails leaves its message to another one."""
+"""Waiting consumers of one process: the message of one that fails goes to the others."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_a_failed_checkpoint_append_fails_no_operation(log: MemoryLog) -> 
 async def test_a_get_that_replayed_many_records_writes_a_checkpoint(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer that should have written it crashed, or wrote without reading."""
+    """The writer due to append one crashed, or wrote blindly."""
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "CHECKPOINT_EVERY_SMALL", 1 << 30)
         for _ in range(300):

@@ -1,4 +1,4 @@
-"""Transactions with an id take effect once, for any number of executions by any processes."""
+"""Transactions with an id take effect once, in any process and however often they run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_repeated_id_has_no_effect_and_returns_the_first_result(log: Mem
     for reader in (store, newcomer(log)):
         assert await reader.transact(increment, id="run-1/3") == 1
         assert (await reader.get("a"))["n"] == 11
-    assert await log.tail() == tail, "a later execution appends nothing"
+    assert await log.tail() == tail, "a later one appends nothing"
     assert await store.transact(increment, id="run-1/4") == 12
 
 

@@ -1,4 +1,4 @@
-"""Whoever begins with a lock finds the checkpoint to begin at, or is told why there is none."""
+"""A newcomer to a lock finds a checkpoint to start from, or gets an error that says why not."""
 
 from __future__ import annotations
 

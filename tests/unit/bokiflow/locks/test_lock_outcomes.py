@@ -1,4 +1,4 @@
-"""Whoever wrote a record for a lock is not told that nothing was done, unless it was taken back."""
+"""After an append to a lock no error says that nothing was done, unless it was undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life come on their schedule, whatever else an executor has to do and however slow it is.
+"""Heartbeats come on their schedule, whatever else an executor has to do and however slow it is.
 
 The clock is the loop's, which leaps: nothing here depends on how busy the machine is.
 """
@@ -29,7 +29,7 @@ class SlowLogs(HookedLogs):
 
     Attributes:
         slow_s: how long each takes.
-        asked_at: when each sign of life was sent off, after `slow_s` was set.
+        asked_at: when each heartbeat was sent off, after `slow_s` was set.
     """
 
     def __init__(self) -> None:

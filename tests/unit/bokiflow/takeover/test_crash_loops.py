@@ -1,4 +1,4 @@
-"""A run that ends whoever executes it is parked, and what runs beside it is not."""
+"""A run that crashes its executors is parked, and runs of the same process are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bokiflow.runs.records import (
     encoded,
     run_tag,
 )
-from bokiflow.takeover import crash_loops as suspects
+from bokiflow.takeover import crash_loops
 from bokiflow.takeover.executors import Executors
 from indilog.testing import MemoryLogs
 
@@ -30,8 +30,8 @@ LEASE_S = 0.2
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suspects are taken soon; what is parked stays so, unless a test says otherwise."""
-    monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 0.01)
+    """Crash-looping runs are taken soon; parked ones stay parked, unless a test says otherwise."""
+    monkeypatch.setattr(crash_loops, "_PAUSE_S_MAX", 0.01)
     monkeypatch.setattr(driver, "retry_s", after(600.0))
 
 
@@ -146,8 +146,8 @@ async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     await first.work.start("ends", id="poison")
     await first.is_dead.wait()
     died, last = await die_in_turn(logs, "poison")
-    # One that was slow may have shown a sign of life first, which ends the count.
-    assert suspects.CRASHES_PARKED <= died < 3 * suspects.CRASHES_PARKED
+    # A slow one may have sent a heartbeat first, which ends the count.
+    assert crash_loops.CRASHES_PARKED <= died < 3 * crash_loops.CRASHES_PARKED
     status = await last.work.handle("poison").status()
     assert status.problem is not None
     assert "5 processes in a row ended" in status.problem
@@ -208,7 +208,7 @@ async def test_processes_that_stop_well_are_not_counted() -> None:
     before.drive()
     await asyncio.sleep(LEASE_S / 20)
     handle = await before.work.start("waits", id="r")
-    for _ in range(suspects.CRASHES_PARKED + 2):
+    for _ in range(crash_loops.CRASHES_PARKED + 2):
         after = Process(logs)
         after.drive()
         await asyncio.sleep(LEASE_S / 20)  # a driver that never had a turn says nothing at its end
@@ -235,31 +235,31 @@ async def test_only_an_end_without_a_later_heartbeat_is_counted() -> None:
     executors = Executors()
     executors.apply(4, 1.0, Heartbeat("b", 5.0))
     run = run_given("b", 5, 3)
-    assert suspects.crashes_of(run, executors) == 4
+    assert crash_loops.crashes_of(run, executors) == 4
     executors.apply(6, 2.0, Heartbeat("b", 5.0))
-    assert suspects.crashes_of(run, executors) == 0
+    assert crash_loops.crashes_of(run, executors) == 0
 
 
 async def test_groups_shrink_and_pauses_grow() -> None:
     crashes = [*range(2, 6)]
-    assert [suspects.group_size(c) for c in crashes] == [16, 4, 1, 1]
-    assert [suspects.is_crash_looping(c) for c in (0, 1, 2)] == [False, False, True]
+    assert [crash_loops.group_size(c) for c in crashes] == [16, 4, 1, 1]
+    assert [crash_loops.is_crash_looping(c) for c in (0, 1, 2)] == [False, False, True]
 
 
 async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 600.0)
-    assert [suspects.pause_s(c) for c in (2, 3, 5, 11, 12, 10_000)] == [1, 2, 8, 512, 600, 600]
+    monkeypatch.setattr(crash_loops, "_PAUSE_S_MAX", 600.0)
+    assert [crash_loops.pause_s(c) for c in (2, 3, 5, 11, 12, 10_000)] == [1, 2, 8, 512, 600, 600]
 
 
 async def test_a_newcomer_knows_the_new_owners_after_a_trim() -> None:
     logs = MemoryLogs()
     log = logs.log("shop/flow")
-    for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("heir", 3600.0)):
+    for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("new_owner", 3600.0)):
         await log.append(encoded(record), tags=[EXECUTORS_TAG])
-    await log.append(encoded(ExecutorDead("a", "heir", 3)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(ExecutorDead("a", "new_owner", 3)), tags=[EXECUTORS_TAG])
     process = Process(logs)
     await process.flow.runner.look(log)
     await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)
     newcomer = Process(logs)
     await newcomer.flow.runner.look(log)
-    assert newcomer.flow.runner.executors.left_to("heir") == ["a"]
+    assert newcomer.flow.runner.executors.left_to("new_owner") == ["a"]

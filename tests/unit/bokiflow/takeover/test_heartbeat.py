@@ -67,7 +67,7 @@ async def test_a_name_that_had_a_new_owner_is_not_used_again(is_done: bool, is_l
     await process.waits.start(id="r")
     name = process.name
     said = of_executors(
-        ExecutorDead(name, "heir", await log.tail()), ExecutorLeft(name, is_idle=True)
+        ExecutorDead(name, "new_owner", await log.tail()), ExecutorLeft(name, is_idle=True)
     )
     dead = (await log.append_batch(said if is_done else said[:1]))[0]
     if is_lost:
@@ -167,10 +167,10 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
         name, tail = process.name, await log.tail()
         await log.append_batch(
             [
-                *of_executors(Heartbeat("heir", 0.2), ExecutorDead("dead", "heir", tail)),
+                *of_executors(Heartbeat("new_owner", 0.2), ExecutorDead("dead", "new_owner", tail)),
                 Entry(encoded(RunFinished(1, b'"x"')), tags),
                 *of_executors(
-                    ExecutorLeft("dead", is_idle=True), ExecutorLeft("heir", is_idle=True)
+                    ExecutorLeft("dead", is_idle=True), ExecutorLeft("new_owner", is_idle=True)
                 ),
             ]
         )
@@ -186,7 +186,7 @@ async def test_a_process_that_starts_after_trims_knows_the_dead_and_their_new_ow
     log, lives, late = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await log.append_batch(of_executors(ExecutorLeft("forgotten", is_idle=True)))
     await log.append_batch(of_executors(Heartbeat("dead", LEASE_S), Heartbeat("silent", LEASE_S)))
-    await log.append_batch(of_executors(ExecutorDead("dead", "heir", 3)))
+    await log.append_batch(of_executors(ExecutorDead("dead", "new_owner", 3)))
     await lives.waits.start(id="r")
     await trims(lives)
     assert (await log.read_range(EXECUTORS_TAG, 1))[0].seqnum == 1
@@ -195,7 +195,7 @@ async def test_a_process_that_starts_after_trims_knows_the_dead_and_their_new_ow
     await late.flow.runner.look(log)
     executors = late.flow.runner.executors
     assert executors.known.keys() == {"dead", "silent", lives.name}
-    assert executors.left_to("heir") == ["dead"]
+    assert executors.left_to("new_owner") == ["dead"]
     lives.kill()
 
 

@@ -20,7 +20,7 @@ from bokiflow.runs.records import (
     encoded,
     executor_tag,
 )
-from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover import dead_executors
 from bokiflow.takeover.dead_executors import (
     AGE_S_MAX,
     AGE_S_MIN,
@@ -63,7 +63,8 @@ class SlowLogs(MemoryLogs):
     """Logs of a platform that can be told to hold back what it was given.
 
     Attributes:
-        goes_on: while set to an event, appends that `holds` names wait for it; whoever asked for
+        goes_on: while set to an event, appends that `holds` names wait for it; a caller that asked
+        for
             them may be gone by then.
     """
 
@@ -95,7 +96,7 @@ class Process(ShopProcess):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "AGE_S_MIN", 0.05)
+    monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
 
 
 async def until(what: Callable[[], bool], log: Log) -> None:
@@ -194,13 +195,13 @@ async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
     """What comes to a dead executor between the look and the word that it is done is kept."""
     logs = SlowLogs()
     logs.holds = lambda tags: tags == (EXECUTORS_TAG,)
-    log, heir = logs.log("shop/flow"), Process(logs)
+    log, new_owner = logs.log("shop/flow"), Process(logs)
     await log.append(encoded(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
     await log.append(
-        encoded(ExecutorDead("gone", heir.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG]
+        encoded(ExecutorDead("gone", new_owner.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG]
     )
     logs.goes_on = asyncio.Event()  # holds `left`, after the look
-    async with heir.driven():
+    async with new_owner.driven():
         await logs.arrived.wait()
         late = Process(logs)
         late.flow.runner.lease.name = "gone"
@@ -208,7 +209,7 @@ async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
         await late.two.start(id="r")
         late.kill()
         logs.goes_on.set()
-        assert await heir.two.handle("r").result(10) == "12"
+        assert await new_owner.two.handle("r").result(10) == "12"
 
 
 async def test_the_read_part_of_a_dead_executors_stream_is_not_read_again() -> None:
@@ -222,7 +223,7 @@ async def test_the_read_part_of_a_dead_executors_stream_is_not_read_again() -> N
 async def test_dead_executors_are_read_at_growing_intervals_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(departed, "AGE_S_MIN", AGE_S_MIN)
+    monkeypatch.setattr(dead_executors, "AGE_S_MIN", AGE_S_MIN)
     gone, now, looks = DeadExecutors(), 1000.0, 0
     gone.add("a", now)
     while (again := gone.next_due()) is not None:

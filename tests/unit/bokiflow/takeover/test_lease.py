@@ -66,7 +66,7 @@ def test_a_wall_clock_that_jumps_makes_no_lease_longer_or_shorter(
     clocks.go_on(5)
     assert state(lease) == (False, True)
     lease.renewed(waiting.passed_now())
-    assert state(lease) == (True, False), "and a new sign of life counts at once"
+    assert state(lease) == (True, False), "and a new heartbeat renews it at once"
 
 
 def test_a_machine_that_slept_relies_on_no_lease_of_before(clocks: Clocks) -> None:

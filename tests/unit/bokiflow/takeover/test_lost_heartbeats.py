@@ -25,7 +25,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
-from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover import dead_executors
 from bokiflow.takeover.cleaning import Cleaner
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum
@@ -76,7 +76,7 @@ async def said(logs: MemoryLogs, tag: str, what: Callable[[object], bool]) -> li
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "AGE_S_MIN", 0.05)
+    monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
 
 
 async def lose_a_sign_of_life(logs: MemoryLogs, name: str) -> SeqNum:
@@ -133,18 +133,18 @@ LOSSES = pytest.mark.parametrize(
 async def test_whatever_is_lost_what_dead_executors_left_is_taken(
     logs: MemoryLogs, loses: Loses, when: str
 ) -> None:
-    dead, also_dead, heir = Process(logs), Process(logs), Process(logs)
+    dead, also_dead, new_owner = Process(logs), Process(logs), Process(logs)
     name = await dead.begins("r")
     dead.kill()
     if when == "before it begins":
-        heir.view.lost.add(await loses(logs, name))
-    async with heir.driven():
+        new_owner.view.lost.add(await loses(logs, name))
+    async with new_owner.driven():
         await also_dead.begins("other")
         also_dead.kill()
         if when == "while it drives":
-            heir.view.lost.add(await loses(logs, name))
-        await heir.goes_on("r")
-        await heir.goes_on("other")
+            new_owner.view.lost.add(await loses(logs, name))
+        await new_owner.goes_on("r")
+        await new_owner.goes_on("other")
 
 
 @LOSSES
@@ -186,7 +186,7 @@ async def test_a_live_executor_keeps_its_runs_though_its_heartbeats_are_lost(
 async def test_records_of_a_later_version_delay_no_run_and_are_left_to_it(
     logs: MemoryLogs,
 ) -> None:
-    log, dead, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
+    log, dead, new_owner = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await log.append(LATER, tags=[EXECUTORS_TAG])
     name = await dead.begins("r")
     await dead.begins("later")
@@ -194,12 +194,12 @@ async def test_records_of_a_later_version_delay_no_run_and_are_left_to_it(
     start = logs.position - 1
     await log.append(LATER, tags=[run_tag("later"), executor_tag(name)])
     with structlog.testing.capture_logs() as logged:
-        async with heir.driven():
-            await heir.goes_on("r")
+        async with new_owner.driven():
+            await new_owner.goes_on("r")
             await log.append(LATER, tags=[EXECUTORS_TAG])
-            await heir.begins("mine")
-            await heir.goes_on("mine", epoch=1)
-    runner = heir.flow.runner
+            await new_owner.begins("mine")
+            await new_owner.goes_on("mine", epoch=1)
+    runner = new_owner.flow.runner
     assert runner.executors.needed_from == 0, "what the later version said is kept for it"
     with pytest.raises(TrimmedError) as trimmed:
         await log.read_range(executor_tag(name))
@@ -213,31 +213,31 @@ async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_ta
     logs: MemoryLogs,
 ) -> None:
     """Its start has the executor's tag, too, and what is lost comes back."""
-    dead, heir = Process(logs), Process(logs)
+    dead, new_owner = Process(logs), Process(logs)
     name = await dead.begins("first")
     await dead.begins("bad")
     await dead.begins("last")
     dead.kill()
     starts = await said(logs, executor_tag(name), lambda record: isinstance(record, RunStarted))
-    heir.view.lost.add(starts[1])
-    async with heir.driven():
-        await heir.goes_on("first")
-        await heir.goes_on("last")
-        while name in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+    new_owner.view.lost.add(starts[1])
+    async with new_owner.driven():
+        await new_owner.goes_on("first")
+        await new_owner.goes_on("last")
+        while name in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-        heir.view.lost.clear()
-        await heir.goes_on("bad")
+        new_owner.view.lost.clear()
+        await new_owner.goes_on("bad")
 
 
 async def test_the_list_of_the_parked_may_be_damaged(logs: MemoryLogs) -> None:
-    log, dead, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
+    log, dead, new_owner = logs.log(FLOW_LOG), Process(logs), Process(logs)
     lost = await log.append(b"", tags=[PARKED_TAG, run_tag("bad")])
     await log.append(b"", tags=[PARKED_TAG, run_tag("parked no more")])
-    heir.view.lost.add(lost)
+    new_owner.view.lost.add(lost)
     await dead.begins("r")
     dead.kill()
-    async with heir.driven():
-        await heir.goes_on("r")
+    async with new_owner.driven():
+        await new_owner.goes_on("r")
     assert [r.seqnum for r in await log.read_range(PARKED_TAG, lost)][:1] == [lost], "it is kept"
 
 

@@ -7,7 +7,7 @@ import pytest
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import RUNS_TAG, RunFinished, RunStarted, encoded, run_tag
-from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover import dead_executors
 from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum
@@ -41,7 +41,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def pause(_: float) -> None: ...
 
     monkeypatch.setattr(waiting, "pause", pause)
-    monkeypatch.setattr(departed, "_PAGE", 4)
+    monkeypatch.setattr(dead_executors, "_PAGE", 4)
 
 
 async def began(logs: MemoryLogs, run: str, executor: str) -> None:

@@ -19,7 +19,7 @@ from bokiflow.runs.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover import dead_executors
 from bokiflow.takeover.cleaning import Cleaner
 from bokiflow.takeover.heartbeat import BEATS
 from indilog.base.errors import DataLossError, TrimmedError
@@ -73,9 +73,9 @@ async def until(what: Callable[[], bool]) -> None:
 async def test_a_run_that_cannot_be_read_is_passed_over_and_taken_when_it_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(departed, "AGE_S_MIN", 0.05)
+    monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
     logs = DamagedLogs()
-    dead, also_dead, heir = Process(logs), Process(logs), Process(logs)
+    dead, also_dead, new_owner = Process(logs), Process(logs), Process(logs)
     for run in ("bad", "good"):
         await dead.waits.start(id=run)
     await also_dead.waits.start(id="other")
@@ -83,12 +83,12 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_taken_when_it_can(
     name = dead.name
     await dead.stop()
     await also_dead.stop()
-    async with heir.driven():
-        await heir.goes_on("good")
-        await heir.goes_on("other")
-        await until(lambda: name not in heir.flow.runner.executors.known)
+    async with new_owner.driven():
+        await new_owner.goes_on("good")
+        await new_owner.goes_on("other")
+        await until(lambda: name not in new_owner.flow.runner.executors.known)
         logs.is_damaged = False
-        await heir.goes_on("bad")
+        await new_owner.goes_on("bad")
 
 
 async def test_a_parked_run_that_cannot_be_read_keeps_no_driver_from_its_work() -> None:
@@ -103,9 +103,9 @@ async def test_a_parked_run_that_cannot_be_read_keeps_no_driver_from_its_work() 
     await dead.waits.start(id="r")
     await dead.stop()
     logs.is_damaged = True
-    heir = Process(logs)
-    async with heir.driven():
-        await heir.goes_on("r")
+    new_owner = Process(logs)
+    async with new_owner.driven():
+        await new_owner.goes_on("r")
     log = logs.log(FLOW_LOG)
     assert await log.read_range(PARKED_TAG, await floor(log, PARKED_TAG)), "it is parked still"
 
