@@ -24,12 +24,13 @@ from bokiflow.operations import calls, transactions
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.run_lock import RunLock
 from bokiflow.operations.signals import Signals
-from bokiflow.runs import waiting
+from bokiflow.runs import fold, waiting
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     RunFinished,
+    RunRecord,
     RunStarted,
     RunTaken,
     Signalled,
@@ -39,6 +40,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.states import State, next_state
 from bokistore import Store, Transaction
 from indilog.base.log import Log
 from indilog.testing import MemoryLogs
@@ -330,17 +332,10 @@ def test_a_call_has_the_platforms_one_outcome_in_every_interleaving() -> None:
 # --- planted bugs: each must be caught by the checks above
 
 
-def epoch_is_not_compared(run: Run, seqnum: int, record: object) -> bool:
-    if isinstance(record, StepDecided) and record.number not in run.steps:
-        run.steps[record.number], run.places[record.number] = record, seqnum
-        return True
-    if isinstance(record, RunFinished):
-        run.finished = record
-        return True
-    return effect(run, seqnum, record)  # type: ignore[arg-type]
-
-
-effect = Run._effect
+def epoch_is_not_compared(state: State | None, record: RunRecord, epoch: int) -> State | None:
+    if isinstance(record, StepDecided | RunFinished):
+        epoch = record.epoch
+    return next_state(state, record, epoch)
 
 
 async def nobody_looks(execution: Execution, until: int = -1) -> None:
@@ -382,7 +377,7 @@ def check_some_transactions() -> None:
 @pytest.mark.parametrize(
     ("where", "what", "planted", "check"),
     [
-        (Run, "_effect", epoch_is_not_compared, check_steps),
+        (fold, "next_state", epoch_is_not_compared, check_steps),
         (Execution, "catch_up", nobody_looks, check_steps),
         (Signals, "_take", taken_again, check_signals),
         (RunLock, "__init__", anybody_locks, check_locks),
