@@ -119,5 +119,5 @@ class Fetch:
 
     def _ask(self, source: NodeId) -> Send:
         """Ask for a page; it ends where the spacing of the positions changes."""
-        first, end, step = self._positions.from_on(self._cursors[source])
+        first, end, step = self._positions.range_from(self._cursors[source])
         return Send(source, IndexDataWanted(first, min(end, self._end), step))

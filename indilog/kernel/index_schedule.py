@@ -101,9 +101,9 @@ class IndexPositions:
 
     def first_from(self, position: MetalogPosition) -> MetalogPosition:
         """Return the first position not before `position`; `NO_POSITION`: there is none."""
-        return self.from_on(position).first
+        return self.range_from(position).first
 
-    def from_on(self, position: MetalogPosition) -> PositionRange:
+    def range_from(self, position: MetalogPosition) -> PositionRange:
         """Return the positions not before `position`, up to where their step changes."""
         for first, end, step in self._ranges:
             if position < end:
@@ -114,13 +114,13 @@ class IndexPositions:
 
     def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
         """Return the position that follows the first `count` positions not before `position`."""
-        run = self.from_on(position)
+        run = self.range_from(position)
         while run.first < NO_POSITION:
             here = (run.end - run.first + run.step - 1) // run.step
             if count < here:
                 return run.first + count * run.step
             count -= here
-            run = self.from_on(run.end)
+            run = self.range_from(run.end)
         return NO_POSITION
 
 

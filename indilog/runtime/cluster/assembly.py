@@ -26,7 +26,7 @@ from indilog.kernel.view import View, Views
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost, opened_metadata
-from indilog.runtime.cluster.figures_files import Told, figures_read
+from indilog.runtime.cluster.figures_files import PublishedFigures, figures_read
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
@@ -269,7 +269,7 @@ async def gateway_running(
         registry.register(FiguresCollector(lambda: _figures_of_engine(logs)))
         registry.register(
             FiguresCollector(
-                lambda: {**figures_of_nodes(shell), **_told_elsewhere(shell, run).figures},
+                lambda: {**figures_of_nodes(shell), **_figures_elsewhere(shell, run).figures},
                 "indilog_node",
                 "Figures of roles",
             )
@@ -340,9 +340,9 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     `lost_records` are those that no replica has any more; `warning`, if there are any, says so.
     """
     view = shell.view
-    told = _told_elsewhere(shell, run)
+    published = _figures_elsewhere(shell, run)
     engine = _figures_of_engine(logs)
-    nodes = {**figures_of_nodes(shell), **told.figures}
+    nodes = {**figures_of_nodes(shell), **published.figures}
     return {
         "ready": shell.failed is None and not shell.closed,
         "read_only": bool(engine["progress"]["read_only"]),
@@ -354,7 +354,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
         },
         "nodes": nodes,
         "elsewhere": _elsewhere(shell),
-        "silent": told.silent,
+        "silent": published.silent,
         "engine": engine,
     }
 
@@ -386,8 +386,8 @@ def _elsewhere(shell: NodeShell) -> list[NodeId]:
     return [node for node in shell.view.nodes if node not in shell.roles]
 
 
-def _told_elsewhere(shell: NodeShell, run: Path | None) -> Told:
-    return figures_read(run, _elsewhere(shell)) if run is not None else Told({}, [])
+def _figures_elsewhere(shell: NodeShell, run: Path | None) -> PublishedFigures:
+    return figures_read(run, _elsewhere(shell)) if run is not None else PublishedFigures({}, [])
 
 
 def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

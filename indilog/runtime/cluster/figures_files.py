@@ -31,7 +31,7 @@ Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
 log = structlog.get_logger(__name__)
 
 
-class Told(NamedTuple):
+class PublishedFigures(NamedTuple):
     """Figures of other processes, and the nodes without recent ones."""
 
     figures: Figures
@@ -67,7 +67,7 @@ async def figures_published(
         path.unlink(missing_ok=True)
 
 
-def figures_read(directory: Path, names: Iterable[NodeId]) -> Told:
+def figures_read(directory: Path, names: Iterable[NodeId]) -> PublishedFigures:
     """Return what the nodes `names` have written lately."""
     figures: dict[str, Mapping[str, Any]] = {}
     silent: list[NodeId] = []
@@ -77,7 +77,7 @@ def figures_read(directory: Path, names: Iterable[NodeId]) -> Told:
             silent.append(name)
         else:
             figures.update(found)
-    return Told(figures, silent)
+    return PublishedFigures(figures, silent)
 
 
 def _path(directory: Path, name: NodeId) -> Path:

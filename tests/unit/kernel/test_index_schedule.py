@@ -67,13 +67,13 @@ def test_the_positions_of_an_index_shard_are_walked_in_order(
         if len(own) > count or retired:
             expected = own[count] if len(own) > count else NO_POSITION
             assert positions.after(start, count) == expected
-        first, end, step = positions.from_on(start)
+        first, end, step = positions.range_from(start)
         if own:
             assert [p for p in own if p < end] == list(range(first, min(end, 3 * END), step))
 
 
 def test_an_engine_follows_every_position() -> None:
-    assert EVERY_POSITION.from_on(7) == (7, NO_POSITION, 1)
+    assert EVERY_POSITION.range_from(7) == (7, NO_POSITION, 1)
     assert EVERY_POSITION.after(7, 3) == 10
 
 
