@@ -191,7 +191,7 @@ class NodeShell:
         self._inbox = {node: [Started(self._epoch)] for node in self.roles}
         self._checkpointing.start()
         self._disk_space.start()
-        self._tell_of_space()
+        self._notify_of_disk_space()
         self._schedule()
 
     async def close(self) -> None:
@@ -317,7 +317,7 @@ class NodeShell:
             self._finish()
             self._watch_idle()
             if self._disk_space.short:
-                self._tell_of_space()
+                self._notify_of_disk_space()
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
             return
@@ -375,7 +375,7 @@ class NodeShell:
             if overdue <= now:
                 self._inbox.setdefault(node, [])
 
-    def _tell_of_space(self) -> None:
+    def _notify_of_disk_space(self) -> None:
         """Notify the roles that persist when the disk becomes full, and when it has room again."""
         if (change := self._disk_space.pop_change(self.clock.now())) is not None:
             for node, role in self.roles.items():
@@ -387,7 +387,7 @@ class NodeShell:
         a sync first.
 
         So a lone append is answered before indexes handle it, and many appends reach the indexes
-        together. Whatever follows from the messages happens in the same turn.
+        together. The effects of the messages are performed in the same iteration.
         """
         if not self._later:
             self._hastened = False

@@ -149,7 +149,7 @@ async def change(here: Platform, there: Platform, source: str | None, version: i
 
 
 @pytest.mark.parametrize("has_read", [True, False])
-async def test_the_outcome_of_a_key_is_returned_whatever_is_deployed_by_then(
+async def test_the_outcome_of_a_key_is_returned_after_any_later_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_read: bool
 ) -> None:
     """On a node that has read what the other one recorded, and on one that has not."""

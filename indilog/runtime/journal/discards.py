@@ -95,5 +95,5 @@ class Discards:
             punch(self._segments.fd(location.segment), location)
         except OSError as error:
             if not self.unpunched:
-                log.warning("the room of trimmed records is not given back", error=str(error))
+                log.warning("the space of trimmed records is not freed", error=str(error))
             self.unpunched += 1

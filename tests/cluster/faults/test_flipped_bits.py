@@ -132,7 +132,7 @@ def damaged(
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-def test_no_acknowledged_seqnum_is_given_again_whatever_one_flipped_bit_left(
+def test_after_any_flipped_bit_no_acknowledged_seqnum_is_assigned_again(
     tmp_path: Path, seeds_wanted: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for directory, acknowledged, where in damaged(tmp_path, seeds_wanted or FLIPS, monkeypatch):
