@@ -74,7 +74,7 @@ class StoryJournal:
         if not self.syncs:
             self._story.append("flush")
 
-    def give_back(self) -> None:
+    def free_discarded(self) -> None:
         pass
 
     def sync_flushed(self) -> None:
