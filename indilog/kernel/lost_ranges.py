@@ -25,9 +25,9 @@ class LostRange(NamedTuple):
         """Return the error of a read that this range makes unanswerable."""
         last = self.end - 1
         one = self.start == last
-        which = f"seqnum {last} is" if one else f"seqnums {self.start} to {last} are"
+        which = f"seqnum {last}" if one else f"seqnums {self.start} to {last}"
         return DataLossError(
-            f"The tags of {which} lost by damage, so the answer may lie there. Read on from seqnum "
+            f"The tags of {which} are lost by damage, so the answer may lie there. Read on from seqnum "
             f"{self.end}, or backwards from below {self.start}.",
             seqnum=self.start,
             next_seqnum=self.end,
