@@ -2,9 +2,9 @@
 
 An append with a tag that a compute node does not know asks the index tier whether the tag is new.
 An index node answers from memory, or not at all: a read of the disk is not worth it. Here it holds
-many tags, each of one record, in snapshots in real files; then it is asked about tags that nobody
-has used, and about such that are there. `unspilled` holds everything in memory, `without filter` is
-told that any tag may be on the disk.
+many tags, each of one record, in snapshots in real files; then it is asked about tags that no
+record has used, and about such that are there. `unspilled` holds everything in memory, `without
+filter` is told that any tag may be on the disk.
 
     python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
 """

@@ -11,6 +11,7 @@ import gc
 import re
 import subprocess
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ CODE = ("indilog", "ordering", "storage", "index_tier", "compute", "libs", "func
 FILE_LINES_MAX = 800
 """A file beyond it holds more than one concept; the aim is 200 to 500 lines."""
 FUNCTION_LINES_MAX = 60
+FOLDER_FILES_MAX = 25
 
 ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
 SHELLS = (
@@ -352,3 +354,51 @@ def test_references_to_documents_lead_somewhere() -> None:
             if number not in pitfalls
         ]
     assert not astray
+
+
+PRIVATE_WORDS = {
+    r"signs? of life": "heartbeat",
+    r"heirs?": "new owner",
+    r"departed": "dead",
+    r"suspects?": "crash-looping",
+    r"passing over": "skipping; of an error: transient",
+    r"told of": "notified of",
+    r"whoever": "the caller, the node, the process",
+    r"nobody": "no caller, no node, no process",
+    r"somebody|anybody|everybody": "a caller, any node, all nodes",
+    r"last words?": "crash location",
+    r"full notices?": "disk-full notification",
+    r"superfluous": "reclaimable",
+    r"hollow(ed|s)?": "tombstone",
+    r"rot|rots|rotten": "corruption, corrupt",
+    r"for good": "permanently",
+    r"in the end": "finally",
+    r"lest": "so that ... not",
+}
+"""Words that stand for a mechanism here and nowhere else, and the field's term for each."""
+WORDS_EXEMPT = {
+    "tests/test_tidy.py": "lists them",
+    "bench/support/servers.py": "nobody is a user of the operating system",
+}
+
+
+def test_names_and_prose_use_the_terms_of_the_field() -> None:
+    words = re.compile(rf"\b(?:{'|'.join(PRIVATE_WORDS)})\b", re.IGNORECASE)
+    found = []
+    for path in listed():
+        if path.suffix not in {".py", ".md"} or name_of(path) in WORDS_EXEMPT:
+            continue
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", path.read_text())
+        for match in words.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            word = match[0]
+            [term, *_] = [
+                t for w, t in PRIVATE_WORDS.items() if re.fullmatch(w, word, re.IGNORECASE)
+            ]
+            found.append(f"{name_of(path)}:{line}: {word!r}; say: {term}")
+    assert not found, "\n".join(found)
+
+
+def test_no_folder_has_more_files_than_one_can_overlook() -> None:
+    folders = Counter(path.parent for path in listed() if path.suffix == ".py")
+    assert not [f"{name_of(f)}: {n}" for f, n in folders.items() if n > FOLDER_FILES_MAX]

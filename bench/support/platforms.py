@@ -112,12 +112,12 @@ async def _engine(node: NodeId, metadata: str) -> AsyncIterator[LocalLogs]:
 
 
 def _bench_of(engines: tuple[LocalLogs, ...], config: Config, pids: Mapping[NodeId, int]) -> Bench:
-    everybody = {NodeId("this process"): os.getpid(), **pids}
+    processes = {NodeId("this process"): os.getpid(), **pids}
     return Bench(
         logs=tuple(logs.log("bench", Session()) for logs in engines),
         config=config,
         status=lambda: _summed([logs.engine.status() for logs in engines]),
-        usage=lambda: {str(name): _usage_of(pid) for name, pid in everybody.items()},
+        usage=lambda: {str(name): _usage_of(pid) for name, pid in processes.items()},
     )
 
 

@@ -27,8 +27,8 @@ class LostRange(NamedTuple):
         one = self.start == last
         which = f"seqnum {last}" if one else f"seqnums {self.start} to {last}"
         return DataLossError(
-            f"The tags of {which} are lost by damage, so the answer may lie there. Read on from seqnum "
-            f"{self.end}, or backwards from below {self.start}.",
+            f"The tags of {which} are lost by damage, so the answer may lie there. Read on from "
+            f"seqnum {self.end}, or backwards from below {self.start}.",
             seqnum=self.start,
             next_seqnum=self.end,
         )

@@ -266,7 +266,7 @@ class CallFunction(_Message, frozen=True):
     `Returned`.
 
     `depth` is how many calls stand above this one; a client's is 0. With an idempotency `key` it is
-    run once, recorded, and the node goes on with it when nobody waits any more.
+    run once, recorded, and the node goes on with it when no caller waits any more.
     Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
     call.
     Repeated: never.

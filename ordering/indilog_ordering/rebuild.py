@@ -8,10 +8,10 @@ position equals this one up to it (`indilog_ordering.backup`). So any one backup
 fills the hole, also with a base that stands for what is missing. If a backup's base stands for the
 entry itself, the first entry here that it does not stand for is asked for instead.
 
-*Nobody knows where the copy ended*: the disk was wiped, or its end is damaged; or no backup reaches
-behind the hole. Then **all** backups must answer, and each must be whole: have all that it ever
-answered for. They promise durably to follow no older incarnation, so what they have stays as it is.
-The copy of the greatest extent, this one among them, becomes the metalog. Nothing that was
+*It is not known where the copy ended*: the disk was wiped, or its end is damaged; or no backup
+reaches behind the hole. Then **all** backups must answer, and each must be whole: have all that it
+ever answered for. They promise durably to follow no older incarnation, so what they have stays as
+it is. The copy of the greatest extent, this one among them, becomes the metalog. Nothing that was
 published is missing in it:
 
 - An entry e that was published at position p was on the disks of the primary and of some backup;
@@ -63,7 +63,7 @@ class Rebuild:
     that was ever published is here.
 
     Raises:
-        DataLossError: from `advance`: some backup has lost entries too, so nobody can tell.
+        DataLossError: from `advance`: some backup has lost entries too, so it is not known.
     """
 
     def __init__(self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch) -> None:

@@ -1,7 +1,7 @@
 """The metalog as one sequencer holds it: a base, the entries after it, and how many are durable.
 
 The base stands for the oldest entries (decision 0030): those that every storage node has in both of
-its checkpoints, so nobody needs them one by one. It moves in memory, a pack of entries at a time
+its checkpoints, so no reader needs them one by one. It moves in memory, a pack of entries at a time
 (`fold`), and reaches the disk with the next checkpoint: what is replayed on an older one is the
 same. A copy that lacks entries below the base of the one that it is filled from is replaced by that
 base (`install`), which is a `METALOG_STATE` frame.
@@ -15,7 +15,7 @@ Damage may have taken frames, or a disk all of them. What is left then is judged
   again, so no copy with a hole is ever counted.
 - *The primary's entries are all in their places.* With some behind the damage, it lacks just those
   between: it takes them from the ordering journal of a storage node in the same process (`copied`),
-  or from a backup that has the entry behind the hole (`hole`). With none behind it, nobody knows
+  or from a backup that has the entry behind the hole (`hole`). With none behind it, it is not known
   where its copy ended: it is incomplete.
 
 A copy that is `incomplete` may lack entries that its sequencer once answered for. That is on disk
@@ -189,8 +189,8 @@ class StoredMetalog:
         """Return how far a copy of `length` entries, the last by incarnation `epoch`, equals this.
 
         The copy is a prefix of what `epoch` had (see `indilog_ordering.backup`). What survived of
-        that are the entries here up to the last one that is not newer. Below the base nobody knows:
-        0.
+        that are the entries here up to the last one that is not newer. Below the base it is not
+        known: 0.
         """
         if epoch < self.base.last:
             return 0
@@ -263,7 +263,7 @@ class StoredMetalog:
         return bool(self._later)
 
     def copied(self, entries: Sequence[Entry]) -> None:
-        """Take what is missing from entries that somebody has applied: those were published."""
+        """Take what is missing from entries that a node has applied: those were published."""
         for entry in entries:
             if self._later and entry.position == len(self):
                 self._later[entry.position] = entry

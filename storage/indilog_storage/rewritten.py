@@ -46,7 +46,7 @@ def needed(
 
 
 def reclaimable_bytes(batch: RecordBatch, dead: Mask) -> int:
-    """Return by how much a batch becomes smaller when its dead records become hollow."""
+    """Return by how much a batch becomes smaller when its dead records become tombstones."""
     sizes = 8 * np.frombuffer(batch.tag_counts, np.uint8).astype(np.int64)
     for ends in batch.ends:
         column = np.frombuffer(ends, np.uint32).astype(np.int64)

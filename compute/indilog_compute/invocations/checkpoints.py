@@ -1,4 +1,4 @@
-"""Checkpoints in the log: written, read, and what they make superfluous trimmed."""
+"""Checkpoints in the log: written, read, and what they replace trimmed."""
 
 from __future__ import annotations
 

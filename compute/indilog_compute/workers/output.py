@@ -109,7 +109,7 @@ class FunctionOutput(io.TextIOBase):
 
     def __init__(self, raw: TextIO) -> None:
         self._raw = raw
-        self._nobody = _Speaker("", "")
+        self._no_speaker = _Speaker("", "")
 
     @property
     def buffer(self) -> Any:  # noqa: ANN401 - as of any text stream
@@ -126,7 +126,7 @@ class FunctionOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write text; a line goes out when it is ended, or longer than `LINE_BYTES_MAX`."""
-        speaker = _SPEAKER.get() or self._nobody
+        speaker = _SPEAKER.get() or self._no_speaker
         *lines, rest = (speaker.rests.pop(self, "") + text).split("\n")
         if len(rest) > LINE_BYTES_MAX:
             lines.append(rest)
@@ -142,7 +142,7 @@ class FunctionOutput(io.TextIOBase):
 
     def end_line(self) -> None:
         """Write the line that was begun outside of any call."""
-        self._nobody.end_lines()
+        self._no_speaker.end_lines()
         self.flush()
 
     def write_line(self, speaker: _Speaker, line: str) -> None:

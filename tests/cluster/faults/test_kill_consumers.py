@@ -20,8 +20,8 @@ import indilog
 from bokiqueue import Queue
 from bokiqueue.records import Acknowledge, Claim, PushMessage, encoded
 from indilog.base.log import Log, Record
+from tests.cluster.faults.queue_evidence import Replayed, Told, faults
 from tests.cluster.platform_process import ROOT, platform
-from tests.cluster.queue_evidence import Replayed, Told, faults
 
 SHARDS = 4
 CONSUMERS = 3

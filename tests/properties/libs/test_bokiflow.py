@@ -1,7 +1,7 @@
 """Two executions of one run in every interleaving of their calls of the log.
 
 A starts, B takes the run over at any moment, and A does not know. Each body notes what it was given
-and gives something that nobody else gives, so it shows who did what on whose word.
+and gives something that no other gives, so it shows who did what on whose word.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Model:
                 if held:
                     self.settle(item, command)
             case _:
-                raise AssertionError(f"nobody says {command}")
+                raise AssertionError(f"no command is {command}")
 
     def settle(self, item: Item, command: Acknowledge | GiveBack | ExtendClaim) -> None:
         if isinstance(command, Acknowledge):

@@ -88,7 +88,7 @@ async def test_one_that_lives_keeps_its_runs_whatever_a_drivers_clock_says(
     async with other.driven(), executor.driven():
         handle = await executor.waits.start(id="r")
         await beats(logs, executor.flow.runner.lease.name, 10)
-        assert await executor.epoch("r") == 1, "nobody has taken it"
+        assert await executor.epoch("r") == 1, "no other process has taken it"
         await handle.signal("go", "on")
         assert await handle.result(10) == "on"
 

@@ -44,7 +44,7 @@ Breaks = Callable[[Damaged], Awaitable[None]]
 
 
 async def forget(log: Damaged) -> None:
-    """Somebody else takes the run, ends it, and it is forgotten."""
+    """Another process takes the run, ends it, and it is forgotten."""
     await take(log, "r", "second")
     end = await log.append(encoded(RunFinished(2, b"1")), tags=[run_tag("r")])
     await log.trim(end + 1, tag=run_tag("r"))

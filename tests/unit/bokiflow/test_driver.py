@@ -132,7 +132,7 @@ async def test_a_run_of_a_dead_process_goes_on_with_what_is_decided() -> None:
 async def test_a_process_that_stops_hands_over_at_once() -> None:
     logs, stuck = MemoryLogs(), Stuck()
     old, new = Process(logs, stuck), Process(logs)
-    old.flow.runner.lease_s = 3600.0  # not even then anybody waits for a lease
+    old.flow.runner.lease_s = 3600.0  # not even then a process waits for a lease
     async with processes(new, old):
         handle = await old.two.start()
         waiting = asyncio.create_task(handle.result(10))
@@ -148,7 +148,7 @@ async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
     handle = await slow.two.start(id="r")
     await stuck.begun.wait()
     assert slow.flow.runner._beating is not None
-    slow.flow.runner._beating.cancel()  # its event loop turns for nobody else
+    slow.flow.runner._beating.cancel()  # its event loop runs nothing else
     async with processes(other):
         assert await other.two.handle("r").result(10) == "12"
         stuck.gate.set()  # now it wakes up in the middle of its step
@@ -354,7 +354,7 @@ async def test_cancelling_a_parked_run_ends_it_and_says_what_was_not_taken_back(
         await handles[0].cancel()
         with pytest.raises(RunCancelledError, match=r"was not taken back.*step 1"):
             await handles[0].result(10)
-        assert (await handles[1].status()).state is State.PARKED, "nobody cancelled it"
+        assert (await handles[1].status()).state is State.PARKED, "it was not cancelled"
     assert first.ran == second.ran == []
 
     del first.flow.runner.definitions["two"]  # code without the workflow fits nothing either
@@ -410,7 +410,7 @@ async def test_a_parked_run_that_is_cancelled_takes_back_what_code_that_fits_can
     async with processes(changed):
         while (await handle.status()).state is not State.PARKED:
             await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
-    await handle.cancel()  # while nobody drives
+    await handle.cancel()  # while no driver runs
     async with processes(fixed):
         with pytest.raises(RunCancelledError, match="cancelled at signal 'go'"):
             await handle.result(10)

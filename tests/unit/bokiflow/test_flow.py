@@ -175,7 +175,7 @@ async def test_a_failing_step_is_tried_again_with_growing_pauses(
     assert keys == {f"shop/flow/s@{(await handle.status()).place}/1"}, "one key for all attempts"
 
 
-async def test_a_step_that_fails_for_good_fails_alike_when_it_is_replayed(
+async def test_a_step_that_fails_permanently_fails_alike_when_it_is_replayed(
     flow: Flow, logs: MemoryLogs
 ) -> None:
     calls = itertools.count()

@@ -50,7 +50,7 @@ async def test_a_function_that_is_run_as_a_child_is_no_workflow(flow: Flow) -> N
 
 
 async def test_the_call_of_a_function_is_no_body(flow: Flow) -> None:
-    """And Python does not warn that nobody awaited it: warnings are errors here."""
+    """And Python does not warn that it was never awaited: warnings are errors here."""
     wrong: Any = effect
     told = "Give the function, then its arguments: effect, ... instead of effect(...)."
     for act in (

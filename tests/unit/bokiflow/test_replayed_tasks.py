@@ -250,7 +250,7 @@ async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
 
 
 async def test_a_workflow_ends_behind_the_start_of_its_child() -> None:
-    """That it is started was decided, so nobody would say that it was not."""
+    """Its start was decided, so no error may say that it did not start."""
     crash = Crash(happens=False)
     started: list[RunningChild[Any]] = []
 

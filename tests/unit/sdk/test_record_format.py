@@ -35,7 +35,7 @@ def test_a_record_is_its_frame_and_messagepack() -> None:
         b"text",
         b"\xb0",
         b"\xb0X",
-        b"\xb0Y\x03\x91\xa2hi",  # of somebody else, whatever the version
+        b"\xb0Y\x03\x91\xa2hi",  # of another library, whatever the version
         b"\xb0X\x01\x91\xa2hi",  # of a version that there is no reader for
         b"\xb0X\x02",
         b"\xb0X\x02\x91\x07",  # of another type

@@ -326,7 +326,7 @@ async def test_a_release_is_known_however_much_happened_while_it_was_on_its_way(
         await replica_of(mine, "hotel:7").catch_up(mine)
     gate.set()
     await release
-    assert not replica_of(mine, "hotel:7")._outcomes, "nobody asks for them any more"
+    assert not replica_of(mine, "hotel:7")._outcomes, "no caller asks for them any more"
 
 
 @pytest.mark.asyncio

@@ -62,7 +62,7 @@ class Platform:
         return b'{"to":"ann","size":%d}' % len(self.ran)
 
     async def send(self, *_: object, **__: object) -> str:
-        raise AssertionError("nobody sends")
+        raise AssertionError("no mail is sent")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tests.support.hooked_log import HookedLog, Read
 
 
 class Waited(HookedLog):
-    """A log that tells for how long somebody waits for news."""
+    """A log that notes how long a caller waits for records."""
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__(LOG, logs=logs)
@@ -114,7 +114,7 @@ async def test_signals_are_given_once_each_in_the_order_of_the_log(flow: Flow) -
     with pytest.raises(RunEndedError):
         await handle.signal("item")
     with pytest.raises(UnknownRunError):
-        await collect.handle("nobody").signal("item")
+        await collect.handle("unknown").signal("item")
 
 
 class Counted(list[tuple[int, Signalled]]):

@@ -92,7 +92,7 @@ async def test_a_child_result_that_is_never_awaited_is_reported(flow: Flow) -> N
 
 
 async def test_what_came_to_its_end_in_a_task_is_no_matter(flow: Flow) -> None:
-    """With a result, an error that nobody asks for, or because it was cancelled."""
+    """With a result, an error that is never awaited, or because it was cancelled."""
 
     async def fails() -> None:
         raise ValueError("no")

@@ -81,7 +81,7 @@ def test_nothing_is_read_of_executors_that_ended_all_they_had() -> None:
                 await process.quick.start()
                 await asyncio.sleep(LEASE_S / 40)
             await asyncio.sleep(2 * LEASE_S)
-            assert await read_in(logs, 50) == 0, "before anybody cleans"
+            assert await read_in(logs, 50) == 0, "before any driver cleans"
 
     leaping_loop.run(main())
 
@@ -129,7 +129,7 @@ def test_what_is_read_while_runs_wait_grows_with_the_processes_only() -> None:
 
 
 async def taken_after(process: Process, run: str, *, lasts_s: float) -> float:
-    """Return after how many seconds somebody has taken a run over."""
+    """Return after how many seconds a process has taken a run over."""
     began, log = asyncio.get_running_loop().time(), process.logs.log(FLOW_LOG)
     async with asyncio.timeout(lasts_s):
         while (await process.waits.handle(run).status()).epoch == 1:

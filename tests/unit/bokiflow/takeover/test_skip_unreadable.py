@@ -1,4 +1,4 @@
-"""What is wrong with one run holds up no other, and streams that nobody needs are trimmed."""
+"""What is wrong with one run holds up no other, and streams that no run needs are trimmed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Process(ShopProcess):
 async def until(what: Callable[[], bool]) -> None:
     """Return when something holds."""
     async with asyncio.timeout(10):
-        while not what():  # noqa: ASYNC110 - nobody tells
+        while not what():  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
 
 
@@ -243,7 +243,7 @@ async def test_the_stream_of_an_executor_that_left_nothing_is_trimmed() -> None:
 async def test_a_cancellation_that_was_read_before_the_run_is_executed_counts(
     logs: MemoryLogs,
 ) -> None:
-    """Its record stands behind what was read of the run; nobody waits for news of it."""
+    """Its record stands behind what was read of the run; no process waits for its records."""
     process, log = Process(logs), logs.log(FLOW_LOG)
 
     async def steps(wf: Workflow) -> str:

@@ -1,4 +1,4 @@
-"""What an HTTP caller is told of an error: whose fault it is, and whether it may pass."""
+"""What an HTTP caller learns from an error: whose fault it is, and whether it is transient."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_who_runs_something_says_so_three_times_a_lease() -> None:
     assert deadline(nodes.a) == pytest.approx(4.1)
 
 
-def test_nobody_says_anything_while_nothing_runs() -> None:
+def test_an_executor_sends_no_heartbeat_while_nothing_runs() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -162,7 +162,7 @@ def test_who_is_silent_for_a_lease_is_given_up_and_the_work_goes_on_elsewhere() 
     assert begun(nodes.turn(nodes.b, 8.0)) == ["i"]
 
 
-def test_nobody_is_given_up_for_an_outage_of_the_log() -> None:
+def test_an_outage_of_the_log_makes_no_executor_dead() -> None:
     """Who runs something could not say so, and has a beat to do it when records are taken again."""
     nodes = Nodes()
     nodes.accept(0.0, "i")

@@ -113,7 +113,7 @@ def test_the_first_outcome_counts() -> None:
     assert (story["i"].ended, story["i"].failed) == (first, False)
 
 
-def test_an_outcome_of_what_nobody_knows_is_passed_over() -> None:
+def test_an_outcome_of_an_unknown_invocation_is_skipped() -> None:
     story = Story()
     story.end("i")
     assert story.fold.get("i") is None
@@ -131,7 +131,7 @@ def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> N
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
 
 
-def test_nobody_is_given_up_who_has_spoken_since() -> None:
+def test_an_executor_with_a_later_heartbeat_is_not_dead() -> None:
     story = Story()
     seen = story.accept("i")
     story(Heartbeat(A))
@@ -292,7 +292,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_used() -> None:
 
 
 def test_a_checkpoint_counts_only_if_it_follows_the_newest_one() -> None:
-    """Whoever was cut off while others covered and trimmed more records something wrong."""
+    """A node that was cut off while others covered and trimmed more records something wrong."""
     story = Story()
     story.accept("i")
 

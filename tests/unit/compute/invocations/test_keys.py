@@ -1,4 +1,4 @@
-"""What callers with an idempotency key are told of an outcome that is kept."""
+"""What callers with an idempotency key learn from an outcome that is kept."""
 
 from __future__ import annotations
 

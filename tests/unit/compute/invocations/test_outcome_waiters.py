@@ -27,7 +27,7 @@ async def waiting(waiters: OutcomeWaiters, id_: str = "i") -> asyncio.Task[Ended
 
 
 async def test_all_who_wait_for_an_outcome_are_told() -> None:
-    """Also when somebody waits again before those who were told have gone on."""
+    """Also when a caller waits again before the woken ones have gone on."""
     waiters = OutcomeWaiters(10)
     first = [await waiting(waiters) for _ in range(2)]
     again = [asyncio.ensure_future(waiters.wait_for_outcome("i")) for _ in range(2)]

@@ -67,7 +67,7 @@ def test_each_due_time_is_accepted_once() -> None:
     assert clockwork.turn(clockwork.first, at(2.1)) == [2]
 
 
-def test_another_node_takes_a_due_time_a_lease_later_if_nobody_has() -> None:
+def test_another_node_takes_a_due_time_a_lease_later_if_it_was_not_taken() -> None:
     clockwork = Clockwork()
     assert clockwork.second.next_due(clockwork.fold, at(0)) == at(1) + LEASE_S
     clockwork.turn(clockwork.first, at(1))

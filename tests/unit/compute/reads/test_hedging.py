@@ -169,7 +169,7 @@ def test_a_read_is_lost_only_when_both_replicas_say_unknown() -> None:
     assert type(lost).__name__ == "DataLossError"
 
 
-def test_a_read_is_hedged_once_and_then_started_again_when_nobody_answers() -> None:
+def test_a_read_is_hedged_once_and_then_started_again_when_no_replica_answers() -> None:
     driver, _, request, _ = hedging()
     effects: list[Effect] = []
     while not effects:

@@ -38,7 +38,7 @@ def test_masters_are_the_index_nodes_asked_in_turn() -> None:
     assert [r.aggregator for r in found[:2]] == ["index-0-0", "index-1-1"]
 
 
-def test_both_kinds_of_aggregation_take_turns_and_use_everybody() -> None:
+def test_both_kinds_of_aggregation_take_turns_and_use_all_nodes() -> None:
     found = chosen(routes("both"), range(12))
     assert {r.aggregator for r in found[::2]} == set(VIEW.aggregators)
     assert {r.aggregator for r in found[1::2]} <= set(VIEW.index_nodes)
@@ -54,7 +54,7 @@ def test_the_retry_of_a_lookup_asks_none_of_the_nodes_that_did_not_answer() -> N
     assert second.aggregator != first.aggregator
 
 
-def test_suspects_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> None:
+def test_avoided_nodes_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     assert kept.avoided == 3
@@ -64,12 +64,12 @@ def test_suspects_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> None:
     assert kept.avoided == 2
 
 
-def test_a_suspect_that_stays_silent_is_tried_ever_less_often_and_alone_is_blamed() -> None:
+def test_an_avoided_node_that_stays_silent_is_tried_ever_less_often_and_alone_is_blamed() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     trial = kept.choose(6, Instant(T0 + 2))
     kept.timed_out(trial, Instant(T0 + 3))
-    assert kept.avoided == 3, "the nodes asked beside the suspect are not blamed"
+    assert kept.avoided == 3, "the nodes asked beside the avoided one are not blamed"
     assert kept.choose(6, Instant(T0 + 4.5)).replicas == ("index-0-1", "index-1-0")
     assert DEAD in kept.choose(6, Instant(T0 + 5)).replicas
 
@@ -82,7 +82,7 @@ def test_lookups_under_way_when_a_node_died_say_it_once() -> None:
     assert DEAD in kept.choose(0, Instant(T0 + 2)).replicas
 
 
-def test_without_another_choice_a_suspect_is_asked() -> None:
+def test_without_another_choice_an_avoided_node_is_asked() -> None:
     kept = LookupRoutes(ALONE, "aggregator", pause_s=1.0)
     route = kept.choose(0, T0)
     kept.timed_out(route, T0)

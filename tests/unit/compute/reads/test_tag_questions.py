@@ -84,7 +84,7 @@ def test_an_append_with_unknown_tags_asks_every_index_shard_about_all_of_them_on
     assert appended(driver) == []
 
 
-def test_by_default_nobody_asks_whether_a_tag_is_new() -> None:
+def test_by_default_no_question_is_sent_whether_a_tag_is_new() -> None:
     driver = joined()
     assert appended(driver) == []
 

@@ -42,7 +42,7 @@ def test_a_node_behind_the_session_is_not_believed_that_there_is_nothing() -> No
     assert answered(driver.hear(first, nothing(request, 9))) == {"asker": Answered(40, 9)}
 
 
-def test_a_lost_question_is_put_to_another_node_and_fails_in_the_end() -> None:
+def test_a_lost_question_is_put_to_another_node_and_fails_finally() -> None:
     driver, node, request = asking()
     nodes = [node]
     told: dict[object, object] = {}

@@ -58,7 +58,7 @@ async def test_a_version_that_was_replaced_while_it_was_tried_is_not_tried_again
     assert applications._retries.next_at is None
 
 
-async def test_an_error_that_nobody_foresaw_ends_no_trials(
+async def test_an_unexpected_error_ends_no_trials(
     applications: Applications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = asyncio.Semaphore(0)
@@ -77,7 +77,7 @@ async def test_an_error_that_nobody_foresaw_ends_no_trials(
     assert {line["event"] for line in told} == {"app not tried"}
 
 
-async def test_an_error_that_nobody_foresaw_does_not_end_following(
+async def test_an_unexpected_error_does_not_end_following(
     applications: Applications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = asyncio.Semaphore(0)

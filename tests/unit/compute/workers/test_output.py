@@ -101,12 +101,12 @@ def test_what_is_printed_names_its_application_and_invocation() -> None:
         with output_of("shop", "i-1"):
             print("one", 2, file=output)
             print("no end", end="", file=output)
-        print("nobody's", file=output)
+        print("no one's", file=output)
 
     assert printed(write) == [
         {"event": "worker output", "line": "one 2", "application": "shop", "invocation": "i-1"},
         {"event": "worker output", "line": "no end", "application": "shop", "invocation": "i-1"},
-        {"event": "worker output", "line": "nobody's"},
+        {"event": "worker output", "line": "no one's"},
     ]
 
 

@@ -266,7 +266,7 @@ async def test_a_call_that_a_dead_worker_had_not_begun_runs_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("how", ["dies", "is blocked"])
-async def test_a_call_that_nobody_waits_for_does_not_hold_up_those_beside_it(how: str) -> None:
+async def test_a_call_without_a_caller_does_not_hold_up_those_beside_it(how: str) -> None:
     router, app = (
         router_of(worker_silent_s=0.01, worker_calls_max=9, calls_pending_max=99),
         deployed(),
@@ -505,7 +505,7 @@ async def test_a_check_for_which_there_is_no_worker_ends(ends: str) -> None:
 
 
 async def test_a_call_whose_worker_is_found_dead_when_it_is_sent_runs_elsewhere() -> None:
-    """Also when nobody has told the router of its end yet."""
+    """Also when the router has not learned of its end yet."""
     router, app = router_of(), deployed()
     dead, other = Worker(router), Worker(router)
     dead.process.link.lost()

@@ -1,4 +1,4 @@
-"""What is done for whoever is at the other end of a link, and what no longer once it has left."""
+"""What is done for the peer of a link, and what no longer once it has left."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_call_with_a_key_whose_caller_leaves_is_recorded_and_not_waited_
     assert caller.server._keyed == {}
 
 
-async def test_nobody_waits_for_outcomes_over_a_link_that_is_gone() -> None:
+async def test_no_caller_waits_for_outcomes_over_a_link_that_is_gone() -> None:
     caller = Caller()
     caller.call()
     caller.host.may_record.set()
