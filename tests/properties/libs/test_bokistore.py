@@ -1,5 +1,5 @@
 """BokiStore against a dumb model: whatever sessions do at once, and whatever becomes of caches,
-everybody sees what a plain replay of the log says.
+all replicas see what a plain replay of the log says.
 
 The model shares no code with the library: it reads the records' JSON with the standard library,
 walks the log from its beginning, decides each transaction by looking at everything before it, and
@@ -357,7 +357,7 @@ def check_all(people: Sequence[Person], log: MemoryLog) -> None:
         record = log.logs.record(seqnum)
         assert record is not None
         model.add(record.data)
-    assert all(map(log.logs.is_dead, model.unsaid)), "nobody can ask about them"
+    assert all(map(log.logs.is_dead, model.unsaid)), "no read can ask about them"
     for person in people:
         check(person, model)
     for _ in ("with what aux data there is", "without any"):
@@ -412,7 +412,7 @@ def test_transfers_in_transactions_keep_the_sum(amounts: list[list[int]], order_
                     a.set("n", a["n"] - amount)
                     b.set("n", b["n"] + amount)
             except ConflictError:
-                assert len(amounts) > 1, "alone nobody is in conflict"
+                assert len(amounts) > 1, "one alone is never in conflict"
 
     run_stepped([live(mine) for mine in amounts], random.Random(order_seed).choice)
     final = Store(log, cache=ViewCache())

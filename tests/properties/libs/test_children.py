@@ -65,7 +65,7 @@ class Stepped:
         return b"{}"
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
-        started = RunStarted("child", arguments, "somebody", "version", parent)
+        started = RunStarted("child", arguments, "executor", "version", parent)
         await self._log.append(encoded(started), tags=[run_tag(id), "children"])
 
     def result_of(self, text: bytes) -> object:

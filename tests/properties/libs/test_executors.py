@@ -1,5 +1,5 @@
-"""Executors that die, drivers that come and go, and heartbeats that are lost, for everybody or
-for those who come later: nobody takes what a living one relies on, and all that is left is taken.
+"""Executors that die, drivers that come and go, and heartbeats that are lost, for all or for later
+readers: no driver takes what a live one relies on, and all orphaned runs are taken.
 
 The processes of the model share nothing but records; who has which run is kept beside them. A
 record can be lost at any time, when some have read it and others have not, and can come back.
@@ -23,7 +23,7 @@ from indilog.base.ids import SeqNum
 LEASE_S = 8.0
 SURE_S = LEASE_S / 2
 TICK_S = 1.0
-HEIR_S = 5 * LEASE_S
+NEW_OWNER_S = 5 * LEASE_S
 LATE = 0.2
 SEEDS = 150
 
@@ -128,7 +128,7 @@ class World:
     def take(self, process: Process, name: str) -> None:
         for other in self.processes:
             if other.name == name and other is not process and other.sent_at is not None:
-                assert self.now - other.sent_at >= SURE_S, "it relies on nobody taking its runs"
+                assert self.now - other.sent_at >= SURE_S, "it relies on keeping its runs"
         for run in self.runs(name):
             self.live(process)
             self.holder[run] = process.name
@@ -209,15 +209,15 @@ class World:
         for process in self.processes:
             process.stands_still = False
         self.on_the_way.clear()
-        for _ in range(int((HEIR_S + 6 * LEASE_S) / TICK_S)):
+        for _ in range(int((NEW_OWNER_S + 6 * LEASE_S) / TICK_S)):
             self.now += TICK_S
             self.turns()
         names = {process.name for process in self.processes}
-        assert set(self.holder.values()) <= names, "somebody has left runs that nobody takes"
+        assert set(self.holder.values()) <= names, "orphaned runs are taken over"
 
 
 def check(seeds: range) -> None:
-    with mock.patch.object(executors_module, "NEW_OWNER_S", HEIR_S):
+    with mock.patch.object(executors_module, "NEW_OWNER_S", NEW_OWNER_S):
         for seed in seeds:
             world = World(seed)
             for _ in range(120):
@@ -234,7 +234,7 @@ def forgets_no_lease(self: Executors, end: SeqNum, now: float) -> None:
     self.end = end
 
 
-def looks_for_nobody(self: Executors, end: SeqNum, now: float) -> None:
+def looks_for_none(self: Executors, end: SeqNum, now: float) -> None:
     lost(self, end, now)
     self.lost_at = None
 
@@ -255,7 +255,7 @@ lost = Executors.lost
     ("method", "planted"),
     [
         ("lost", forgets_no_lease),
-        ("lost", looks_for_nobody),
+        ("lost", looks_for_none),
         ("is_silent", believes_who_has_not_read),
         ("is_silent", forgets_where_it_was_lost),
     ],

@@ -95,7 +95,7 @@ class Model:
             case Remind():
                 pass
             case other:
-                raise AssertionError(f"nobody says {other}")
+                raise AssertionError(f"no command is {other}")
         self.holders[record.seqnum] = self.line[0]["token"] if self.line else None
 
     def acquire(self, seqnum: SeqNum, owner: str, lease: float, wait: float | None) -> None:
@@ -143,7 +143,7 @@ class Person:
                 case ("restart",):
                     self.restart()
                 case _:
-                    raise AssertionError(f"nobody does {action}")
+                    raise AssertionError(f"no action is {action}")
 
     def restart(self) -> None:
         """Forget everything: from now on it is a process that has just begun."""
@@ -343,7 +343,7 @@ def holder_never_leaves(fold: LockFold) -> None:
     """A planted bug: leases do not end."""
 
 
-def release_of_anybody(fold: LockFold, token: SeqNum) -> SeqNum | None:
+def release_without_holding(fold: LockFold, token: SeqNum) -> SeqNum | None:
     """A planted bug: a release is not compared with the token of the holder."""
     if (holder := fold.holder) is not None:
         fold._leave(holder)
@@ -353,7 +353,7 @@ def release_of_anybody(fold: LockFold, token: SeqNum) -> SeqNum | None:
 
 @pytest.mark.parametrize(
     ("what", "planted"),
-    [("_on_clock", holder_never_leaves), ("_release", release_of_anybody)],
+    [("_on_clock", holder_never_leaves), ("_release", release_without_holding)],
 )
 def test_a_planted_bug_is_caught(what: str, planted: Callable[..., Any]) -> None:
     with (

@@ -338,7 +338,7 @@ def epoch_is_not_compared(state: State | None, record: RunRecord, epoch: int) ->
     return next_state(state, record, epoch)
 
 
-async def nobody_looks(execution: Execution, until: int = -1) -> None:
+async def skip_catching_up(execution: Execution, until: int = -1) -> None:
     await read_run(execution.log, execution.id, execution.run, until)
 
 
@@ -349,7 +349,7 @@ def taken_again(signals: Signals, name: str) -> bytes | None:
     return None
 
 
-def anybody_locks(self: RunLock, execution: Execution, *others: Any) -> None:  # noqa: ANN401
+def lock_without_checking(self: RunLock, execution: Execution, *others: Any) -> None:  # noqa: ANN401
     made(self, execution, *others)
     self._lock._owner = None
 
@@ -378,9 +378,9 @@ def check_some_transactions() -> None:
     ("where", "what", "planted", "check"),
     [
         (fold, "next_state", epoch_is_not_compared, check_steps),
-        (Execution, "catch_up", nobody_looks, check_steps),
+        (Execution, "catch_up", skip_catching_up, check_steps),
         (Signals, "_take", taken_again, check_signals),
-        (RunLock, "__init__", anybody_locks, check_locks),
+        (RunLock, "__init__", lock_without_checking, check_locks),
         (calls, "short_key", no_key, check_calls),
         (transactions, "_transact_with_retry", failure_is_told_only, check_some_transactions),
     ],

@@ -127,7 +127,7 @@ async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() ->
 async def test_a_start_that_fails_behind_its_append_may_be_repeated() -> None:
     logs = BrokenLogs()
     process = Process(logs)
-    process.flow.runner.lease_s = 3600.0  # nobody looks for it meanwhile
+    process.flow.runner.lease_s = 3600.0  # no process looks for it meanwhile
     await (await process.two.start(id="before")).result(10)
     logs.reads_fail = 1
     with pytest.raises(OutcomeUnknownError, match="the platform begins"):
@@ -147,7 +147,7 @@ async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
     async def waits(wf: Workflow) -> None:
         await wf.signal("never")
 
-    await waits.start()  # so this process shows that it lives, and nobody takes what it has
+    await waits.start()  # so this process sends heartbeats and keeps its runs
     logs.fails_after = RunTaken
     async with other.driven():
         assert await other.two.handle("r").result(10) == "12"
@@ -157,7 +157,7 @@ async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
 async def test_an_execution_that_breaks_off_is_followed_by_one_in_a_new_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever it broke off with, nobody else would go on with the run."""
+    """Independent of the error, no other process would go on with the run."""
     process, finish, breaks = Process(MemoryLogs()), Execution._finish, [True]
 
     async def _finish(self: Execution, finished: RunFinished) -> RunFinished:

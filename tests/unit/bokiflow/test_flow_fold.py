@@ -207,7 +207,7 @@ def test_an_executor_whose_new_owner_has_finished_is_read_again() -> None:
 
 
 def test_after_a_loss_a_new_owner_is_waited_for_one_lease_only() -> None:
-    """The lost record may have said so, and nobody says it again."""
+    """The lost record may have said so, and no record repeats it."""
     executors = living((1.0, Heartbeat("a", 5.0)), (7.0, ExecutorDead("a", "b", 1)))
     executors.lost(3, 8.0)
     assert executors.lapsed(12.9) == []

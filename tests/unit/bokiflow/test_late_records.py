@@ -225,9 +225,9 @@ async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
     async with new_owner.driven():
         await log.read_next(EXECUTORS_TAG, 0, wait=0.01)  # those parked before it are tried
         await log.append_batch([LIVES, START, PARKED, START])
-        while "dead" not in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+        while "dead" not in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
-        while "dead" in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+        while "dead" in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
     assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
 

@@ -136,7 +136,7 @@ async def test_a_start_refused_for_a_full_disk_keeps_no_executor_busy(logs: Fail
 async def test_an_unavailable_log_is_waited_for_then_reported(logs: FailingLogs, name: str) -> None:
     shop = Shop(logs)
     await shop.begin()
-    logs.of_appends = [QuorumUnavailableError("nobody answers"), NotReadyError("it begins")]
+    logs.of_appends = [QuorumUnavailableError("no node answers"), NotReadyError("it begins")]
     with pytest.raises(NotReadyError, match="it begins"):
         await APPENDING[name](shop)
     assert logs.tries >= PATIENCE_TRIES

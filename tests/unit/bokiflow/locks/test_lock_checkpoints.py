@@ -42,7 +42,7 @@ async def use(log: MemoryLog, times: int = 4) -> SeqNum:
 
 
 async def end_of(log: MemoryLog) -> SeqNum:
-    """Return how far somebody reads who knows nothing of the lock."""
+    """Return how far a process reads that knows nothing of the lock."""
     replica = LockReplica("x")
     await replica.catch_up(log)
     return replica.fold.end

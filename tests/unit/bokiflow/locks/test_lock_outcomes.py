@@ -84,7 +84,7 @@ async def test_a_record_whose_effect_cannot_be_read_has_an_unknown_outcome(
 async def test_a_caller_that_cannot_read_and_stays_queued_gets_an_unknown_outcome(
     log: Shaky, owner: str | None, failing: int
 ) -> None:
-    """An owner keeps its place; somebody else does if it cannot leave either."""
+    """An owner keeps its place; so does a waiting process if it cannot leave either."""
     held = await Lock(MemoryLog("work", logs=log.logs), "x").acquire()
     waiting = asyncio.create_task(Lock(log, "x", owner=owner).acquire())
     assert await log.read_next("lock:x", held.token + 1, wait=10)

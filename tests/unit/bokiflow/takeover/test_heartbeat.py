@@ -181,7 +181,7 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
 
 
 async def test_a_process_that_starts_after_trims_knows_the_dead_and_their_new_owners() -> None:
-    """Nobody else may be left who knows."""
+    """No other executor may be left that knows."""
     logs = MemoryLogs()
     log, lives, late = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await log.append_batch(of_executors(ExecutorLeft("forgotten", is_idle=True)))

@@ -1,4 +1,4 @@
-"""Runs that came to an executor after everybody had looked what it left."""
+"""Runs that came to an executor after all others had looked for its orphaned runs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_a_start_that_comes_when_its_process_has_another_name_goes_on() ->
 async def test_a_start_whose_caller_is_cancelled_goes_on_where_it_began() -> None:
     logs = SlowLogs()
     process = Process(logs)
-    starting = await stalled(logs, process)  # without a driver: nobody else sees to it
+    starting = await stalled(logs, process)  # without a driver: no process sees to it
     assert logs.goes_on is not None
     starting.cancel()
     with suppress(asyncio.CancelledError):

@@ -32,7 +32,7 @@ def state(lease: Lease) -> tuple[bool, bool]:
 
 def test_a_lease_is_relied_on_for_half_of_it(clocks: Clocks) -> None:
     lease = Lease(10)
-    assert state(lease) == (False, False), "nobody knows of it yet"
+    assert state(lease) == (False, False), "no reader knows of it yet"
     lease.renewed(waiting.passed_now())
     clocks.go_on(4.9)
     assert state(lease) == (True, False)

@@ -79,7 +79,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)
 
 
-async def lose_a_sign_of_life(logs: MemoryLogs, name: str) -> SeqNum:
+async def lose_a_heartbeat(logs: MemoryLogs, name: str) -> SeqNum:
     """The only one that there is."""
 
     def is_it(record: object) -> bool:
@@ -89,8 +89,8 @@ async def lose_a_sign_of_life(logs: MemoryLogs, name: str) -> SeqNum:
     return place
 
 
-async def lose_an_heir(logs: MemoryLogs, name: str) -> SeqNum:
-    """Somebody who is gone too, and was never heard of otherwise."""
+async def lose_a_new_owner(logs: MemoryLogs, name: str) -> SeqNum:
+    """Lose the record of a new owner that is dead too and left no other record."""
     log = logs.log(FLOW_LOG)
     return await log.append(
         encoded(ExecutorDead(name, "gone", await log.tail())), tags=[EXECUTORS_TAG]
@@ -122,7 +122,7 @@ Loses = Callable[[MemoryLogs, str], "asyncio.Future[SeqNum]"]
 LOSSES = pytest.mark.parametrize(
     "loses",
     [
-        lose_a_sign_of_life, lose_an_heir, lose_a_stop, lose_that_nothing_is_left,
+        lose_a_heartbeat, lose_a_new_owner, lose_a_stop, lose_that_nothing_is_left,
         lose_a_cancellation, lose_what_others_wrote,
     ],
 )  # fmt: skip
@@ -223,7 +223,7 @@ async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_ta
     async with new_owner.driven():
         await new_owner.goes_on("first")
         await new_owner.goes_on("last")
-        while name in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+        while name in new_owner.flow.runner.executors.known:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)
         new_owner.view.lost.clear()
         await new_owner.goes_on("bad")
