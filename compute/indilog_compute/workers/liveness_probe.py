@@ -12,11 +12,11 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import WorkerProcess
 
 _BEATS_MISSED: Final = 2
-"""More than one, because a busy loop of this node may read one answer late, but not two."""
+"""More than one, because this node's own event loop may be late for one answer."""
 
 
 class LivenessProbe:
-    """Pings a worker while calls run there.
+    """Pings a worker while calls run there; at most one ping waits for its answer.
 
     Args:
         silent_s: a worker that has not answered for about this many seconds is blocked.
@@ -43,12 +43,12 @@ class LivenessProbe:
         self._missed = 0
 
     def watch(self) -> None:
-        """A call was sent there: probe the worker from now on, until it has none."""
+        """Probe the worker, to which a call was sent, until it has no open calls."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)
 
     def stop(self) -> None:
-        """Ask no more."""
+        """End the probing for ever."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -59,17 +59,20 @@ class LivenessProbe:
         link = self._worker.link
         if link.is_lost or link.calls_open == 0:
             return
-        if self._open:
+        self.watch()  # first, so that the callback may stop it
+        if self._open or not self._ping():
             self._missed += 1
             if self._missed == _BEATS_MISSED:
                 self._on_silent(self._worker)
-        else:
-            try:
-                link.post(Ping(), self._on_answer)
-                self._open = True
-            except IndilogError:  # so much waits for it that it does not read
-                self._missed += 1
-        self.watch()
+
+    def _ping(self) -> bool:
+        """Send a ping; False: the send buffer is full, so the worker does not read."""
+        try:
+            self._worker.link.post(Ping(), self._on_answer)
+        except IndilogError:
+            return False
+        self._open = True
+        return True
 
     def _on_answer(self, answer: Answer) -> None:
         if isinstance(answer, Failed):  # the worker is gone
