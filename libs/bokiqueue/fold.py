@@ -1,8 +1,8 @@
 """The state of one shard of a queue, a pure fold of its records: the same in every process.
 
-The order of the log alone decides which claim gets which message: the first ones that are ready at
-the claim's place. Time is that of the log (`Record.ordered_at`), not of a writer or reader, so all
-processes agree when a lease has ended.
+The order of the log alone decides which claim gets which message: a claim gets the first messages
+that are ready at its position in the log. Time is that of the log (`Record.ordered_at`), not of a
+writer or reader, so all processes agree when a lease has ended.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class ShardFold:
     def apply(
         self, seqnum: SeqNum, ordered_at: float, command: Command | None
     ) -> tuple[SeqNum, ...]:
-        """Apply the record at `seqnum`; return the messages that it had an effect on: those that a
-        claim got, or an acknowledgement removed.
-        """
+        """Apply the record at `seqnum`; return the messages that it changed."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
         self.clock = max(self.clock, ordered_at)
@@ -216,7 +214,10 @@ class ShardFold:
         return tuple(self._dead.values())
 
     def ready(self, now: float) -> int:
-        """Return how many messages a claim at time `now` could get, at most."""
+        """Return how many messages a claim at time `now` gets at most.
+
+        Fewer if an expired message has no tries left.
+        """
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
             count += self._timed.bisect_right((now, self.end))
@@ -233,7 +234,7 @@ class ShardFold:
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record that is still needed, given a checkpoint of this state."""
+        """Records below this may be trimmed once a checkpoint of this state is stored."""
         return min((*self._messages, *self._dead), default=self.end)
 
     def checkpoint(self) -> QueueCheckpoint:

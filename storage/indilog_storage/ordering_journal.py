@@ -1,8 +1,10 @@
-"""Applied metalog entries that are not yet in the ordering journal (`ORDERING` frames).
+"""The write buffer of the ordering journal: applied metalog entries that no `ORDERING` frame holds
+yet.
 
-Many entries are written together, because a node fetches again the entries that a crash took.
-Entries from other storage nodes are not written (`indilog_storage.history`). An empty frame, a
-*gap*, takes their place: it tells recovery that the next entry need not follow on the last one.
+Entries are batched; this is safe, because a node fetches again what a crash took. Entries that came
+from other storage nodes are in the next checkpoint and are not written (`indilog_storage.history`).
+An empty frame, a *gap*, takes their place: recovery then accepts a next entry that does not follow
+on the last one.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ class OrderingJournal:
 
     Attributes:
         pending: applied entries that no frame holds yet, consecutive.
-        gap: whether entries were applied after `pending` that no frame will hold, and no gap is
-            written.
+        gap: whether a gap frame is due after `pending`.
     """
 
     __slots__ = ("gap", "pending")
@@ -54,7 +55,8 @@ class OrderingJournal:
     def cut_off(self, position: MetalogPosition) -> None:
         """Remove pending entries from `position` on: the primary has replaced them.
 
-        Replaced entries that are on disk are replaced again by replay, which goes by positions.
+        Entries that are on disk already stay there: in a replay a later entry at the same position
+        wins.
         """
         self.pending = [entry for entry in self.pending if entry.position < position]
 
@@ -63,15 +65,17 @@ class OrderingJournal:
     def restore(self, pending: Sequence[Entry], *, gap: bool) -> None:
         """Restore from a checkpoint; its pending entries are still to be written.
 
-        A later start from the checkpoint before that one has these entries from the journal alone.
+        They must still be written: a start from the checkpoint before this one finds them only in
+        the journal.
         """
         self.pending, self.gap = [*pending], gap
 
     def recover(self, payload: bytes) -> None:
-        """Replay a frame after the checkpoint: the first one holds what was pending then.
+        """Replay a frame. The first one after a checkpoint contains its pending entries, so these
+        are dropped here; an empty one is the gap.
 
         Raises:
-            MalformedFrameError: the frame holds no entries.
+            MalformedFrameError: the frame cannot be decoded.
         """
         self.pending = []
         if self.gap and not entries_decoded(payload):

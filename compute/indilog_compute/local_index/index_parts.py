@@ -1,8 +1,8 @@
 """Checks of index data for the local index, and its tags as columns.
 
-Writers put the tag of the log first. So where all records of a part have as many tags as each
-other, every `width`-th tag is often the same one: such a column that is one tag, the largest of the
-Tag Cache, is added at the speed of C, as a *run*.
+Writers put the tag of the log first. If all records of a part have the same number of tags,
+`width`, then every `width`-th tag is often the same. Such a constant column is a *run*: one bulk
+operation adds it to the Tag Cache.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
     """Return why `parts` cannot be the index data that follows `tail`; None: they can."""
     for part in parts:
         if not part.count == len(part.tag_counts) > 0:
-            return "a part has another number of records than of tag counts"
+            return "a part is empty, or has not one tag count per record"
         if sum(part.tag_counts) * 8 != len(part.tags):
-            return "a part has another number of tags than its counts add up to"
+            return "a part has not as many tags as its counts add up to"
         if part.first_seqnum < tail or not 0 <= part.shard <= SHARD_MASK:
             return "the parts do not ascend from the tail of what is applied"
         tail = part.first_seqnum + part.count
         if not within(part.lost, part.first_seqnum, tail):
-            return "a part says that other records are lost than its own"
+            return "a part names lost records outside its range"
         if tail > MAX_SEQNUM:
             return "the parts go beyond the last seqnum that can exist"
     return None
@@ -38,7 +38,7 @@ class PartColumns(NamedTuple):
     """The tags of one part.
 
     Attributes:
-        runs: tags that every record has, each in no other column.
+        runs: tags that every record has exactly once.
         seqnums_of_run: the seqnums of all records.
         tags: the other tags, in the order of their records.
         seqnums: the seqnum of each of them.

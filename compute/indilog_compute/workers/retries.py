@@ -19,7 +19,7 @@ class Retries:
 
     @property
     def next_at(self) -> float | None:
-        """The time of the next try; None: all applications load."""
+        """The time of the next try; None: none is scheduled."""
         return min(self._times.values(), default=None)
 
     def schedule(self, deployed: Deployed, now: float) -> None:

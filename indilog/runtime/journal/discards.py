@@ -22,7 +22,7 @@ class Discards:
     """Frees the room of discarded frames when the reason for discarding them is durable.
 
     Attributes:
-        unpunched: discarded frames that keep their room until their file is rewritten.
+        unpunched: how many discarded frames keep their pages until their file is rewritten.
         held: the segments in which nothing is freed now (`hold`).
     """
 
@@ -31,7 +31,8 @@ class Discards:
         self._moved = moved
         self._old = old
         self._waiting: deque[tuple[int, Location]] = deque()
-        """Frames to free, each when the given number of frames is synced."""
+        """Pairs (n, frame), n ascending: the frame is freed when the journal has synced n frames.
+        """
         self._parked: list[tuple[int, Location]] = []
         """Frames that are due and held."""
         self.unpunched = 0
@@ -52,7 +53,7 @@ class Discards:
         self._parked.clear()
 
     def due(self, synced: int) -> bool:
-        """Whether frames may be freed now; some of them may be held."""
+        """Whether the first waiting frame is due; it may be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def free_discarded(self, synced: int) -> None:

@@ -31,8 +31,8 @@ LINE_MAX: Final = 4096
 
 @dataclass(slots=True)
 class LockRequest:
-    """A place in the queue. `until`: end of the lease (of the holder) or of the wait, seconds since
-    1970; None: never.
+    """A place in the queue. `until`: of the holder, the end of its lease; of others, the end of
+    their wait; seconds since 1970. None: they wait without limit.
     """
 
     token: SeqNum
@@ -56,7 +56,9 @@ class LockFold:
         self._tokens: dict[str, SeqNum] = {}
         """The token of each owner in the queue."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
-        """Released tokens. Not part of the state: they decide nothing."""
+        """Released tokens, for the answer to a repeated release. They decide nothing about the lock
+        and are not in checkpoints.
+        """
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
             for place in checkpoint.line:
@@ -68,7 +70,7 @@ class LockFold:
         """Apply the record at `seqnum`; return the token that it had an effect on.
 
         Of an acquire: the token of the place in the queue, None if it was refused. Of a release
-        (first or repeated) or an extension: the holder's token, None if it had lost the lock.
+        (first or repeated) or an extension: the holder's token, None if it does not hold the lock.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1

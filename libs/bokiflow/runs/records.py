@@ -124,15 +124,15 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """A heartbeat: no reader of it takes the runs of `executor` for `lease_s` from its read on."""
+    """A heartbeat: a process that reads it leaves the runs of `executor` alone for `lease_s`."""
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
 
 
 class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """`new_owner` takes over what `executor` left; its lease was over as of all records below
-    `end`.
+    """`new_owner` takes over the orphaned runs of `executor`: its lease had expired by all records
+    below `end`.
 
     Takes effect if no record at or after `end` is about `executor`.
     """
@@ -143,8 +143,8 @@ class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor has stopped; `is_idle`: it has left no run behind. An executor records that of
-    itself only if no record is in flight that assigns it a run.
+    """The executor has stopped; `is_idle`: it has no orphaned runs. An executor writes
+    `is_idle` of itself only while no append that assigns it a run is unanswered.
     """
 
     executor: str
@@ -182,7 +182,7 @@ def run_tag(run: str) -> str:
 
 
 def executor_tag(executor: str) -> str:
-    """Return the tag of the records that assign runs to an executor or end that."""
+    """Return the tag of the records that assign runs to an executor, or end an assignment."""
     return _EXECUTOR_PREFIX + executor
 
 
