@@ -224,7 +224,7 @@ async def test_a_cancelled_invocation_that_runs_is_asked_to_stop(there: Platform
         await there.http.get("/logs/runs/records?tag=n:5&wait=50")
         told = (await there.http.delete(f"/invocations/{invocation}")).json()
         assert told["problem"]["title"] == "InvocationCancelledError"
-        assert "it was told to stop" in told["problem"]["detail"]
+        assert "it was asked to stop" in told["problem"]["detail"]
         await until(lambda: not there.host.status()["calls_running"])
 
 
