@@ -400,7 +400,7 @@ class Engine:
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
             return []
-        self._join.progressed()
+        self._join.stop()
         self._replay = MetalogReplay(
             message.position, message.tail, message.cut, message.trims, message.last
         )

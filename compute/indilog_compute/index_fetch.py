@@ -40,7 +40,7 @@ class IndexFetch:
         """Note how far the engine is: the pause begins with the last progress of the index data."""
         if tag_position != self._tag_position or tag_position >= position:
             self._tag_position = tag_position
-            self._resend.progressed()
+            self._resend.stop()
         if tag_position < position and self._resend.due is None:
             self._resend.sent(now)
 

@@ -111,7 +111,10 @@ class ShardWriter:
         self._pending_bytes_max = node.appends.append_pending_bytes_max
         self._timeout_s = node.appends.append_timeout_s
         self._resend_s = node.messages.resend_s, node.messages.resend_s_max
-        self._resend = Resend(*self._resend_s)
+        self._takeover_question = Resend(*self._resend_s)
+        """For the claim, then for the opening."""
+        self._ordering = Resend(*self._resend_s)
+        """For the question what replicas have stored, while batches in flight are not ordered."""
         """When to ask the replicas again."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
@@ -260,8 +263,7 @@ class ShardWriter:
         """
         assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
-        if self.takeover is Takeover.OPEN:  # before, replicas owe an answer that no order replaces
-            self._resend.progressed()
+        self._ordering.stop()
         self._cut = end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
@@ -280,7 +282,7 @@ class ShardWriter:
         return self._ask(now)
 
     def _ask(self, now: Instant) -> list[Effect]:
-        self._resend.sent(now)
+        self._takeover_question.sent(now)
         if self.takeover is Takeover.CLAIMING:
             claim = ShardClaim(self.shard, self.epoch)
             return [Send(r, claim) for r in self.replicas if r not in self._claimed]
@@ -348,7 +350,7 @@ class ShardWriter:
         stored = min(known) if known else max(claim.stored for claim in claims)
         self._next = max(self._cut, stored)
         self.takeover = Takeover.OPENING
-        self._resend.progressed()
+        self._takeover_question.stop()
         return self._ask(now)
 
     def _claim_again(self, replica: NodeId, now: Instant) -> list[Effect]:
@@ -379,7 +381,7 @@ class ShardWriter:
         self._opened.add(sender)
         if len(self._opened) == len(self.replicas):
             self.takeover = Takeover.OPEN
-            self._resend.progressed()
+            self._takeover_question.stop()
         return []
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
@@ -395,7 +397,7 @@ class ShardWriter:
             return self._claim_again(sender, now)
         start, resend = self._sent_again.get(sender, (-1, Resend(*self._resend_s)))
         if message.stored != start:
-            resend.progressed()
+            resend.stop()
         elif resend.due is not None and now < resend.due:
             return []
         lacking = self._in_flight_to(sender, message.stored)
@@ -469,10 +471,10 @@ class ShardWriter:
 
     def _asked_again_at(self) -> Instant | None:
         if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
-            return self._resend.due
+            return self._takeover_question.due
         if not self._in_flight:
-            return None if self.takeover is Takeover.OPEN else self._resend.due
-        return self._resend.due or Instant(self._in_flight[0].sent + self._resend_s[0])
+            return None
+        return self._ordering.due or Instant(self._in_flight[0].sent + self._resend_s[0])
 
     def _expires_at(self) -> Instant | None:
         """When the first batch that callers wait for takes too long."""
@@ -489,7 +491,7 @@ class ShardWriter:
             return effects
         if self.takeover is not Takeover.OPEN:
             return effects + self._ask(now) + self._expire_waiting(now)
-        self._resend.sent(now)
+        self._ordering.sent(now)
         effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))
         return effects + self._expire_waiting(now)
 

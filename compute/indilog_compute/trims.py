@@ -76,7 +76,7 @@ class Trims:
                 del self._under_way[message.request]
                 return [Answer(trim.waiter, error)]
             return [Ignore(message, "a trim refused that reaches not beyond the tail")]
-        trim.resend.progressed()
+        trim.resend.stop()
         self._under_way[message.request] = trim._replace(position=message.position)
         return []
 

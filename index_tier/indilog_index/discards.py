@@ -81,7 +81,7 @@ class Discards:
         """Drop all questions: the index is rebuilt."""
         self._todo.clear()
         self._found.clear()
-        self._resend.progressed()
+        self._resend.stop()
         self._entries = 0
 
     def on_answer(
@@ -103,7 +103,7 @@ class Discards:
             return None, []  # it answers an earlier page of the same question
         if answer.copy_of != copy_of or not self._floors.known.covers(answer.trims, answer.copy_of):
             return None, []  # resent after a pause
-        self._resend.progressed()
+        self._resend.stop()
         self._found.append(_within(found.reshape(-1, 2), runs[:DISCARDED_RUNS_MAX]))
         left = runs[runs[:, 1] > np.uint64(answer.end)].copy()
         left[:, 0] = np.maximum(left[:, 0], np.uint64(answer.end))
@@ -131,7 +131,7 @@ class Discards:
             self._todo[0] = question
             return None, self._ask(now)
         self._todo.popleft()
-        self._resend.progressed()
+        self._resend.stop()
         return self._conclude(), self._ask(now)
 
     def deadline(self) -> Instant | None:

@@ -327,7 +327,7 @@ class IndexNode:
         effects = self._apply(event, now)
         if self._fetch is not None and self._fetch.is_answer(event.sender, blocks):
             effects += self._fetch.on_answer(event.sender, blocks, position, horizon)
-            self._resend.progressed()
+            self._resend.stop()
         return effects
 
     def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
@@ -686,10 +686,10 @@ class IndexNode:
         if self._fetch is not None and self._fetch.over:
             self._fetch = None
         if not self._missing:
-            self._resend.progressed()
+            self._resend.stop()
             return []
         if advanced:
-            self._resend.progressed()
+            self._resend.stop()
         effects: list[Effect] = []
         if self._resend.is_due(now):
             end = max(self._feed.end, self._waiting.end, self._fetch.end if self._fetch else 0)

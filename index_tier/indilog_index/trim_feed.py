@@ -118,7 +118,7 @@ class TrimFeed:
             return self._fetch(now)  # what the pages before say may have been replaced
         # A later page may come from the same node after a restart, when it knows less.
         self._promised = extent if is_first else min(self._promised, extent)
-        self._resend.progressed()
+        self._resend.stop()
         if message.last:
             if self._promised[:2] > self.known[:2]:
                 self._take(self._promised)
@@ -132,7 +132,7 @@ class TrimFeed:
         `waited_for`: a lookup needs more trims, or needs the known ones to be confirmed.
         """
         if self._cursor is None and self._announced <= self.trims and not waited_for:
-            self._resend.progressed()
+            self._resend.stop()
             return []
         if self._resend.due is None:
             self._resend.sent(now)  # what is missed may be on its way
@@ -159,7 +159,7 @@ class TrimFeed:
 
     def _end_fetch(self) -> None:
         self._cursor = None
-        self._resend.progressed()
+        self._resend.stop()
 
 
 def without_trimmed(part: ShardTags, trimmed: Trimmed) -> ShardTags:

@@ -1,7 +1,7 @@
 """The pauses between resends of a message that was not answered.
 
 Such a message may be lost, or its receiver may be slow. A fixed rate would keep a slow receiver
-slow. So the pause doubles with each resend up to a bound, and progress resets it.
+slow. So the pause doubles with each resend up to a bound. An answer resets it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Resend:
         """Whether it was sent, and the pause is over."""
         return self.due is not None and now >= self.due
 
-    def progressed(self) -> None:
-        """Note an answer, or that nothing is awaited any more: the next pause is the first one."""
+    def stop(self) -> None:
+        """Stop: an answer came, or none is awaited any more. The next pause is the first one.
+
+        A message that is still awaited needs a `Resend` of its own: what stops this one must not
+        end the resending of another question.
+        """
         self._pause_s = self._base_s
         self.due = None

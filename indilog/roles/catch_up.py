@@ -44,9 +44,9 @@ class CatchUp:
         reader, resend = self.reader, self._resend
         if reader.progressed:
             reader.progressed = False
-            resend.progressed()
+            resend.stop()
         if not (reader.behind or waiting):
-            resend.progressed()
+            resend.stop()
             return None
         if reader.eager or resend.is_due(now):
             resend.sent(now)

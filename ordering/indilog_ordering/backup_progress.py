@@ -64,7 +64,7 @@ class BackupProgress:
         advanced = length > self.stored
         self.resend.due = None
         if advanced or self.probed:
-            self.resend.progressed()
+            self.resend.stop()
         if self.probed:
             self.probed = False
             self._back_to(length)

@@ -123,7 +123,7 @@ class Rebuild:
             self._recorded = True
             effects.append(self._metalog.complete())
         if self._recorded:
-            self._resend.progressed()
+            self._resend.stop()
             return effects
         return effects + self._ask(now)
 
@@ -208,7 +208,7 @@ class Rebuild:
         if not due and wanted == self._asked:
             return []
         if wanted != self._asked:
-            self._resend.progressed()
+            self._resend.stop()
         nodes = list(self._answers) if due or anchor is None else self._having(anchor)
         self._asked = wanted
         self._resend.sent(now)

@@ -163,7 +163,7 @@ class Appends:
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Assign seqnums to records; return their batches, as far as they are in memory."""
-        self._report.progressed()
+        self._report.stop()
         if shard.lost_opening_of(span):
             before = _held_bytes(shard)
             batches = shard.order(span)

@@ -185,7 +185,7 @@ class HistoryFetch:
 
     def _progressed(self) -> None:
         self._asked = False
-        self._resend.progressed()
+        self._resend.stop()
 
     def _loss(self, base: Base) -> DataLossError:
         return DataLossError(

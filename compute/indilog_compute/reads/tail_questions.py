@@ -47,7 +47,7 @@ class TailQuestions:
         """
         assert self._asked or self._waiting, "an operation waits for the answer"
         if not self._asked:
-            self._resend.progressed()
+            self._resend.stop()
             self._asked, self._waiting, self._request = self._waiting, [], request
         self._resend.sent(now)
         return self._request

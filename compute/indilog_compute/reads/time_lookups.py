@@ -87,7 +87,7 @@ class TimeLookups:
             del self._lookups[message.request]
             return [Answer(lookup.waiter, Answered(message.seqnum, message.position))]
         lookup.behind.add(sender)
-        lookup.resend.progressed()
+        lookup.resend.stop()
         if len(lookup.behind) == len(nodes):
             lookup.resend.sent(now)  # all are: they are asked again after a pause
             return []
