@@ -290,7 +290,7 @@ class InvocationService:
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
         """Return the outcome of an invocation, waiting for it without a time limit. The caller has
-        reserved room (`room_for_outcome`).
+        reserved room (`reserve_outcome_wait`).
 
         Raises:
             CallOutcomeUnknownError: it is forgotten already.
@@ -311,7 +311,7 @@ class InvocationService:
                 raise forgotten(id)
             return told.outcome
 
-    def room_for_outcome(self, function: str) -> AbstractContextManager[None]:
+    def reserve_outcome_wait(self, function: str) -> AbstractContextManager[None]:
         """Reserve room for a caller that waits for an outcome of `function`.
 
         Raises:
