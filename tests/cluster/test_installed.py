@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 PROJECT = {
     **{
         f"{folder}/__init__.py": f'NAME = "own {folder}"\n'
-        for folder in ("compute", "index_tier", "ordering", "storage", "libs", "tests")
+        for folder in ("compute", "index_tier", "ordering", "pipeline", "storage", "libs", "tests")
     },
     "functions/__init__.py": "",
     "functions/shop.py": '''\
@@ -56,6 +56,7 @@ PROJECT = {
         import index_tier
         import libs
         import ordering
+        import pipeline
         import storage
         from functions import shop
         from indilog.testing import cluster
@@ -67,7 +68,7 @@ PROJECT = {
                     return await shop.sold(client.log("shop"), "tea")
 
             assert asyncio.run(sold()) == "own storage: 1"
-            for module in (compute, index_tier, libs, ordering, storage):
+            for module in (compute, index_tier, libs, ordering, pipeline, storage):
                 assert module.NAME == f"own {module.__name__}"
             assert bokiflow.Workflow and bokiqueue.Queue
         """,
@@ -120,7 +121,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         checkout.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, checkout)
-    for name in ("indilog", "ordering", "storage", "index_tier", "compute", "libs"):
+    for name in ("indilog", "ordering", "storage", "index_tier", "compute", "pipeline", "libs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
@@ -145,7 +146,8 @@ def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
     listed = installed.run("python", "-m", "pip", "show", "--files", "indilog")
     top = set(re.findall(r"^  (\w+)/", listed, flags=re.MULTILINE))
     assert top == {
-        *("indilog", "indilog_compute", "indilog_index", "indilog_ordering", "indilog_storage"),
+        *("indilog", "indilog_compute", "indilog_index", "indilog_ordering", "indilog_pipeline"),
+        "indilog_storage",
         *("bokiflow", "bokiqueue", "bokistore"),
     }
     said = installed.run("python", "-c", "import indilog; print(indilog.__file__)")
