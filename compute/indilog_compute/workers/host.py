@@ -255,19 +255,19 @@ class FunctionHost:
                 with the same key.
             CallOutcomeUnknownError: it may run or not.
         """
-        with self.room_for_outcome(name):
+        with self.reserve_outcome_wait(name):
             invocation = await self.accept_once(
                 name, arguments, key=key, position=position, depth=depth
             )
             return invocation, await self.outcome(invocation)
 
-    def room_for_outcome(self, name: str) -> AbstractContextManager[None]:
+    def reserve_outcome_wait(self, name: str) -> AbstractContextManager[None]:
         """Reserve room for a caller that starts `app.function` and waits for its outcome.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        return self._invocations.room_for_outcome(name)
+        return self._invocations.reserve_outcome_wait(name)
 
     async def accept_once(
         self,
@@ -285,7 +285,7 @@ class FunctionHost:
 
     async def outcome(self, invocation: str) -> Returned | Failed:
         """Return what came of an invocation with a key, waiting for it as long as it takes; within
-        `room_for_outcome`. Errors as `InvocationService.outcome`.
+        `reserve_outcome_wait`. Errors as `InvocationService.outcome`.
         """
         return kept_with_key(await self._invocations.outcome(invocation))
 

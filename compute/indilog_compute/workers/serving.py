@@ -269,7 +269,7 @@ class LinkServer:
         """
         keyed = self._keyed[number]
         try:
-            with self._host.room_for_outcome(message.function):
+            with self._host.reserve_outcome_wait(message.function):
                 invocation = await self._host.accept_once(
                     message.function,
                     message.arguments,

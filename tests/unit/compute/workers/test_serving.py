@@ -45,7 +45,7 @@ class Host:
         self.waiting = 0
         self.over: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
 
-    def room_for_outcome(self, _name: str) -> AbstractContextManager[None]:
+    def reserve_outcome_wait(self, _name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     async def accept_once(self, name: str, *_: object, key: str, **__: object) -> str:
