@@ -136,7 +136,7 @@ class IndexNode:
         """Index data from copies of earlier incarnations is ignored: their entries may have been
         replaced. At least `_copy_of`.
         """
-        self._begun_again = 0
+        self._rebuilds = 0
         self._discards = Discards(views, self._floors, config.node)
         self._swept_at = Instant(0.0)
         self._merging = Merging(views, config.node)
@@ -177,7 +177,7 @@ class IndexNode:
             "sweeping": int(self._store.sweeping),
             "waiting": len(self._waiting),
             "merging": len(self._merging),
-            "begun_again": self._begun_again,
+            "rebuilds": self._rebuilds,
             "discarded": self._discards.records,
         }
 
@@ -664,7 +664,7 @@ class IndexNode:
         self._lineage, self._copy_of = Lineage(), Epoch(0)
         self._fetch = None
         self._discards.stop()
-        self._begun_again += 1
+        self._rebuilds += 1
         effects: list[Effect] = [Ignore(below, reason), self._snapshots.open(below)]
         self._waiting.wait_for_positions()
         return effects + [

@@ -122,8 +122,8 @@ class Context:
         when it failed.
 
         With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
-        first. Each call with the same key gets the outcome of the one run, also later and after
-        a crash, for `results_kept_s`. A run whose worker is lost is begun again: the body may run
+        first. Each call with the same key gets the outcome of the one run, also later and after a
+        crash, for `results_kept_s`. If a worker crashes, its run starts again: the body may run
         more than once, the outcome is decided once.
 
         Raises:

@@ -1,10 +1,10 @@
-"""The gateway: the platform over HTTP (API.md, "HTTP"). FastAPI on uvicorn, in the compute node's
-process.
+"""The gateway: the platform's HTTP interface (API.md, "HTTP"). FastAPI on uvicorn, in the process
+of a compute node.
 
-`app` puts it together; `guard` is the layer before all routes, with `credentials` and `login`;
+`app` assembles it. `guard` checks each request before all routes, with `credentials` and `login`.
 `invoke` is the hot path, a plain ASGI callable; `apps`, `records` and `operation` are the other
-routes; `client_link` is the WebSocket of `indilog.connect`; `problems` says errors; `openapi` and
-`page` describe it; `server` runs it, on a port and on a `unix_socket`.
+routes. `client_link` is the WebSocket of `indilog.connect`. `problems` turns errors into answers.
+`openapi` and `page` describe the interface. `server` runs it on a port and on a `unix_socket`.
 """
 
 from indilog_compute.gateway.app import create_gateway, guarded, guarded_locally

@@ -1,7 +1,7 @@
-"""Accepting connections: few at a time, so that there is never one more than there is room for.
+"""Accepting connections, few at a time, so that the limit of connections is never exceeded.
 
-The event loop's own server accepts all that wait at once, before any of them is counted; with 2,048
-waiting that uses up the file descriptors of the process in one turn.
+The event loop's own server accepts all waiting connections before any of them is counted. With
+2,048 waiting it uses up the file descriptors of the process in one iteration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 
 _PER_TURN_MAX: Final = 32
 _PAUSE_S: Final = 0.1
-"""When the system has no descriptor or memory for a connection, accepting goes on after this."""
+"""Pause, if the system has no descriptor or memory for a further connection."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -25,10 +25,11 @@ class Acceptor:
     """Accepts the connections of one listening socket.
 
     Args:
-        listening: does not block.
-        protocol: makes the protocol of a connection.
-        has_room: whether one more connection may be open; otherwise it is closed at once.
-        tls: serves TLS with this.
+        listening: a non-blocking socket.
+        protocol: creates the protocol object of a connection.
+        has_room: whether one more connection may be open; if not, a new connection is closed at
+            once.
+        tls: serves TLS with this context; None: no TLS.
         handshake_timeout_s: time for the handshake of TLS.
     """
 
@@ -53,11 +54,11 @@ class Acceptor:
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """The socket, as of an `asyncio.Server`."""
+        """The listening socket; the interface of an `asyncio.Server`."""
         return (self._listening,)
 
     def close(self) -> None:
-        """Accept no more, and close the socket."""
+        """Stop accepting, and close the socket."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listening.fileno())
@@ -66,7 +67,7 @@ class Acceptor:
             opening.cancel()
 
     async def wait_closed(self) -> None:
-        """Return at once: connections are waited for elsewhere."""
+        """Return at once: the server waits for connections itself."""
 
     def _accept(self) -> None:
         for _ in range(_PER_TURN_MAX):
@@ -95,7 +96,7 @@ class Acceptor:
                 ssl=self._tls,
                 ssl_handshake_timeout=self._handshake_timeout_s,
             )
-        except (OSError, asyncio.CancelledError):  # it is gone, or speaks no TLS
+        except (OSError, asyncio.CancelledError):  # the client left, or speaks no TLS
             connection.close()
 
     def _pause(self, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""Putting the gateway together: the routes, the errors, the description (API.md, "HTTP")."""
+"""Assembles the gateway: routes, error handlers, description (API.md, "HTTP")."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from indilog_compute.gateway.requests import faults_in, sentence_of
 from indilog_compute.workers.host import FunctionHost
 
 _CLIENT_LEFT: Final = 499
-"""The status of an answer whose client left before it was sent."""
+"""Status of an answer that is not sent, because its client left (never on the wire)."""
 
 
 class Gateway(FastAPI):
-    """The platform over HTTP; calls of functions bypass the framework.
+    """The platform's HTTP interface. Calls of functions bypass the framework, for speed.
 
     Attributes:
-        edge: limits and figures, for the servers that it runs on.
+        edge: limits and figures, shared with the servers that run this application.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Gateway(FastAPI):
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._begun: set[asyncio.Task[Any]] = set()
-        """Answers that have begun and go on: streams of records."""
+        """Tasks whose answers have begun and are not complete: streams of records."""
 
     def end_streams(self) -> None:
-        """The platform stops: end at once what would go on without end."""
+        """End all streams, because the platform stops."""
         for task in self._begun:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
-        Being cancelled means that the platform stops, and is answered as well.
+        The server cancels this call when the platform stops; the client then gets a 503.
         """
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
@@ -110,7 +110,9 @@ class Gateway(FastAPI):
             share.free()
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by one of the framework's routes, whatever happens."""
+        """Answer by one of the framework's routes; after a cancellation or a failure, with an
+        error.
+        """
         begun = False
         task = asyncio.current_task()
         assert task is not None, "a server runs each request in a task"
@@ -124,7 +126,7 @@ class Gateway(FastAPI):
         try:
             await super().__call__(scope, receive, noting)
         except asyncio.CancelledError:
-            if begun:  # a stream of records: it ends here
+            if begun:  # a stream of records: end its body
                 await send({"type": "http.response.body"})
             else:
                 told = problem_of_stop(_error_of_stop(scope["method"]))
@@ -132,12 +134,12 @@ class Gateway(FastAPI):
         except Exception:
             if not begun:
                 raise
-            # Answered and logged by `broken`; Starlette raises it on for a server to log again.
+            # The handler of `Exception` has answered and logged it; Starlette raises it again.
         finally:
             self._begun.discard(task)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description, with the functions that are deployed now."""
+        """Return the OpenAPI description, including the functions that are deployed now."""
         if self._base is None:
             self._base = super().openapi()
         if self._described_at != self._host.generation:
@@ -157,12 +159,12 @@ def create_gateway(
     """Return the gateway's ASGI application.
 
     Args:
-        host: runs the functions; started by the caller.
-        logs: the logs, for callers without a function.
+        host: runs the functions; the caller has started it.
+        logs: the logs, for the routes below `/logs`.
         status: the platform's numbers for `/status`; its `ready` and `read_only` decide
             `/readyz`.
         config: limits.
-        registry: what `/metrics` shows besides the host's numbers.
+        registry: further metrics for `/metrics`.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -176,7 +178,7 @@ def create_gateway(
     invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
     app = Gateway(host, invoke, edge, Heads(host.positions))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
-    # base64 makes a third more of a record
+    # base64 makes a record a third longer
     limits = RecordLimits.of(config)
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
     probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
@@ -188,13 +190,13 @@ def create_gateway(
 
 
 def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
-    """Return the gateway behind its rules, with the pages by which a browser signs in.
+    """Return the gateway behind the checks of `Guard`, with the pages by which a browser signs in.
 
     Args:
-        gateway: of `create_gateway`.
+        gateway: the result of `create_gateway`.
         host: knows which functions are public.
-        node: names under which callers reach it, and how many browsers may be signed in.
-        token: what callers prove themselves with; not looked at if `node.auth` is off.
+        node: the host names of the gateway, and the limits of browser sessions.
+        token: authenticates callers; ignored if `auth` is off.
     """
     credentials = Credentials(
         token,
@@ -213,7 +215,7 @@ def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) 
 
 
 def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
-    """Return the gateway as the Unix socket has it: without a token, with all other rules."""
+    """Return the gateway for the Unix socket: no token is needed, all other checks apply."""
     return Guard(
         gateway,
         names=_names(node),
@@ -224,7 +226,7 @@ def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> G
 
 
 def _names(node: NodeConfig) -> list[str]:
-    """Return the host names under which callers reach a gateway, as `Host` has them."""
+    """Return the host names of a gateway, spelled as in the header `Host`."""
     return [
         f"[{name}]" if ":" in name else name
         for name in (node.gateway.host.lower(), *node.gateway.names)
@@ -270,7 +272,7 @@ def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
 
     async def misfit(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # Where a field is (query, path, header, body) is the first part of its place.
+        # The first part of a place says query, path, header or body; callers do not need it.
         faults = faults_in([{**fault, "loc": fault["loc"][1:]} for fault in error.errors()])
         sentence = f"Nothing was done: {sentence_of(faults)}."
         return _answer(problem_of(InvalidArgumentsError(sentence, faults)))

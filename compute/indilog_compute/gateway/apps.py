@@ -1,4 +1,4 @@
-"""Applications and asynchronous invocations over HTTP: deploy, list, ask for an outcome."""
+"""The routes of applications and asynchronous invocations: deploy, list, get an outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SourcesIn(pydantic.BaseModel):
 
 
 class SourcesBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a `SourcesIn` says, decoded."""
+    """The decoded form of a `SourcesIn`."""
 
     sources: dict[str, str]
 
@@ -50,7 +50,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         """List the deployed applications and their functions."""
         return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
 
-    # With slashes: an invalid name is refused as such, not as an unknown path.
+    # `:path` accepts slashes, so that such a name is refused as invalid, not as an unknown path.
     @router.get("/apps/{app:path}", tags=["apps"])
     async def app_named(app: str) -> Response:
         """Return one application."""
@@ -69,7 +69,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     async def undeploy(app: str, owner: Owner = "local") -> Response:
         """Undeploy an application: its services and schedules end, its logs stay.
 
-        Calls that run go on to their end. Deploying it again is a further version.
+        Running calls finish. Deploying it again makes a further version.
         """
         info = await host.undeploy(app, owner=owner)
         left = host.open_invocations(app)
@@ -77,7 +77,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
 
     @router.post("/apps", tags=["apps"], openapi_extra=_DEPLOY_BODY)
     async def deploy(request: Request, owner: Owner = "local") -> Response:
-        """Deploy an application under the name that its code gives it."""
+        """Deploy an application under the name in its code."""
         sources = await _sources(request, "app", body_bytes_max)
         return _deployed(await host.deploy(sources, owner=owner))
 
@@ -92,9 +92,8 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
         request: Request,
         wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
     ) -> Response:
-        """Return how far an asynchronous invocation is, and its outcome when it is over.
-
-        With `wait` the answer waits up to that many seconds for the outcome.
+        """Return the state of an asynchronous invocation, and its outcome if it has ended. With
+        `wait` the answer waits up to that many seconds for the outcome.
         """
         asked = host.invocation(invocation, wait_s=wait)
         found = await (unless_left(request.receive, asked) if wait else asked)
@@ -109,8 +108,8 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     async def cancel(invocation: str) -> Response:
         """Cancel an asynchronous invocation, durably.
 
-        One that waits never begins; one that runs is asked to stop. Answers as GET does. Of one
-        that is over nothing changes: 409.
+        A waiting invocation never begins; a running one is asked to stop. The answer is that of
+        GET. An invocation that has ended does not change: 409.
         """
         before = await host.invocation(invocation)
         if before is not None and before.outcome is not None:

@@ -1,5 +1,5 @@
-"""`/client`: the WebSocket that `indilog.connect` opens; it carries the frames of a link
-(docs/decisions/0003), in binary messages cut anyhow.
+"""`/client`: the WebSocket that `indilog.connect` opens. Its binary messages carry the frames of a
+link (docs/decisions/0003); message boundaries need not be frame boundaries.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _PART_BYTES: Final = 16 * 1024
 
 
 class ClientLink(Link):
-    """The link of a client: what waits on it is counted in the gateway's budget.
+    """The link of one client. Its waiting bytes count in the gateway's budget.
 
-    A question counts until it is answered, which every question is, also a cancelled one. A number
-    that is used again before closes the link: what each of the two holds could not be
-    distinguished.
+    A question counts until it is answered; every question is answered, also a cancelled one. If a
+    client reuses the number of an unanswered question, the link closes: the bytes of the two
+    questions could not be distinguished.
 
     Args:
         serve: answers questions.
         budget: the gateway's.
-        message_bytes_max: of one message.
-        on_lost: called when the link is gone.
+        message_bytes_max: largest message, in bytes.
+        on_lost: called when the link is lost.
     """
 
     __slots__ = ("_budget", "_partial", "_questions", "_sizes")
@@ -80,7 +80,9 @@ class ClientLink(Link):
         self._sizes: dict[int, int] = {}
 
     def received(self, data: bytes) -> None:
-        """Take in bytes; close the link when a message in part has no room."""
+        """Process received bytes; close the link if the budget has no room for an incomplete
+        message.
+        """
         super().received(data)
         self._partial.free()
         try:
@@ -89,7 +91,7 @@ class ClientLink(Link):
             self.close()
 
     def answer(self, call: int, answer: Answer) -> None:
-        """Answer; a large answer for which there is no room is replaced by a failure."""
+        """Send an answer; a large answer beyond the budget is replaced by a failure."""
         self._questions.give(self._sizes.pop(call, 0))
         if self._budget.is_used_up and answer_bytes(answer) > UNCHARGED_BYTES:
             self._budget.refused += 1
@@ -97,7 +99,7 @@ class ClientLink(Link):
         super().answer(call, answer)
 
     def lost(self) -> None:
-        """The stream has ended: hold nothing any more."""
+        """The stream has ended: return all bytes to the budget."""
         super().lost()
         self._sizes.clear()
         self._questions.free()
@@ -105,7 +107,7 @@ class ClientLink(Link):
 
 
 def payload_bytes(message: Question | Greeting) -> int:
-    """Return the bytes of data in a question, without what is small in any."""
+    """Return the bytes of the data in a question, without its small fields."""
     match message:
         case LogAppend():
             return len(message.data)
@@ -122,7 +124,7 @@ def payload_bytes(message: Question | Greeting) -> int:
 
 
 def answer_bytes(answer: Answer) -> int:
-    """Return the bytes of data in an answer, without what is small in any."""
+    """Return the bytes of the data in an answer, without its small fields."""
     match answer:
         case RecordsFound():
             return sum(len(record.data) + len(record.aux or b"") for record in answer.records)
@@ -133,11 +135,11 @@ def answer_bytes(answer: Answer) -> int:
 
 
 class WebSocketWriter:
-    """Sends what a link writes; what comes while a send is under way goes out with the next one.
+    """Sends what a link writes. Bytes written during a send leave with the next one.
 
     Args:
         socket: the client's.
-        share: holds what waits.
+        share: counts the queued bytes in the gateway's budget.
     """
 
     def __init__(self, socket: WebSocket, share: ByteShare) -> None:
@@ -159,7 +161,7 @@ class WebSocketWriter:
         self._written.set()
 
     def queued_bytes(self) -> int:
-        """How much waits."""
+        """Bytes that are queued."""
         return len(self._queue)
 
     async def run(self) -> None:
@@ -176,7 +178,7 @@ class WebSocketWriter:
 
 
 async def take_in(link: Link, data: bytes) -> None:
-    """Hand over what came, in parts: other links have their turns between many small messages."""
+    """Pass received bytes to the link in parts of 16 KiB, and let other links run in between."""
     link.received(data[:_PART_BYTES])
     for start in range(_PART_BYTES, len(data), _PART_BYTES):
         await asyncio.sleep(0)
@@ -191,7 +193,7 @@ def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
 
     @router.websocket("/client")
     async def client(socket: WebSocket) -> None:
-        """Serve one client until it leaves."""
+        """Serve one client until it disconnects."""
         await socket.accept()
         server = host.client_server()
         link = ClientLink(

@@ -1,7 +1,7 @@
-"""Clients that leave: reading a request's body whole, and waiting no longer than its client does.
+"""Clients that disconnect: reads complete bodies only, and stops waiting when a client has left.
 
-A connection that ends is an expected event. It is counted (`GatewayFigures.clients_left`), not
-logged, and a request whose body did not arrive whole is never executed.
+A disconnect is an expected event: it is counted (`GatewayFigures.clients_left`), not logged. A
+request with an incomplete body is never executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 SHARE: Final = "indilog.share"
-"""The key in a request's scope of what it holds of the gateway's budget: a `ByteShare`."""
+"""Key in an ASGI scope: the `ByteShare` that counts the request's bytes in the gateway's budget."""
 
 _ValueT = TypeVar("_ValueT")
 
@@ -28,14 +28,12 @@ class ClientLeftError(Exception):
 
 
 async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str) -> bytes:
-    """Return a request's body, which has arrived whole.
-
-    Reads at most one chunk beyond `bytes_max` bytes.
+    """Read and return a request's complete body.
 
     Args:
-        scope: of the request; its share (`SHARE`) holds the body's bytes until it is over.
+        scope: of the request; its share (`SHARE`) counts the body's bytes until the request ends.
         receive: of the request.
-        bytes_max: largest body taken.
+        bytes_max: largest body accepted; at most one chunk more is read.
         what: names the size in the error: `The request's size in bytes`.
 
     Raises:
@@ -65,13 +63,13 @@ async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str
 
 
 async def left(receive: Receive) -> None:
-    """Return when the client has closed its connection; the body has been read before."""
+    """Return when the client has closed its connection. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_left(receive: Receive, answering: Coroutine[Any, Any, _ValueT]) -> _ValueT:
-    """Return what `answering` returns; cancel it when the client leaves.
+    """Return the result of `answering`; cancel it if the client disconnects.
 
     Raises:
         ClientLeftError: the client left.
@@ -97,6 +95,6 @@ def _too_large(scope: Scope, read: int, bytes_max: int, what: str) -> TooLargeEr
 
 
 def _content_length(scope: Scope) -> int:
-    """Return how many bytes the client says that it sends; 0: it does not say."""
+    """Return the value of `Content-Length`; 0 if there is none."""
     said = dict(scope["headers"]).get(b"content-length", b"")
     return int(said) if said.isdigit() and len(said) <= 18 else 0

@@ -1,8 +1,8 @@
-"""What callers prove themselves with: the platform's token, or the session of a browser.
+"""How callers authenticate: with the platform's token, or with the session of a browser.
 
-A browser cannot keep a token safely, so it gets a session: `indilog open` asks for a code with the
-token, the page `/login` exchanges the code for a cookie, and the code is used up. Codes and
-sessions are kept in this process's memory only, as digests, and end with it.
+A browser cannot store a token safely, so it gets a session. `indilog open` requests a code, with
+the token. The page `/login` exchanges the code for a cookie; a code works once. Codes and sessions
+are kept as digests in the memory of this process, and end with it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _BEARER: Final = b"bearer "
 
 
 class Credentials:
-    """The token, and the browsers signed in at this compute node.
+    """The token, and the browser sessions of this compute node.
 
     Args:
         token: of the platform.
-        sessions_max: sessions at once, and codes at once; a further one ends the oldest.
+        sessions_max: largest number of sessions, and of codes; a further one ends the oldest.
         session_s_max: seconds for which a session lasts.
         code_s: seconds within which a code can be used.
-        clock: seconds that never go back.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -47,31 +47,33 @@ class Credentials:
     def is_token(self, authorization: bytes) -> bool:
         """Tell whether this value of the header `Authorization` carries the token.
 
-        It takes the same time however much of a wrong token is right.
+        The comparison takes constant time, so timing reveals nothing about the token.
         """
         given = authorization[len(_BEARER) :]
         is_same = hmac.compare_digest(given.strip(), self._token)
         return authorization[: len(_BEARER)].lower() == _BEARER and is_same
 
     def new_code(self) -> str:
-        """Return a code that begins one session, once and soon."""
+        """Return a code that can begin one session, within `code_s`."""
         return self._codes.issue()
 
     def begin_session(self, code: str) -> str | None:
-        """Use a code up and return a new session's secret; None: there is no such code any more."""
+        """Exchange a code for the secret of a new session; None if the code is unknown, used or
+        expired.
+        """
         return self._sessions.issue() if self._codes.remove(code.encode()) else None
 
     def is_session(self, secret: bytes) -> bool:
-        """Tell whether a session with this secret goes on."""
+        """Tell whether this is the secret of a session that has not ended."""
         return self._sessions.has(secret)
 
     def end_session(self, secret: bytes) -> None:
-        """End a session, if there is one."""
+        """End the session with this secret, if there is one."""
         self._sessions.remove(secret)
 
 
 class _Expiring:
-    """Secrets that are valid for a time. Looking one up by its digest tells nothing by its time."""
+    """Secrets that expire, looked up by digest, so that timing reveals nothing about them."""
 
     def __init__(self, count_max: int, valid_s: float, clock: Callable[[], float]) -> None:
         self._count_max = count_max

@@ -1,6 +1,5 @@
-"""What all connections of a gateway share: limits, figures, and the budget of bytes.
-
-`Edge` is one per gateway, however many sockets it listens on.
+"""What all connections of a gateway share: limits, figures, and the budget of bytes. A gateway has
+one `Edge`, also if it listens on several sockets.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from indilog_compute.gateway.clients import SHARE
 from indilog_compute.gateway.figures import GatewayFigures
 
 REFUSALS_MAX: Final = 64
-"""Connections beyond the limit that are open at once until they are refused."""
+"""Connections beyond the limit that may be open at a time, until each is refused."""
 LARGE_BYTES: Final = 64 * 1024
-"""An answer above this is counted until its client has read most of it."""
+"""An answer above this size counts in the budget until its client has read most of it."""
 
 
 class Edge:
@@ -29,10 +28,10 @@ class Edge:
         node: the limits.
 
     Attributes:
-        connections_max: connections that are served at once; a server lowers it to what the
-            process has file descriptors for.
-        refusals_max: connections beyond them that are open at once until they are refused.
-        connections: connections that are open, over all servers.
+        connections_max: connections served at a time; a server lowers it to the number of file
+            descriptors that the process has for them.
+        refusals_max: connections beyond `connections_max` that may be open until they are refused.
+        connections: open connections of all servers.
     """
 
     def __init__(self, node: NodeConfig) -> None:
@@ -44,7 +43,7 @@ class Edge:
         self.connections = 0
 
     def limit_connections(self) -> None:
-        """Lower the limit of connections to what the process has file descriptors for."""
+        """Lower `connections_max` to the number of file descriptors available for connections."""
         room = room_for_connections(self.node.gateway.descriptors_reserve)
         if room < self.connections_max + self.refusals_max:
             self.refusals_max = min(REFUSALS_MAX, room // 4)
@@ -55,15 +54,15 @@ class Edge:
             )
 
     def has_room(self, opening: int) -> bool:
-        """Tell whether a connection may be opened, if only to be refused.
+        """Tell whether a further connection may be opened, to be served or to be refused.
 
         Args:
-            opening: connections that are accepted and not yet counted.
+            opening: accepted connections that are not in `connections` yet.
         """
         return self.connections + opening < self.connections_max + self.refusals_max
 
     def status(self) -> dict[str, int]:
-        """Return figures for people and metrics."""
+        """Return figures for `/status` and `/metrics`."""
         return {
             **self.figures.status(),
             "connections": self.connections,
@@ -74,7 +73,7 @@ class Edge:
         }
 
     async def send(self, scope: Scope, send: Send, message: Message) -> None:
-        """Send a part of an answer; a large one is counted until most of it is read."""
+        """Send a part of an answer; a large part counts in the budget until most of it is read."""
         size = len(message.get("body", b""))
         if size <= LARGE_BYTES:
             await send(message)

@@ -1,4 +1,4 @@
-"""What the gateway counts, for `/status` and `/metrics`."""
+"""Counters of the gateway, for `/status` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class GatewayFigures:
     """Counts since the gateway started.
 
     Attributes:
-        clients_left: requests whose client closed its connection before the answer: with a body
-            that did not arrive whole, or while the request waited.
-        clients_too_slow: connections that were closed since a request took too long to arrive, or
-            an answer to be read.
-        connections_refused: connections beyond the limit.
-        requests_malformed: requests that are no HTTP.
-        requests_refused: that no route saw: of a foreign name or origin, without the token, or with
-            a body of another type (`guard`).
+        clients_left: requests whose client disconnected before the answer, or before the body was
+            complete.
+        clients_too_slow: connections closed because a request took too long to arrive, or its
+            answer to be read.
+        connections_refused: connections refused because of the limit.
+        requests_malformed: requests that are not valid HTTP.
+        requests_refused: requests refused before any route (`guard`): foreign name or origin, no
+            token, or a body of a wrong type.
     """
 
     clients_left: int = 0

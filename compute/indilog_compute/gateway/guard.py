@@ -1,17 +1,16 @@
-"""Which requests are allowed: the layer in front of all routes, for HTTP and WebSockets alike
-(docs/decisions/0026).
+"""Checks each request before all routes, HTTP and WebSockets alike (docs/decisions/0026).
 
-Each request passes four rules, in this order, before any route sees it:
+A request must pass four rules, in this order:
 
-1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421: a page
-   whose own name was rebound to 127.0.0.1 still sends its own name.
-2. If its method is not GET or HEAD, or it opens a WebSocket, no page of another origin sent it,
-   else 403: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and an `Origin` is the own.
-3. It carries the token, or the cookie of a session and then fulfils rule 2 whatever its method,
-   else 401. Health, signing in and public functions need neither.
-4. A body says in `Content-Type` that it is JSON, or where it fits Python source or bytes, else
-   415. A page can send none of these to another origin without being allowed to by CORS, which
-   the gateway never does.
+1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421. This stops
+   DNS rebinding: a page whose name was rebound to 127.0.0.1 still sends that name.
+2. If it is neither GET nor HEAD, or opens a WebSocket, then no page of another origin sent it, else
+   403: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and `Origin` is absent or ours.
+3. It carries the token or the cookie of a session, else 401. With a cookie, rule 2 applies to every
+   method. Health checks, sign-in and public functions need neither.
+4. The `Content-Type` of a body is JSON; on some routes Python source or bytes; else 415. Without
+   CORS, which the gateway never grants, a browser sends none of these types from one origin to
+   another.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from indilog_compute.gateway.page import HTML, page_headers
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_text
 
 OPEN_PATHS: Final = ("/livez", "/healthz", "/readyz", LOGIN_PATH)
-"""Read without a token: they tell nothing about what is stored or deployed."""
+"""Paths that need no token: they reveal nothing about what is stored or deployed."""
 _SAFE: Final = ("GET", "HEAD")
 _OWN_SITE: Final = (b"none", b"same-origin")
 _HOST: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -56,7 +55,7 @@ _BODIES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "apps": (_JSON, _PYTHON, _OCTETS),
     "logs": (_JSON, _OCTETS),
 }
-"""What a body may be, by the first part of the path; elsewhere it is JSON."""
+"""Allowed types of a body besides JSON, by the first part of the path."""
 
 UNAUTHORIZED: Final = (
     "This needs the platform's token as `Authorization: Bearer TOKEN`: `indilog token` prints it, "
@@ -66,21 +65,21 @@ UNAUTHORIZED: Final = (
 
 
 class Refusal(NamedTuple):
-    """Why a request goes no further."""
+    """Why a request was refused."""
 
     status: HTTPStatus
     sentence: str
 
 
 class Guard:
-    """The gateway behind its rules.
+    """The gateway behind the four rules.
 
     Args:
         app: the gateway.
-        names: host names under which callers reach it, beside loopback ones; in lower case.
-        credentials: what callers prove themselves with; None: they need not (rule 3 is off).
-        is_public: tells of `app.function` whether it is called without a token.
-        figures: where refused requests are counted.
+        names: further allowed host names besides loopback addresses; in lower case.
+        credentials: authenticates callers; None: rule 3 is off.
+        is_public: tells whether the function `app.function` may be called without a token.
+        figures: count refused requests.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Guard:
         if host not in self._hosts and not self._is_known(host):
             return _misdirected(host)
         is_own = self._is_own_origin(scope, host, headers)
-        if not is_own and scope.get("method") not in _SAFE:  # a WebSocket has no method
+        if not is_own and scope.get("method") not in _SAFE:  # a WebSocket's scope has no method
             return _foreign(headers)
         if self._credentials is not None:
             refusal = self._unauthorized(scope, headers, self._credentials, is_own=is_own)
@@ -129,7 +128,7 @@ class Guard:
         return _unfit_body(scope, headers)
 
     def _is_known(self, host: bytes) -> bool:
-        """Rule 1; what was accepted is kept, so that the common case is one look-up."""
+        """Rule 1. Accepted values are remembered, so the common case is one lookup."""
         found = _HOST.fullmatch(host)
         if found is None:
             return False
@@ -151,7 +150,7 @@ class Guard:
         if named != host:
             return False
         is_tls = scope["scheme"] in ("https", "wss")
-        # In front of a configured name there may be a proxy that ends TLS.
+        # A proxy that terminates TLS may be in front of a configured name.
         behind_proxy = scheme == b"https" and host.partition(b":")[0] in self._names
         return scheme == (b"https" if is_tls else b"http") or behind_proxy
 
@@ -163,7 +162,7 @@ class Guard:
         *,
         is_own: bool,
     ) -> Refusal | None:
-        """Rule 3."""
+        """Rule 3: return the refusal of an unauthenticated request; None if it may pass."""
         authorization = headers.get(b"authorization")
         if authorization is not None and credentials.is_token(authorization):
             return None
@@ -182,7 +181,7 @@ class Guard:
         if method != "POST":
             return False
         if path == SESSION_PATH:
-            return True  # it carries a code
+            return True  # the request carries a sign-in code
         if not path.startswith(PREFIX):
             return False
         app, _, function = path[len(PREFIX) :].partition("/")
@@ -190,7 +189,7 @@ class Guard:
 
 
 def cookie_in(cookies: bytes, name: bytes) -> bytes | None:
-    """Return the value of a cookie in the header `Cookie`; None: it is not there."""
+    """Return the value of a cookie in the header `Cookie`; None if it is absent."""
     for cookie in cookies.split(b";"):
         given, _, value = cookie.strip().partition(b"=")
         if given == name:
@@ -199,7 +198,7 @@ def cookie_in(cookies: bytes, name: bytes) -> bytes | None:
 
 
 def _unfit_body(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Rule 4. A request without a body needs no type; what says a type has one."""
+    """Rule 4. A request without a body needs no type. A request with a type has a body."""
     given = headers.get(b"content-type")
     if given is None:
         length = headers.get(b"content-length", b"0")
@@ -241,7 +240,7 @@ def _foreign(headers: Mapping[bytes, bytes]) -> Refusal:
 
 
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """Answer with the refusal; of a WebSocket, instead of opening it."""
+    """Answer with the refusal; for a WebSocket, instead of opening it."""
     kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
     if kind not in ("http.response", *scope.get("extensions", ())):
         await send({"type": "websocket.close", "code": 1008, "reason": ""})
@@ -262,7 +261,7 @@ async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
 
 
 def _wants_page(scope: Scope) -> bool:
-    """Tell whether a person looks at the answer in a browser."""
+    """Tell whether the client is a browser that shows the answer as a page."""
     return scope.get("method") == "GET" and any(
         name == b"accept" and b"text/html" in value for name, value in scope["headers"]
     )

@@ -1,5 +1,5 @@
-"""What every request's head must be, checked before it is routed: text that is UTF-8, and a session
-position that the log has reached.
+"""Checks the head of every request before routing: path and query are UTF-8, and the log has
+reached the session's position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Heads:
     """Checks the heads of requests.
 
     Args:
-        positions: tells which positions there are.
+        positions: tells which metalog positions exist.
     """
 
     def __init__(self, positions: Positions) -> None:
@@ -30,9 +30,9 @@ class Heads:
         """Check one head.
 
         Raises:
-            InvalidArgumentsError: the path or the query is not UTF-8, or the session position is
-                none, or none that the log has reached.
-            NotReadyError, QuorumUnavailableError: the log does not say how far it is.
+            InvalidArgumentsError: the path or the query is not UTF-8, or the session position is no
+                number, or beyond the log's.
+            NotReadyError, QuorumUnavailableError: the log's position could not be determined.
         """
         if b"%" in scope.get("raw_path", b"") or b"%" in scope["query_string"]:
             _check_text(scope)

@@ -1,7 +1,7 @@
 """`POST /functions/{app}/{function}`: the hot path, a plain ASGI callable inside the gateway.
 
-No routing, no request object, no decoding: the body goes to the worker as it came, the result goes
-back as the worker wrote it. (A FastAPI route costs three times a bare ASGI answer.)
+There is no routing, no request object and no decoding: the worker gets the body's bytes, and the
+caller gets the worker's bytes. (A FastAPI route costs three times a bare ASGI answer.)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FALSE: Final = ("0", "false", "no")
 
 
 class InvokeEndpoint:
-    """Answers everything below `/functions/`."""
+    """Answers all requests below `/functions/`."""
 
     def __init__(self, host: FunctionHost, edge: Edge, *, body_bytes_max: int) -> None:
         self._host = host
@@ -66,7 +66,7 @@ class InvokeEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the function that the path names, and answer with its result.
 
-        Being cancelled means that the platform stops: the answer says so, and whether the
+        The server cancels this call when the platform stops. The answer then says whether the
         function had begun.
         """
         try:
@@ -75,7 +75,7 @@ class InvokeEndpoint:
             await _send_problem(send, problem_of(error))
         except ClientLeftError:
             self._edge.figures.clients_left += 1
-        except asyncio.CancelledError:  # before there was a call
+        except asyncio.CancelledError:  # before the call was made
             await _send_problem(send, problem_of_stop(_nothing_done("the call")))
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,10 +110,11 @@ class InvokeEndpoint:
         await self._send_outcome(scope, send, call.invocation, outcome)
 
     async def _begun(self, receive: Receive, call: Call) -> None:
-        """Wait until `call`, which waits for a worker, is over; drop it when its client leaves.
+        """Wait for the end of `call`, which has no worker yet. If the client disconnects before a
+        worker takes the call, cancel it.
 
         Raises:
-            ClientLeftError: the client left; a call that runs goes on to its end.
+            ClientLeftError: the client left; a running call continues to its end.
         """
         leaving = asyncio.ensure_future(left(receive))
         ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
@@ -203,10 +204,10 @@ def _nothing_done(what: str) -> NotReadyError:
 
 
 def _start_later_s(name: str, scope: Scope) -> float | None:
-    """Return the delay of an asynchronous call; None: the query asks for no such call.
+    """Return the delay of an asynchronous call in seconds; None for a synchronous call.
 
     Raises:
-        InvalidArgumentsError: the query is not understood; it names the field.
+        InvalidArgumentsError: a field of the query is unknown or malformed; names the field.
     """
     values = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     query = {field: given[-1] for field, given in values.items()}
@@ -232,11 +233,11 @@ def _misfit(name: str, field: str, problem: str) -> InvalidArgumentsError:
 
 
 def _headers(scope: Scope) -> tuple[int, str]:
-    """Return the session's position and the idempotency key; 0 and empty: there is none."""
+    """Return the session's position and the idempotency key; 0 and empty if absent."""
     position, key = 0, ""
     for name, value in scope["headers"]:
         if name == POSITION_HEADER:
-            position = int(value)  # `Heads` has checked it
+            position = int(value)  # `Heads` has checked that it is a number
         elif name == KEY_HEADER:
             key = value.decode("latin-1").strip()
             if not key:

@@ -1,8 +1,8 @@
-"""How a browser signs in: `indilog open` gets a code with the token and prints the link
-`/login#CODE`; that page sends the code back, once, and gets the cookie of a session.
+"""How a browser signs in. `indilog open` gets a code, with the token, and prints the link
+`/login#CODE`. That page posts the code, once, and gets the cookie of a session.
 
-The code comes after `#`, which browsers send to no server and in no `Referer`. No GET has an
-effect: the page posts the code.
+Browsers send the part after `#` to no server and in no `Referer`, so the code does not leak. GET
+has no effect; only the POST uses the code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CodeIn(pydantic.BaseModel):
 def cookie_name(scope: Scope) -> str:
     """Return the name of the session's cookie.
 
-    Browsers send the cookies of an address to all its ports, so the port is part of the name. The
-    prefix `__Host-`, under TLS, has them refuse one that another host sets.
+    Browsers send the cookies of an address to all its ports, so the name contains the port. Under
+    TLS the prefix `__Host-` makes browsers refuse such a cookie from another host.
     """
     server = scope.get("server")
     port = server[1] if server is not None else None

@@ -1,6 +1,4 @@
-"""The OpenAPI description: the gateway's own routes, and every deployed function as a path of its
-own.
-"""
+"""The OpenAPI description: the gateway's own routes, and one path for each deployed function."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def _query(name: str, kind: str, description: str) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return `schema` with its `$defs` moved to `schemas`, under names that no other function
-    has.
-    """
+    """Return `schema` with its `$defs` moved to `schemas`, under names unique to this function."""
     moved = _moved(schema, prefix)
     for name, definition in moved.pop("$defs", {}).items():
         schemas[prefix + name] = definition

@@ -1,4 +1,4 @@
-"""How a platform is watched: health, readiness, status, metrics."""
+"""The routes for monitoring: health, readiness, status, metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from indilog_compute.workers.host import FunctionHost
 
 
 class HostCollector(Collector):
-    """Reads the function host's numbers when Prometheus scrapes."""
+    """Reads the function host's figures at a scrape by Prometheus."""
 
     def __init__(self, host: FunctionHost) -> None:
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family per number."""
+        """Yield one metric family per figure."""
         status = self._host.status()
         calls = CounterMetricFamily(
             "indilog_function_calls",
@@ -49,9 +49,9 @@ class HostCollector(Collector):
         )
         invocations = status["invocations"]
         yield CounterMetricFamily(
-            "indilog_invocations_begun_again",
-            "Recorded invocations that were begun here after an executor lost them",
-            value=invocations["begun_again"],
+            "indilog_invocations_rerun",
+            "Recorded invocations that this node ran again after an executor lost them",
+            value=invocations["rerun"],
         )
         for name, documentation, value in (
             ("indilog_invocations_open", "Recorded ones that are not over", invocations["open"]),
@@ -74,17 +74,15 @@ def operation_router(
     @router.get("/healthz", include_in_schema=False)  # its older name
     @router.get("/livez")
     async def livez() -> dict[str, str]:
-        """Say that the process answers."""
+        """Answer; that shows that the process runs."""
         return {"status": "alive"}
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """Say whether calls, reads and appends are served now: a record is appended to find out, at
-        most one a second. `read-only`: appends are not served, because a disk is full.
-
-        Then it is 200 still: what only reads is served. Where all shards share the disk no other
-        compute node could append either; with disks of their own it may. `warning` is there when
-        records are permanently lost: all else is served.
+        """Tell whether calls, reads and appends are served now. To find out, a record is appended,
+        at most once a second. `read-only`: a disk is full, so appends fail; the status is still
+        200, because reads are served. If all shards share that disk, appends fail at all compute
+        nodes. `warning`: some records are permanently lost; everything else is served.
         """
         now = status()
         failure = None if now.get("ready", True) else "The platform is starting or recovering."
@@ -103,7 +101,7 @@ def operation_router(
 
     @router.get("/status")
     async def platform_status() -> Response:
-        """Return the tiers' numbers and the function host's (`functions`)."""
+        """Return the figures of the tiers and of the function host (`functions`)."""
         told = {**status(), "functions": host.status()}
         return Response(msgspec.json.encode(told), media_type="application/json")
 

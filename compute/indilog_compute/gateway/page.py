@@ -1,5 +1,5 @@
-"""`/docs`: the OpenAPI description as a page to read and try, from this file alone: nothing is
-loaded from elsewhere.
+"""`/docs`: an interactive page of the OpenAPI description. The page loads nothing from other
+servers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @functools.cache
 def page_headers(page: str) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of a page of ours: a browser runs the page's own script, loads nothing
-    from elsewhere, and shows the page in no frame of another.
+    """Return the security headers of one of our pages. With them a browser runs only the page's own
+    script, loads nothing from elsewhere, and shows the page in no foreign frame.
     """
     allowed = {"script": "script-src", "style": "style-src"}
     rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]

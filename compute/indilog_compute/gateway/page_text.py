@@ -1,4 +1,4 @@
-"""A page of records as JSON text, bounded in records and in bytes of text."""
+"""A page of records as JSON text, limited in records and in bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RecordLimits(NamedTuple):
     """Limits of what is read and appended.
 
     Attributes:
-        page_bytes_max: bytes of text in a page here, and of data in one that the log gives.
-        record_bytes_max: bytes of one record and its aux data.
+        page_bytes_max: bytes of JSON text in a page, and of data in a page read from the log.
+        record_bytes_max: bytes of one record, including its aux data.
         batch_records_max: records appended together.
     """
 
@@ -40,13 +40,13 @@ class PageText:
     """Collects records as JSON.
 
     Args:
-        share: holds the text's bytes.
-        limit: records at most.
-        limits: of bytes.
+        share: counts the text's bytes in the gateway's budget.
+        limit: largest number of records.
+        limits: limits in bytes.
 
     Attributes:
-        last: seqnum of the last record that was added; None: there is none.
-        may_go_on: whether there may be further records: the page ended at a limit.
+        last: seqnum of the last record added; None if there is none.
+        may_go_on: whether the page ended at a limit, so that there may be further records.
     """
 
     def __init__(self, share: ByteShare, limit: int, limits: RecordLimits) -> None:
@@ -60,11 +60,11 @@ class PageText:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further record is added."""
+        """Whether no further record fits."""
         return self.may_go_on
 
     def add(self, record: Record) -> None:
-        """Add a record; it may fill the page.
+        """Add a record.
 
         Raises:
             OverloadedError: the gateway has no room for it.
@@ -78,7 +78,7 @@ class PageText:
         self.may_go_on = is_long or self._size >= self._limits.page_bytes_max
 
     def add_range(self, records: Iterable[Record]) -> None:
-        """Add the records of one page of the log, until this one is full.
+        """Add records of one page of the log, until this page is full.
 
         Raises:
             OverloadedError: the gateway has no room for them.
@@ -89,11 +89,11 @@ class PageText:
             size += len(record.data) + len(record.names) + len(record.aux or b"")
             if self.is_full:
                 return
-        # A page of the log ends before the record that would make it too large.
+        # A page of the log may have ended before a record that would have made it too large.
         self.may_go_on = size + self._limits.record_bytes_max > self._limits.page_bytes_max
 
     def text(self, next_bound: int | None) -> bytes:
-        """Return the page; `next_bound` is where to go on."""
+        """Return the page's JSON; `next_bound` is where the next page starts."""
         more = b"true" if self.may_go_on and next_bound is not None else b"false"
         bound = b"null" if next_bound is None else b"%d" % next_bound
         return b'{"records":[%b],"next_bound":%b,"more":%b}' % (b",".join(self._parts), bound, more)

@@ -1,4 +1,4 @@
-"""Errors over HTTP: RFC 9457 problem details, one sentence, and whether to try again."""
+"""Errors over HTTP, as RFC 9457 problem details: one sentence, and whether to retry."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         title: the name of the error's class, for programs.
-        kind: of a function that raised: the name of what it raised.
-        errors: for arguments that do not fit, one `{"field", "problem"}` each.
-        seqnum, next_seqnum: of records that are lost, the first one, and where to read on; of
-            trimmed ones, where to read on.
+        kind: class name of the exception that a function raised.
+        errors: one `{"field", "problem"}` for each invalid argument.
+        seqnum: the first lost record. next_seqnum: where to continue reading after lost or trimmed
+            records.
     """
 
     title: str
@@ -95,8 +95,8 @@ def problem_of(error: Exception) -> Problem:
 def problem_of_stop(error: IndilogError) -> Problem:
     """Return the problem for a request that was cut off because the platform stops.
 
-    The status says that the service is away and comes back, `retryable` whether the same request
-    may simply be repeated then.
+    The status says that the service is temporarily unavailable; `retryable` says whether the same
+    request may be repeated.
     """
     return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
 
@@ -117,7 +117,7 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 def problem(status: HTTPStatus, detail: str) -> Problem:
-    """Return a problem that is no error of the platform."""
+    """Return a problem that has no error class of the platform."""
     title = status.phrase.replace(" ", "")
     return Problem(title=title, status=int(status), detail=detail, retryable=False)
 

@@ -1,16 +1,16 @@
 """One HTTP connection of the gateway: uvicorn's protocol with limits of time and size.
 
-uvicorn limits neither how long a request may take to arrive, nor how large its head is, nor how
-long a client may leave an answer unread. Here each connection notes when its present phase began,
-which costs a few attributes a request; one timer for all of them (`Sweep`) looks at the notes once
-a second. A connection whose phase takes too long is closed.
+uvicorn limits neither the time of a request's arrival, nor the size of its head, nor how long an
+answer may stay unread. Here each connection notes when its current phase began, which costs a few
+attributes a request. One timer for all connections (`Sweep`) checks these notes once a second, and
+closes a connection whose phase takes too long.
 
 - The head (request line and headers, trailers too) has `headers_bytes_max` bytes and
   `headers_timeout_s` seconds at most, from its first byte, or from the connection's beginning.
 - The body has `body_timeout_s` seconds, from the end of the head.
-- An answer must be taken within `answer_timeout_s` seconds, while more than a socket's worth of it
-  waits in this process.
-- At most `PIPELINED_MAX` requests wait behind one that is being answered.
+- A client must read an answer within `answer_timeout_s` seconds. That time runs only while a part
+  of the answer waits in this process, because the socket's buffer is full.
+- At most `PIPELINED_MAX` requests wait while an earlier one is answered.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from indilog_compute.gateway.edge import Edge
 
 PIPELINED_MAX: Final = 16
-"""Requests that a client may send before the one in front of them is answered."""
+"""Pipelining: requests that a client may send before an earlier one is answered."""
 _SWEEP_S: Final = 1.0
 _REFUSAL_TIMEOUT_S: Final = 2.0
-"""A connection beyond the limit is closed after this, if it has sent no request."""
+"""A connection beyond the limit is closed after this time, if it has sent no request."""
 
 
 class _Phase(Enum):
     HEAD = 1
     BODY = 2
     ANSWER = 3
-    """The request has arrived; the connection is being answered, or idle after an answer."""
+    """The request is complete: it is being answered, or the connection is idle after its answer."""
 
 
 _HEAD, _BODY, _ANSWER = _Phase.HEAD, _Phase.BODY, _Phase.ANSWER
 
 
 class _TooLargeError(Exception):
-    """A request's head is too large; the parser stops at it."""
+    """A request's head is too large; stops the parser."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -68,7 +68,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, edge: Edge
     ) -> None:
         super().__init__(config, server_state, app_state)
-        # uvicorn calls it as the class
+        # uvicorn calls it as it would call the class
         self.ws_protocol_class = partial(GatewaySocketProtocol, edge=edge)  # type: ignore[assignment]
         self._edge = edge
         self._headers_bytes_max = edge.node.gateway.headers_bytes_max
@@ -91,7 +91,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._edge.figures.connections_refused += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being answered, which need not be the newest."""
+        """Notify the request that is being answered; it need not be the newest one."""
         self._edge.connections -= 1
         super().connection_lost(exc)
         running = self._running
@@ -100,7 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
             running.message_event.set()
 
     def pause_writing(self) -> None:
-        """Note since when the client leaves its answer unread."""
+        """Note when the client stopped reading its answer."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
@@ -110,7 +110,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def handle_websocket_upgrade(self) -> None:
-        """Go on as a WebSocket, which counts itself."""
+        """Become a WebSocket, which is counted as a connection of its own."""
         self._phase = _ANSWER
         self._edge.connections -= 1
         super().handle_websocket_upgrade()
@@ -118,7 +118,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- what arrives
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, and note how far the request is."""
+        """Parse received bytes, and note the phase of the request."""
         self._now = self.loop.time()
         if self._phase is _ANSWER:
             self._phase = _HEAD
@@ -133,7 +133,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._close()
 
     def on_headers_complete(self) -> None:
-        """Begin to answer the request, if it may be."""
+        """Begin to answer the request, unless it is refused."""
         if self._head_bytes > self._headers_bytes_max:
             self._check_head()
         if len(self.pipeline) >= PIPELINED_MAX:
@@ -147,12 +147,12 @@ class GatewayProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_headers_complete(self)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body; what comes after it may be the head's trailers."""
+        """Take a part of the body. Trailers may follow it; they count as part of the head."""
         self._head_bytes = 0
         HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        """The request has arrived."""
+        """The request is complete."""
         self._phase = _ANSWER
         HttpToolsProtocol.on_message_complete(self)
 
@@ -164,7 +164,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's
-        """Answer what the parser stopped at."""
+        """Answer a request at which the parser stopped."""
         if self._refusal is None:
             self._edge.figures.requests_malformed += 1
             self._refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP request.")
@@ -173,7 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- time
 
     def check_time(self, now: float) -> None:
-        """Close the connection if its present phase takes too long."""
+        """Close the connection if its current phase takes too long."""
         if self.transport.is_closing():
             return
         node = self._edge.node
@@ -217,7 +217,7 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _stop_parsing(self, status: HTTPStatus, sentence: str) -> None:
-        """Refuse what is being parsed; the parser turns the exception into `send_400_response`.
+        """Refuse the request being parsed. The parser turns the exception into `send_400_response`.
 
         Raises:
             _TooLargeError: always.
@@ -226,7 +226,7 @@ class GatewayProtocol(HttpToolsProtocol):
         raise _TooLargeError
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
-        """Write an answer that no application gives, unless one is being written already."""
+        """Write an answer of the server itself, unless another answer is being written."""
         self._refusal = (status, sentence)
         if self.transport.is_closing():
             return
@@ -242,7 +242,7 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _close(self) -> None:
-        """Close after what was written; a request that is being answered is notified at once."""
+        """Close after all written bytes are sent; notify a request that is being answered."""
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -251,7 +251,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 class GatewaySocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket, after its HTTP connection."""
+    """A WebSocket, after the upgrade of its HTTP connection."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, edge: Edge
@@ -268,13 +268,13 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         self._edge.connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Hold nothing any more."""
+        """Return the counted bytes to the budget."""
         self._edge.connections -= 1
         self._share.free()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Note since when the client leaves what it is sent unread."""
+        """Note when the client stopped reading."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
@@ -284,7 +284,7 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived; what is held of an unfinished message counts."""
+        """Parse received bytes; those of an incomplete message count in the budget."""
         if self._unfinished_since is None:
             self._unfinished_since = self.loop.time()
         super().data_received(data)
@@ -295,17 +295,17 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.abort()
 
     def is_unfinished(self) -> bool:
-        """Tell whether a message has begun and not ended."""
+        """Tell whether an incomplete message is buffered."""
         return self._unfinished_since is not None
 
     def send_receive_event_to_app(self) -> None:
-        """A message is complete: the link counts it from here."""
+        """Pass on a complete message; from here the link counts its bytes."""
         self._share.free()
         self._unfinished_since = None
         super().send_receive_event_to_app()
 
     def check_time(self, now: float) -> None:
-        """Close the connection if a message, or reading one, takes too long."""
+        """Close the connection if a message takes too long to arrive, or to be read."""
         node = self._edge.node
         unread, unfinished = self._unread_since, self._unfinished_since
         if (unread is not None and now - unread > node.gateway.answer_timeout_s) or (
@@ -316,7 +316,7 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
 
 
 class Sweep:
-    """Looks at the time that each connection of one server takes, once a second."""
+    """Checks the time limits of all connections of one server, once a second."""
 
     def __init__(self, connections: set[Any]) -> None:
         self._connections = connections
@@ -324,7 +324,7 @@ class Sweep:
         self._next = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._next.cancel()
 
     def _sweep(self) -> None:

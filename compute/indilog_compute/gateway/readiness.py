@@ -1,8 +1,8 @@
-"""Whether an append would be acknowledged now, found out by appending (`GET /readyz`).
+"""Finds whether an append would be acknowledged now, by appending (`GET /readyz`).
 
-Figures cannot tell: a process that hangs says nothing of itself. So a record without data goes to
-the platform's log `$probe`, on the same way as every append. An idle platform that is not asked
-writes nothing.
+Figures cannot show that, because a process that hangs reports nothing. So an empty record is
+appended to the platform's log `$probe`, on the same path as every append. Without requests to
+`/readyz` nothing is written.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from indilog.base.log import LogSource, Session
 
 PROBE_LOG: Final = "$probe"
 _VALID_S: Final = 1.0
-"""How long an outcome is given to further questions without another append."""
+"""Seconds for which an outcome answers further requests without another append."""
 _KEPT: Final = 64
-"""Probes after which those before are trimmed."""
+"""Number of probe records after which the older ones are trimmed."""
 
 
 class AppendProbe:
-    """Appends to find whether appends are acknowledged; at most one at a time.
+    """Probes whether appends are acknowledged; at most one probe at a time.
 
     Args:
         logs: the logs of this compute node.
@@ -36,9 +36,9 @@ class AppendProbe:
         self._appended = 0
 
     async def failure(self) -> str | None:
-        """Return why an append is not acknowledged, in a sentence; None: it is.
+        """Return in one sentence why appends are not acknowledged; None if they are.
 
-        Questions that come together share one append. A full disk is no failure: reads are served.
+        Concurrent requests share one append. A full disk is no failure, because reads are served.
         """
         loop = asyncio.get_running_loop()
         outcome = self._outcome

@@ -1,4 +1,4 @@
-"""The log over HTTP: append, read, range, tail, stream."""
+"""The routes of a log: append, read, tail, time, trim, retention, stream."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from indilog_compute.gateway.values import (
 )
 
 WAIT_S_MAX: Final = 300.0
-"""A read may wait this long; then the caller asks again."""
+"""Longest wait of a read in seconds; the caller may repeat the read."""
 _STREAM_ALIVE_S: Final = 15.0
-"""An idle stream says that it is alive."""
+"""Seconds after which an idle stream sends a keep-alive comment."""
 _OCTETS: Final = "application/octet-stream"
 
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
@@ -64,7 +64,7 @@ Bound = Annotated[int | None, Query(ge=0, le=MAX_SEQNUM, description="Inclusive.
 
 
 class JsonText(Response):
-    """JSON that is written already."""
+    """A response whose body is already encoded JSON."""
 
     media_type = "application/json"
 
@@ -77,7 +77,7 @@ def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -
 def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> APIRouter:
     """Return the routes below `/logs`."""
     routes = LogRoutes(logs, limits, body_bytes_max=body_bytes_max)
-    # A log's name may have slashes. Where a path can be read in two ways the longer name is meant.
+    # A log's name may have slashes. If a path has two readings, the longer name is meant.
     router = APIRouter(
         prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(known_query)]
     )
@@ -97,7 +97,7 @@ def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int
 
 
 class LogRoutes:
-    """What the routes below `/logs` do."""
+    """The handlers of the routes below `/logs`."""
 
     def __init__(self, logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> None:
         self._logs = logs
@@ -112,9 +112,9 @@ class LogRoutes:
         tag: Annotated[list[str] | None, Query(description="For a raw body.")] = None,
         position: Position = 0,
     ) -> Response:
-        """Append a record, or several together (`records`); answers when they are durable.
+        """Append a record, or several atomically (`records`); answer when they are durable.
 
-        JSON, or the data itself as `application/octet-stream` with `tag` in the query.
+        The body is JSON, or the data itself as `application/octet-stream` with `tag` in the query.
         """
         opened, session = self._opened(log, position)
         body = await body_of(request, self._body_bytes_max)
@@ -147,11 +147,11 @@ class LogRoutes:
     ) -> Response:
         """Read records with a tag from `bound` on, ascending (`next`) or descending (`prev`).
 
-        Below what is trimmed a `bound` is answered with 410; `since`, or no bound, begins at what
-        is left. An empty list is proven. `next_bound` continues; null: there is nothing further
-        down. `more`: the page ended at `limit`, or at its limit of bytes, and there may be further
-        records. With `wait` the answer waits up to that many seconds for a first record (`next`
-        only).
+        A `bound` in the trimmed part of the log gives 410; `since`, or no bound, starts at the
+        first record left. An empty list means that there is no such record. `next_bound` is the
+        `bound` of the next page; null: there is none. `more`: the page ended at `limit` or at its
+        limit of bytes, so there may be further records. With `wait` the answer waits up to that
+        many seconds for a first record (`next` only).
         """
         opened, session = self._opened(log, position)
         wanted = tag_of(tag, tag_int)
@@ -208,7 +208,7 @@ class LogRoutes:
         return _json({"until": what.until}, session)
 
     async def retention(self, log: str, position: Position = 0) -> Response:
-        """Return the log's retention policy; null: that does not bind."""
+        """Return the log's retention policy; a null does not limit."""
         opened, session = self._opened(log, position)
         return _json(await opened.retention(), session)
 
@@ -232,10 +232,11 @@ class LogRoutes:
         last_event_id: LastEventId = None,
         position: Position = 0,
     ) -> StreamingResponse:
-        """Stream records as server-sent events: history from `bound` on, then live, without end.
+        """Stream records as server-sent events: from `bound` on, then new ones as they are
+        appended.
 
-        `since`, or no bound, begins at what is left of a trimmed log; a `bound` below it is an
-        error. A client that comes back with `Last-Event-ID` continues after it.
+        `since`, or no bound, starts at the first record left of a trimmed log; a trimmed `bound` is
+        an error. A client that reconnects with `Last-Event-ID` continues after that record.
         """
         opened, _ = self._opened(log, position)
         if last_event_id is None:
@@ -254,7 +255,7 @@ class LogRoutes:
 
 
 def _seconds(time: datetime) -> float:
-    """Return seconds since 1970; a time that names no zone is UTC."""
+    """Return seconds since 1970; a time without a zone is UTC."""
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
@@ -262,8 +263,8 @@ class _Start(NamedTuple):
     """Where a read begins.
 
     Attributes:
-        asked: whether the caller named this seqnum: then it is an error that it is trimmed.
-            Otherwise the read begins at the floor.
+        asked: whether the caller named this seqnum. If so, it is an error if it is trimmed. If not,
+            the read begins at the floor: the seqnum below which the log is trimmed.
     """
 
     seqnum: int
@@ -288,10 +289,10 @@ async def _start(log: Log, bound: int | None, since: datetime | None) -> _Start:
 
 
 async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
-    """Check that a read can begin where its caller wants, before the answer begins.
+    """Check before the answer begins that the named start is not trimmed.
 
     Raises:
-        TrimmedError: it is trimmed there.
+        TrimmedError: the start is trimmed.
     """
     if start.asked:
         await log.read_range(tag, start.seqnum, limit=1)
@@ -300,7 +301,7 @@ async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
 async def _forwards(
     log: Log, tag: UserTag | None, start: _Start, page: PageText, wait_s: float, *, fresh: bool
 ) -> int:
-    """Fill a page, and return the bound to go on at."""
+    """Fill a page upwards, and return the bound of the next page."""
     while True:
         try:
             found = await log.read_range(
@@ -340,7 +341,7 @@ async def _pages(
         try:
             async with contextlib.aclosing(found):
                 async for page in found:
-                    if page:  # from here on a gap would be one in what the caller was given
+                    if page:  # from here on, skipping trimmed records would be a gap
                         start = start._replace(asked=True)
                     yield page
         except TrimmedError as error:
@@ -350,15 +351,15 @@ async def _pages(
 async def _events(
     log: Log, tag: UserTag | None, start: _Start, share: ByteShare
 ) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. It ends where the gateway has no room for a page of it; the
-    client comes back with `Last-Event-ID`.
+    """Yield the events of a stream. If the budget has no room for a page, the stream ends, and the
+    client reconnects with `Last-Event-ID`.
     """
     async with contextlib.aclosing(_pages(log, tag, start)) as found:
         async for page in found:
             if not page:
                 yield b": alive\n\n"
             share.free()
-            try:  # the next page is read meanwhile, and may be as large
+            try:  # twice: the next page is read at the same time, and may be as large
                 share.take_up_to(2 * sum(len(record.data) for record in page))
             except OverloadedError:
                 return

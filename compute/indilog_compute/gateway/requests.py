@@ -1,8 +1,7 @@
-"""What of a request does not fit, as sentences: fields that are not known, values that are no such
-thing.
+"""Validates requests, and describes what is invalid (unknown fields, wrong values) in sentences.
 
-The framework's own words are for programmers of pydantic; a caller gets the field as they wrote
-it, and what it may be.
+pydantic's messages are written for its programmers. Here a caller gets the field as spelled in the
+request, and its allowed values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from indilog_compute.gateway.clients import body_from
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 SMALL_BYTES_MAX: Final = 16 * 1024
-"""Of a JSON body that holds a few settings; larger ones are decoded by `decoded_in` only."""
+"""Largest JSON body that pydantic may parse; larger ones are decoded by `decoded_in` only."""
 _FAULTS_MAX: Final = 20
 _TOLD_MAX: Final = 3
 _VALUE_CHARACTERS_MAX: Final = 40
@@ -50,14 +49,14 @@ _PROBLEMS: Final = {
     "json_invalid": "is not JSON ({error})",
 }
 _NO_VALUE: Final = ("missing", "extra_forbidden", "json_invalid", "string_too_long")
-"""Problems that say enough without the value."""
+"""Kinds of problems whose sentence does not quote the value."""
 
 
 def known_query(request: Request) -> None:
-    """Refuse a query with a field that the route does not have: it would be left out silently.
+    """Refuse a query with an unknown field, which the framework would ignore.
 
     Raises:
-        InvalidArgumentsError: there is one; it names the field.
+        InvalidArgumentsError: a field is unknown; names it.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute), "it is a dependency of such routes only"
@@ -71,7 +70,7 @@ def known_query(request: Request) -> None:
 
 
 async def body_of(request: Request, bytes_max: int) -> bytes:
-    """Return a request's body, which has arrived whole.
+    """Read and return a request's complete body.
 
     Raises:
         ClientLeftError: the connection ended before the body did.
@@ -82,12 +81,11 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
-    """Return what a JSON body says; its Content-Type was looked at before (`guard`).
-
-    The sentence that refuses it begins with `not_done`: `Nothing was trimmed`.
+    """Parse a small JSON body; `guard` has checked its Content-Type. The error's sentence begins
+    with `not_done`, such as `Nothing was trimmed`.
 
     Raises:
-        InvalidArgumentsError: it is not JSON, or no such thing; names the fields.
+        InvalidArgumentsError: the body is not JSON, or not of this model; names the fields.
     """
     try:
         return model.model_validate_json(body)
@@ -97,13 +95,13 @@ def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
 
 
 def decoded_in(shape: type[_Struct], model: type[_Model], body: bytes, *, not_done: str) -> _Struct:
-    """Return what a JSON body of any size says, decoded in a time in proportion to its size.
+    """Decode a JSON body of any size, in a time proportional to its size.
 
-    Decoding stops at the first fault. `model`, which says the same as `shape`, finds the words for
-    it, in small bodies: collecting all faults of a large one takes seconds.
+    Decoding stops at the first fault. For a small body `model`, which must be equivalent to
+    `shape`, then describes all faults. For a large one that would take seconds.
 
     Raises:
-        InvalidArgumentsError: it is not JSON, or no such thing; names the field.
+        InvalidArgumentsError: the body is not JSON, or not of this shape; names the field.
     """
     try:
         return msgspec.json.decode(body, type=shape)
@@ -116,7 +114,7 @@ def decoded_in(shape: type[_Struct], model: type[_Model], body: bytes, *, not_do
 
 
 def faults_in(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return what does not fit, one `{"field", "problem"}` each, of pydantic's errors."""
+    """Return pydantic's errors as a list of `{"field", "problem"}`."""
     return [{"field": _field(error["loc"]), "problem": _problem(error)} for error in errors][
         :_FAULTS_MAX
     ]
@@ -128,7 +126,7 @@ def sentence_of(faults: Sequence[Mapping[str, str]]) -> str:
 
 
 def _field(place: Sequence[str | int]) -> str:
-    """Return a place as a caller writes it: `records[1].tags[0]`."""
+    """Return the path of a field as text, such as `records[1].tags[0]`."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
     return "".join(parts).removeprefix(".") or "body"
 
@@ -148,6 +146,6 @@ def _problem(error: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON says it, cut short."""
+    """Return a value as JSON, shortened."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[:_VALUE_CHARACTERS_MAX] + "..."

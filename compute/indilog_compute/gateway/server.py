@@ -1,4 +1,4 @@
-"""Running the gateway: uvicorn on the loop that runs already, without signal handlers."""
+"""Runs the gateway: uvicorn on the running event loop, without signal handlers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from indilog_compute.gateway.protocol import GatewayProtocol, Sweep
 from indilog_compute.gateway.unix_socket import UnixSocket
 
 _GRACE_S = 3
-"""Requests that run get this long to end when the gateway stops."""
+"""Seconds that running requests have to end when the gateway stops."""
 _TELL_S = 1
-"""Requests that were cut off then get this long to be answered."""
+"""Seconds after that for the answers to requests that were cancelled."""
 _BACKLOG = 2048
 _HEADERS: Final = [
     ("x-content-type-options", "nosniff"),
     ("cross-origin-resource-policy", "same-origin"),
 ]
-"""Of every answer: no page of another origin can use it as a script, a style or an image."""
+"""Headers of every answer: no page of another origin can use it as a script, a style or an image.
+"""
 _SOCKET_MESSAGE_BYTES_MAX = 2 * SOCKET_MESSAGE_BYTES
-"""Of a WebSocket: a link cuts what it writes into smaller ones."""
+"""Largest message of a WebSocket; a link writes smaller ones."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the program, and counts and times its connections (`Edge`)."""
+    """A uvicorn server without signal handlers, with limits on connections and times (`Edge`)."""
 
     def __init__(self, config: uvicorn.Config, edge: Edge, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -45,14 +46,14 @@ class _Server(uvicorn.Server):
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections of these sockets."""
+        """Accept connections on these sockets."""
         await self.lifespan.startup()
         state = self.server_state
 
         def protocol() -> GatewayProtocol:
             return GatewayProtocol(self.config, state, self.lifespan.state, edge=self._edge)
 
-        self.servers = [  # what uvicorn does with them, an acceptor can
+        self.servers = [  # an acceptor has the methods that uvicorn calls
             Acceptor(  # type: ignore[misc]
                 listening,
                 protocol,
@@ -66,7 +67,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the connections."""
+        """Close all connections."""
         try:
             await super().shutdown(sockets)
         finally:
@@ -74,7 +75,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
 
@@ -113,30 +114,30 @@ class _Serving:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """Stop listening and end: running requests have a few seconds."""
+        """Stop listening; running requests have a few seconds to end."""
         if self._serving is None:
             return
         self._server.should_exit = True
         await self._serving
-        # What still ran was cancelled; its callers get that answer before the program goes on.
+        # Requests that still ran were cancelled; wait until their callers have the answers.
         if cancelled := set(self._server.server_state.tasks):
             await asyncio.wait(cancelled, timeout=_TELL_S)
 
 
 class GatewayServer:
-    """A gateway that listens.
+    """A listening gateway.
 
     Args:
-        app: what answers there.
+        app: the ASGI application.
         host: address to listen on.
         port: 0 takes a free one.
-        edge: limits and figures of its connections; None: those of the defaults.
-        port_is: where the port comes from, for people.
+        edge: limits and figures of its connections; None: default limits.
+        port_is: the setting that chose the port, for error messages.
         tls: serve `https://` with this; None: plain HTTP.
-        local: what answers on a Unix socket as well, and its file.
+        local: the ASGI application for a Unix socket, and the socket's file.
 
     Attributes:
-        port: where; valid when `bind` or `start` has returned.
+        port: the port it listens on; valid after `bind` or `start` has returned.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class GatewayServer:
             self._local = _Serving(local[0], self._edge)
 
     def bind(self) -> None:
-        """Take the port; connections wait until `start`.
+        """Bind the port; connections wait until `start`.
 
         Raises:
             ConfigError: the port is in use or not allowed, or the host is unknown.
@@ -172,7 +173,7 @@ class GatewayServer:
         self.port = self._listening.getsockname()[1]
 
     async def start(self) -> None:
-        """Listen; when this returns, requests are answered.
+        """Start serving; after this returns, requests are answered.
 
         Raises:
             ConfigError: as `bind`.
@@ -186,7 +187,7 @@ class GatewayServer:
             await self._local.start(_bound_locally(self._socket.address))
 
     async def stop(self) -> None:
-        """Stop listening and end: running requests have a few seconds."""
+        """Stop listening; running requests have a few seconds to end."""
         await asyncio.gather(*[s.stop() for s in (self._serving, self._local) if s is not None])
         if self._listening is not None:
             self._listening.close()
@@ -195,7 +196,7 @@ class GatewayServer:
 
 
 def check_can_listen(node: NodeConfig) -> None:
-    """Check that a gateway could listen there now, before anything is made for it.
+    """Check that a gateway could listen as configured; nothing stays open.
 
     Raises:
         ConfigError: the port is in use or not allowed, the host is unknown, or the certificate
@@ -206,7 +207,7 @@ def check_can_listen(node: NodeConfig) -> None:
 
 
 def tls_of(node: NodeConfig) -> ssl.SSLContext | None:
-    """Return what the gateway serves `https://` with; None: it speaks plain HTTP.
+    """Return the TLS context of the gateway; None: plain HTTP.
 
     Raises:
         ConfigError: the certificate or its key cannot be used.

@@ -1,7 +1,6 @@
-"""The Unix socket beside the port: the same gateway for programs of the same user, which need no
-token there.
+"""The gateway's Unix socket: programs of the same user need no token there.
 
-Its folder has mode 0700, so no other user can connect; a browser cannot at all.
+Its folder has mode 0700, so no other user can connect. Browsers cannot connect to Unix sockets.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ SOCKET_FILE: Final = "gateway"
 
 
 def socket_in(directory: Path) -> Path:
-    """Return the place of the socket of a compute node with this data directory."""
+    """Return the path of the Unix socket in a compute node's data directory."""
     return directory / SOCKET_FOLDER / SOCKET_FILE
 
 
 class UnixSocket:
-    """The place of a Unix socket, in a folder that is ours alone.
+    """A Unix socket's file, in a folder that only our user can enter.
 
     Attributes:
-        address: what to bind: a short name of the file, whose path may exceed the 107 bytes that
-            the kernel takes.
+        address: the path to bind: a short alias of the file, because the kernel accepts at most 107
+            bytes.
 
     Raises:
-        DataDirectoryError: the folder cannot be made.
+        DataDirectoryError: the folder cannot be created.
     """
 
     def __init__(self, file: Path) -> None:
@@ -37,7 +36,7 @@ class UnixSocket:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.parent.chmod(0o700)
-            file.unlink(missing_ok=True)  # of a process that was killed
+            file.unlink(missing_ok=True)  # left by a process that was killed
             self._folder = os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise DataDirectoryError(
@@ -47,6 +46,6 @@ class UnixSocket:
         self.address = f"/proc/self/fd/{self._folder}/{file.name}"
 
     def remove(self) -> None:
-        """Remove the socket."""
+        """Remove the socket's file."""
         self._file.unlink(missing_ok=True)
         os.close(self._folder)

@@ -1,7 +1,7 @@
-"""What goes over HTTP for a record: its JSON form, both ways.
+"""The JSON form of records, in requests and answers.
 
-Data is bytes. Going out it is `data` (text) when it is UTF-8, else `data_base64` beside `encoding`:
-"base64"; coming in the caller chooses.
+In an answer, data that is UTF-8 is `data` (text); other data is `data_base64`, with `encoding`:
+"base64". In a request the caller chooses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from indilog.base.log import Entry, Record
 
 
 def _tag_in(value: object) -> object:
-    """Refuse what JSON takes for a tag and the log does not; true would become the integer 1."""
+    """Refuse JSON values that are no tags; pydantic would convert true to the integer 1."""
     if type(value) is not str and type(value) is not int:
         raise PydanticCustomError("tag", "is text or an integer")
     return value
@@ -33,7 +33,7 @@ TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
 class RecordIn(pydantic.BaseModel):
     """A record to append: `data` or `data_base64`, and tags.
 
-    For the description, and for the words of what does not fit; `RecordBody` is decoded.
+    Used for the OpenAPI description and for error sentences; requests are decoded as `RecordBody`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -44,13 +44,13 @@ class RecordIn(pydantic.BaseModel):
 
 
 class AppendIn(RecordIn):
-    """One record, or `records` to append together, all or none."""
+    """One record, or `records` to append atomically."""
 
     records: list[RecordIn] | None = None
 
 
 class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a `RecordIn` says, decoded."""
+    """The decoded form of a `RecordIn`."""
 
     data: str | None = None
     data_base64: str | None = None
@@ -60,7 +60,7 @@ class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
         """Return the record to append.
 
         Raises:
-            ValueError: neither or both forms of data, or no base64.
+            ValueError: both forms of data or none were given, or the base64 is invalid.
         """
         if (self.data is None) == (self.data_base64 is None):
             raise ValueError("Give a record's data as data (text) or as data_base64, one of them.")
@@ -74,7 +74,7 @@ class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AppendBody(RecordBody, forbid_unknown_fields=True):
-    """What an `AppendIn` says, decoded."""
+    """The decoded form of an `AppendIn`."""
 
     records: list[RecordBody] | None = None
 
@@ -82,7 +82,7 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
         """Return the records to append, and whether they were given as `records`.
 
         Raises:
-            ValueError: both forms were given, or a record is not one.
+            ValueError: both forms were given, or a record is invalid.
         """
         if self.records is None:
             return [self.entry()], False
@@ -92,13 +92,13 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
 
 
 class _Counted(msgspec.Struct):
-    """The records of an `AppendIn`, not decoded."""
+    """The records of an `AppendIn`, undecoded, to count them."""
 
     records: list[msgspec.Raw] = []
 
 
 def check_count(body: bytes, records_max: int) -> None:
-    """Check how many records a body gives, before any of them is decoded.
+    """Check the number of records in a body before decoding them.
 
     Raises:
         TooLargeError: more than `records_max`.
@@ -122,7 +122,7 @@ class TrimIn(pydantic.BaseModel):
 
 
 class RetentionIn(pydantic.BaseModel):
-    """A log's retention policy; what is left out or null does not bind."""
+    """A log's retention policy; an absent or null field does not limit."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -147,7 +147,7 @@ def record_out(record: Record) -> dict[str, Any]:
 
 
 def tag_of(tag: str | None, tag_int: int | None) -> UserTag | None:
-    """Return the tag that a query names; text and integer tags are different.
+    """Return the tag of a query; text and integer tags are different tags.
 
     Raises:
         ValueError: both were given.

@@ -75,7 +75,7 @@ class Runs(Generic[CallT]):
         executor: gives the name under which this node runs them.
 
     Attributes:
-        begun_again: how many were begun here that an executor had begun before.
+        rerun: number of invocations begun here that another executor had begun before.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Runs(Generic[CallT]):
         stop: Callable[[CallT], None],
         executor: Callable[[], str],
     ) -> None:
-        self.begun_again = 0
+        self.rerun = 0
         self._log = log
         self._start = start
         self._stop = stop
@@ -94,7 +94,7 @@ class Runs(Generic[CallT]):
 
     def begin(self, invocation: Invocation) -> None:
         """Run an invocation, and record what comes of it."""
-        self.begun_again += invocation.tries > 1
+        self.rerun += invocation.tries > 1
         task = asyncio.get_running_loop().create_task(self._run(invocation, self._executor()))
         self._running[invocation.id] = task
         task.add_done_callback(partial(self._ended, invocation.id))

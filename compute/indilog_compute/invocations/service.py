@@ -362,8 +362,8 @@ class InvocationService:
             "scheduled": sum(i.executor is None for i in open_),
             "running_here": len(self._executor.begun),
             "results_kept": self._fold.kept,
-            "begun_again": self._runs.begun_again,
-            "given_up_as_dead": self._given_up,
+            "rerun": self._runs.rerun,
+            "executors_given_up": self._given_up,
             "lost_ranges": len(self._losses),
         }
 
