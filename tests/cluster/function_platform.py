@@ -15,7 +15,7 @@ import httpx
 from indilog.base.log import LogSource
 from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
-from indilog_compute.gateway import GatewayServer, create_gateway, guarded_locally
+from indilog_compute.gateway import GatewayServer, create_gateway, guard_unix_socket
 from indilog_compute.workers.host import FunctionHost
 
 DEMO = """
@@ -157,7 +157,7 @@ async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     """Run the functions and the gateway of one compute node."""
     host = FunctionHost(config, logs)
     gateway = create_gateway(host, logs, lambda: {"ready": True}, config)
-    app = guarded_locally(gateway, host, config.node)  # all rules but the token
+    app = guard_unix_socket(gateway, host, config.node)  # all rules but the token
     server = GatewayServer(app, config.node.gateway.host, 0, edge=gateway.edge)
     await host.start()
     try:

@@ -7,15 +7,15 @@ routes. `client_link` is the WebSocket of `indilog.connect`. `problems` turns er
 `openapi` and `page` describe the interface. `server` runs it on a port and on a `unix_socket`.
 """
 
-from indilog_compute.gateway.app import create_gateway, guarded, guarded_locally
+from indilog_compute.gateway.app import create_gateway, guard_port, guard_unix_socket
 from indilog_compute.gateway.server import GatewayServer, tls_of
 from indilog_compute.gateway.unix_socket import socket_in
 
 __all__ = [
     "GatewayServer",
     "create_gateway",
-    "guarded",
-    "guarded_locally",
+    "guard_port",
+    "guard_unix_socket",
     "socket_in",
     "tls_of",
 ]

@@ -33,7 +33,7 @@ from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
 from indilog_compute.gateway.login import login_router
-from indilog_compute.gateway.openapi import described
+from indilog_compute.gateway.openapi import describe
 from indilog_compute.gateway.operation import HostCollector, operation_router
 from indilog_compute.gateway.page import PAGE, page_headers
 from indilog_compute.gateway.page_text import RecordLimits
@@ -76,12 +76,12 @@ class Gateway(FastAPI):
         self.edge = edge
         self._described_at = -1
         self._base: dict[str, Any] | None = None
-        self._begun: set[asyncio.Task[Any]] = set()
+        self._streams: set[asyncio.Task[Any]] = set()
         """Tasks whose answers have begun and are not complete: streams of records."""
 
     def end_streams(self) -> None:
         """End all streams, because the platform stops."""
-        for task in self._begun:
+        for task in self._streams:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,11 +105,11 @@ class Gateway(FastAPI):
             if scope["path"].startswith(PREFIX):
                 await self._invoke(scope, receive, send)
             else:
-                await self._routed(scope, receive, send)
+                await self._route(scope, receive, send)
         finally:
             share.free()
 
-    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by one of the framework's routes; after a cancellation or a failure, with an
         error.
         """
@@ -117,33 +117,33 @@ class Gateway(FastAPI):
         task = asyncio.current_task()
         assert task is not None, "a server runs each request in a task"
 
-        async def noting(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal begun
             begun = True
-            self._begun.add(task)
+            self._streams.add(task)
             await self.edge.send(scope, send, message)
 
         try:
-            await super().__call__(scope, receive, noting)
+            await super().__call__(scope, receive, send_noted)
         except asyncio.CancelledError:
             if begun:  # a stream of records: end its body
                 await send({"type": "http.response.body"})
             else:
-                told = problem_of_stop(_error_of_stop(scope["method"]))
-                await _answer(told)(scope, receive, send)
+                details = problem_of_stop(_error_of_stop(scope["method"]))
+                await _answer(details)(scope, receive, send)
         except Exception:
             if not begun:
                 raise
             # The handler of `Exception` has answered and logged it; Starlette raises it again.
         finally:
-            self._begun.discard(task)
+            self._streams.discard(task)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description, including the functions that are deployed now."""
         if self._base is None:
             self._base = super().openapi()
         if self._described_at != self._host.generation:
-            self.openapi_schema = described(self._base, self._host.apps())
+            self.openapi_schema = describe(self._base, self._host.apps())
             self._described_at = self._host.generation
         assert self.openapi_schema is not None, "it was described"
         return self.openapi_schema
@@ -171,7 +171,7 @@ def create_gateway(
     registry.register(HostCollector(host))
     edge = Edge(config.node)
 
-    def told() -> dict[str, Any]:
+    def figures() -> dict[str, Any]:
         return {**status(), "gateway": edge.status()}
 
     registry.register(GatewayCollector(edge.status))
@@ -182,14 +182,14 @@ def create_gateway(
     limits = RecordLimits.of(config)
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
     probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
-    app.include_router(operation_router(host, told, registry, probe))
+    app.include_router(operation_router(host, figures, registry, probe))
     app.include_router(client_router(host, edge))
     _add_pages(app)
     _add_errors(app, edge.figures)
     return app
 
 
-def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
+def guard_port(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
     """Return the gateway behind the checks of `Guard`, with the pages by which a browser signs in.
 
     Args:
@@ -214,7 +214,7 @@ def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) 
     )
 
 
-def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
+def guard_unix_socket(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
     """Return the gateway for the Unix socket: no token is needed, all other checks apply."""
     return Guard(
         gateway,
@@ -252,7 +252,7 @@ def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
         figures.clients_left += 1
         return Response(status_code=_CLIENT_LEFT)  # the connection is closed
 
-    async def told(_request: Request, error: Exception) -> Response:
+    async def failed(_request: Request, error: Exception) -> Response:
         return _answer(problem_of(error))
 
     async def broken(_request: Request, error: Exception) -> Response:
@@ -279,16 +279,16 @@ def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
 
     app.add_exception_handler(ClientLeftError, left)
     for kind in (IndilogError, ValueError, TypeError):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, failed)
     app.add_exception_handler(RequestValidationError, misfit)
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(Exception, broken)
 
 
-def _answer(told: Problem, headers: dict[str, str] | None = None) -> Response:
+def _answer(details: Problem, headers: dict[str, str] | None = None) -> Response:
     more = dict(headers or {})
-    if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
         more["retry-after"] = "1"
     return Response(
-        problem_text(told), status_code=told.status, media_type=MEDIA_TYPE, headers=more
+        problem_text(details), status_code=details.status, media_type=MEDIA_TYPE, headers=more
     )

@@ -16,9 +16,9 @@ from indilog.link.link_messages import (
     Returned,
     error_from,
 )
-from indilog_compute.gateway.clients import unless_left
+from indilog_compute.gateway.clients import cancel_if_left
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
-from indilog_compute.gateway.requests import body_of, decoded_in, known_query
+from indilog_compute.gateway.requests import body_of, check_query, decode_json
 from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
 from indilog_compute.workers.host import FunctionHost
 
@@ -43,7 +43,7 @@ class SourcesBody(msgspec.Struct, forbid_unknown_fields=True):
 
 def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     """Return the routes `/apps` and `/invocations`."""
-    router = APIRouter(dependencies=[Depends(known_query)])
+    router = APIRouter(dependencies=[Depends(check_query)])
 
     @router.get("/apps", tags=["apps"])
     async def apps() -> Response:
@@ -96,7 +96,7 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
         `wait` the answer waits up to that many seconds for the outcome.
         """
         asked = host.invocation(invocation, wait_s=wait)
-        found = await (unless_left(request.receive, asked) if wait else asked)
+        found = await (cancel_if_left(request.receive, asked) if wait else asked)
         if found is None:
             return _not_found(
                 f"No invocation {invocation!r} is known: there was none, or its outcome is "
@@ -131,8 +131,8 @@ def _not_found(detail: str) -> Response:
 
 
 def _problem(status: HTTPStatus, detail: str) -> Response:
-    told = problem(status, detail)
-    return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
+    details = problem(status, detail)
+    return Response(problem_text(details), status_code=details.status, media_type=MEDIA_TYPE)
 
 
 def _deployed(info: AppInfo) -> Response:
@@ -170,7 +170,7 @@ async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]
             return {f"{app}.py": body.decode()}
         except UnicodeDecodeError as error:
             raise DeployError(f"The file is not UTF-8 text: {error}.") from error
-    return decoded_in(SourcesBody, SourcesIn, body, not_done="Nothing was deployed").sources
+    return decode_json(SourcesBody, SourcesIn, body, not_done="Nothing was deployed").sources
 
 
 _DEPLOY_BODY: Final[dict[str, Any]] = {

@@ -27,7 +27,7 @@ class ClientLeftError(Exception):
     """The client closed its connection before its request was answered; nothing is sent."""
 
 
-async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str) -> bytes:
+async def read_body(scope: Scope, receive: Receive, bytes_max: int, *, what: str) -> bytes:
     """Read and return a request's complete body.
 
     Args:
@@ -62,19 +62,19 @@ async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str
         message = await receive()
 
 
-async def left(receive: Receive) -> None:
+async def wait_until_left(receive: Receive) -> None:
     """Return when the client has closed its connection. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_left(receive: Receive, answering: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+async def cancel_if_left(receive: Receive, answering: Coroutine[Any, Any, _ValueT]) -> _ValueT:
     """Return the result of `answering`; cancel it if the client disconnects.
 
     Raises:
         ClientLeftError: the client left.
     """
-    leaving = asyncio.ensure_future(left(receive))
+    leaving = asyncio.ensure_future(wait_until_left(receive))
     answer = asyncio.ensure_future(answering)
     try:
         await asyncio.wait({leaving, answer}, return_when=asyncio.FIRST_COMPLETED)

@@ -58,7 +58,7 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family per figure."""
         figures = self._read()
-        for name, told in _COUNTERS.items():
-            yield CounterMetricFamily(f"indilog_gateway_{name}", told, value=figures[name])
-        for name, told in _GAUGES.items():
-            yield GaugeMetricFamily(f"indilog_gateway_{name}", told, value=figures[name])
+        for name, documentation in _COUNTERS.items():
+            yield CounterMetricFamily(f"indilog_gateway_{name}", documentation, value=figures[name])
+        for name, documentation in _GAUGES.items():
+            yield GaugeMetricFamily(f"indilog_gateway_{name}", documentation, value=figures[name])

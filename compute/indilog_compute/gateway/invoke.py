@@ -26,9 +26,9 @@ from indilog_compute.gateway.clients import (
     ClientLeftError,
     Receive,
     Scope,
-    body_from,
-    left,
-    unless_left,
+    cancel_if_left,
+    read_body,
+    wait_until_left,
 )
 from indilog_compute.gateway.edge import LARGE_BYTES, Edge
 from indilog_compute.gateway.problems import (
@@ -82,14 +82,14 @@ class InvokeEndpoint:
         path: str = scope["path"]
         app, _, function = path[len(PREFIX) :].partition("/")
         if scope["method"] != "POST":
-            told = problem(
+            details = problem(
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 f"Functions are called with POST, not {scope['method']}.",
             )
-            await _send_problem(send, told, ((b"allow", b"POST"),))
+            await _send_problem(send, details, ((b"allow", b"POST"),))
             return
         what = "The size of the call's arguments in bytes"
-        arguments = await body_from(scope, receive, self._body_bytes_max, what=what)
+        arguments = await read_body(scope, receive, self._body_bytes_max, what=what)
         name = f"{app}.{function}"
         if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
             await self._send_async(send, scope, name, arguments, delay_s)
@@ -102,21 +102,21 @@ class InvokeEndpoint:
         call = self._host.call(name, arguments, position=position)
         try:
             if call.worker is None and not call.outcome.done():
-                await self._begun(receive, call)
+                await self._wait_for_worker(receive, call)
             outcome = await asyncio.shield(call.outcome)
         except asyncio.CancelledError:
             await _send_problem(send, self._cut_off(call))
             return
         await self._send_outcome(scope, send, call.invocation, outcome)
 
-    async def _begun(self, receive: Receive, call: Call) -> None:
+    async def _wait_for_worker(self, receive: Receive, call: Call) -> None:
         """Wait for the end of `call`, which has no worker yet. If the client disconnects before a
         worker takes the call, cancel it.
 
         Raises:
             ClientLeftError: the client left; a running call continues to its end.
         """
-        leaving = asyncio.ensure_future(left(receive))
+        leaving = asyncio.ensure_future(wait_until_left(receive))
         ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -136,14 +136,14 @@ class InvokeEndpoint:
         once: Coroutine[Any, Any, tuple[str, Returned | Failed]],
     ) -> None:
         try:
-            invocation, outcome = await unless_left(receive, once)
+            invocation, outcome = await cancel_if_left(receive, once)
         except asyncio.CancelledError:
-            told = problem_of_stop(
+            details = problem_of_stop(
                 NotReadyError(
                     f"The platform stopped before {name} ended; repeat it with the same key."
                 )
             )
-            await _send_problem(send, told)
+            await _send_problem(send, details)
             return
         await self._send_outcome(scope, send, invocation, outcome)
 
@@ -245,11 +245,11 @@ def _headers(scope: Scope) -> tuple[int, str]:
     return position, key
 
 
-async def _send_problem(send: Send, told: Problem, headers: tuple[Header, ...] = ()) -> None:
+async def _send_problem(send: Send, details: Problem, headers: tuple[Header, ...] = ()) -> None:
     more: tuple[Header, ...] = (_PROBLEM, *headers)
-    if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
         more += ((b"retry-after", b"1"),)
-    await _send(send, told.status, more, problem_text(told))
+    await _send(send, details.status, more, problem_text(details))
 
 
 async def _send(send: Send, status: int, headers: tuple[Header, ...], body: bytes) -> None:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from indilog.base.errors import UnauthorizedError
 from indilog_compute.gateway.credentials import Credentials
 from indilog_compute.gateway.page import page_headers
-from indilog_compute.gateway.requests import body_of, json_in
+from indilog_compute.gateway.requests import body_of, parse_json
 
 LOGIN_PATH: Final = "/login"
 SESSION_PATH: Final = "/session"
@@ -64,7 +64,7 @@ def login_router(credentials: Credentials) -> APIRouter:
     @router.post(SESSION_PATH)
     async def begin(request: Request) -> Response:
         body = await body_of(request, _BODY_BYTES_MAX)
-        given = json_in(CodeIn, body, not_done="The browser was not signed in")
+        given = parse_json(CodeIn, body, not_done="The browser was not signed in")
         secret = credentials.begin_session(given.code)
         if secret is None:
             raise UnauthorizedError(
@@ -104,23 +104,23 @@ LOGIN_PAGE: Final = """<!doctype html>
   @media (prefers-color-scheme: dark) { body { color: #dfe5ee; background: #14181f } }
 </style>
 <h1>IndiLog</h1>
-<p id="told">To look at this platform in a browser, run <code>indilog open</code> in a terminal, as
-the user that runs the platform. It prints a link that signs this browser in, once.</p>
+<p id="message">To look at this platform in a browser, run <code>indilog open</code> in a
+terminal, as the user that runs the platform. It prints a link that signs this browser in, once.</p>
 <script>
 "use strict";
-const told = document.getElementById("told");
+const message = document.getElementById("message");
 const code = location.pathname === "/login" ? location.hash.slice(1) : "";
 if (code) {
   history.replaceState(null, "", "/login");
-  told.textContent = "Signing in.";
+  message.textContent = "Signing in.";
   fetch("/session", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ code }),
   }).then(async (response) => {
     if (response.ok) location.replace("/docs");
-    else told.textContent = (await response.json()).detail;
-  }).catch((error) => { told.textContent = String(error); });
+    else message.textContent = (await response.json()).detail;
+  }).catch((error) => { message.textContent = String(error); });
 }
 </script>
 </html>

@@ -13,7 +13,7 @@ _PROBLEM: Final = {
 }
 
 
-def described(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
+def describe(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
     """Return `base`, the description of the fixed routes, with the functions of `apps` added."""
     document = dict(base)
     paths = dict(base.get("paths", {}))

@@ -92,9 +92,9 @@ def operation_router(
             how = "read-only" if now.get("read_only") else "ready"
             warning = {"warning": now["warning"]} if "warning" in now else {}
             return JSONResponse({"status": how, **warning})
-        told = problem_of(NotReadyError(f"{failure} Try again."))
+        details = problem_of(NotReadyError(f"{failure} Try again."))
         return Response(
-            problem_text(told),
+            problem_text(details),
             status_code=int(HTTPStatus.SERVICE_UNAVAILABLE),
             media_type=MEDIA_TYPE,
         )
@@ -102,8 +102,8 @@ def operation_router(
     @router.get("/status")
     async def platform_status() -> Response:
         """Return the figures of the tiers and of the function host (`functions`)."""
-        told = {**status(), "functions": host.status()}
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        figures = {**status(), "functions": host.status()}
+        return Response(msgspec.json.encode(figures), media_type="application/json")
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

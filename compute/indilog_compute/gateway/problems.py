@@ -122,9 +122,9 @@ def problem(status: HTTPStatus, detail: str) -> Problem:
     return Problem(title=title, status=int(status), detail=detail, retryable=False)
 
 
-def problem_text(told: Problem) -> bytes:
+def problem_text(details: Problem) -> bytes:
     """Return the JSON text of a problem."""
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(details)
 
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {

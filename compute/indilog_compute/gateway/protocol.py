@@ -336,13 +336,13 @@ class Sweep:
 
 async def _refused(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's
     """Answer a request on a connection beyond the limit."""
-    told = problem_of(OverloadedError("Too many connections are open; try again later."))
-    text = problem_text(told)
+    details = problem_of(OverloadedError("Too many connections are open; try again later."))
+    text = problem_text(details)
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", b"%d" % len(text)),
         (b"retry-after", b"1"),
         (b"connection", b"close"),
     ]
-    await send({"type": "http.response.start", "status": told.status, "headers": headers})
+    await send({"type": "http.response.start", "status": details.status, "headers": headers})
     await send({"type": "http.response.body", "body": text})

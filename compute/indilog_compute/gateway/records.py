@@ -25,15 +25,15 @@ from indilog.base.log import (
 )
 from indilog.base.subscription import pages
 from indilog.link.byte_budget import ByteShare
-from indilog_compute.gateway.clients import SHARE, unless_left
+from indilog_compute.gateway.clients import SHARE, cancel_if_left
 from indilog_compute.gateway.page_text import PageText, RecordLimits
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_text
 from indilog_compute.gateway.requests import (
     SMALL_BYTES_MAX,
     body_of,
-    decoded_in,
-    json_in,
-    known_query,
+    check_query,
+    decode_json,
+    parse_json,
 )
 from indilog_compute.gateway.values import (
     AppendBody,
@@ -79,7 +79,7 @@ def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int
     routes = LogRoutes(logs, limits, body_bytes_max=body_bytes_max)
     # A log's name may have slashes. If a path has two readings, the longer name is meant.
     router = APIRouter(
-        prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(known_query)]
+        prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(check_query)]
     )
     router.post("/records", status_code=HTTPStatus.CREATED, openapi_extra=_APPEND_BODY)(
         routes.append
@@ -116,13 +116,13 @@ class LogRoutes:
 
         The body is JSON, or the data itself as `application/octet-stream` with `tag` in the query.
         """
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         body = await body_of(request, self._body_bytes_max)
         if request.headers.get("content-type", "").startswith(_OCTETS):
             seqnum = await opened.append(body, tags=tag or ())
             return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)
         check_count(body, self._records_max)
-        given = decoded_in(AppendBody, AppendIn, body, not_done="Nothing was appended")
+        given = decode_json(AppendBody, AppendIn, body, not_done="Nothing was appended")
         entries, is_batch = given.entries()
         if is_batch:
             seqnums = await opened.append_batch(entries)
@@ -153,7 +153,7 @@ class LogRoutes:
         limit of bytes, so there may be further records. With `wait` the answer waits up to that
         many seconds for a first record (`next` only).
         """
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         wanted = tag_of(tag, tag_int)
         page = PageText(request.scope[SHARE], limit, self._limits)
         if direction == "prev":
@@ -164,7 +164,7 @@ class LogRoutes:
         else:
             start = await _start(opened, bound, since)
             reading = _forwards(opened, wanted, start, page, wait, fresh=fresh)
-            next_bound = await (unless_left(request.receive, reading) if wait else reading)
+            next_bound = await (cancel_if_left(request.receive, reading) if wait else reading)
         headers = {"indilog-position": str(session.position)}
         return JsonText(page.text(next_bound), headers=headers)
 
@@ -177,46 +177,49 @@ class LogRoutes:
         position: Position = 0,
     ) -> Response:
         """Read the record at a seqnum."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         record = await opened.read(seqnum, fresh=fresh)
         if record is None:
-            told = problem(HTTPStatus.NOT_FOUND, f"Log {log} has no record at seqnum {seqnum}.")
-            return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
+            sentence = f"Log {log} has no record at seqnum {seqnum}."
+            details = problem(HTTPStatus.NOT_FOUND, sentence)
+            return Response(
+                problem_text(details), status_code=details.status, media_type=MEDIA_TYPE
+            )
         return _json(record_out(record), session)
 
     async def tail(self, log: str, position: Position = 0) -> Response:
         """Return the first seqnum not yet written; linearizable."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         return _json({"tail": await opened.tail()}, session)
 
     async def now(self, log: str, position: Position = 0) -> Response:
         """Return the time of the log, seconds since 1970 by the primary's clock."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         return _json({"time": await opened.now()}, session)
 
     async def at(self, log: str, time: datetime, position: Position = 0) -> Response:
         """Return the first seqnum ordered at `time` or later, or the tail."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
     async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
         """Forget the records below `until`, of the whole log or of one tag, permanently."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
-        what = json_in(TrimIn, body, not_done="Nothing was trimmed")
+        what = parse_json(TrimIn, body, not_done="Nothing was trimmed")
         await opened.trim(what.until, tag=tag_of(what.tag, what.tag_int))
         return _json({"until": what.until}, session)
 
     async def retention(self, log: str, position: Position = 0) -> Response:
         """Return the log's retention policy; a null does not limit."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         return _json(await opened.retention(), session)
 
     async def set_retention(self, log: str, request: Request, position: Position = 0) -> Response:
         """Set the log's whole policy; `{}` keeps everything. It is enforced in the background."""
-        opened, session = self._opened(log, position)
+        opened, session = self._open(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
-        policy = json_in(RetentionIn, body, not_done="Nothing was set")
+        policy = parse_json(RetentionIn, body, not_done="Nothing was set")
         await opened.set_retention(age_s=policy.age_s, size_bytes=policy.size_bytes)
         return _json(await opened.retention(), session)
 
@@ -238,7 +241,7 @@ class LogRoutes:
         `since`, or no bound, starts at the first record left of a trimmed log; a trimmed `bound` is
         an error. A client that reconnects with `Last-Event-ID` continues after that record.
         """
-        opened, _ = self._opened(log, position)
+        opened, _ = self._open(log, position)
         if last_event_id is None:
             start = await _start(opened, bound, since)
         else:
@@ -249,7 +252,7 @@ class LogRoutes:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    def _opened(self, name: str, position: int) -> tuple[Log, Session]:
+    def _open(self, name: str, position: int) -> tuple[Log, Session]:
         session = Session(position)
         return self._logs.log(check_log_name(name), session), session
 

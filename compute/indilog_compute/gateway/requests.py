@@ -16,14 +16,14 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from indilog.base.errors import InvalidArgumentsError
-from indilog_compute.gateway.clients import body_from
+from indilog_compute.gateway.clients import read_body
 
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 SMALL_BYTES_MAX: Final = 16 * 1024
-"""Largest JSON body that pydantic may parse; larger ones are decoded by `decoded_in` only."""
+"""Largest JSON body that pydantic may parse; larger ones are decoded by `decode_json` only."""
 _FAULTS_MAX: Final = 20
-_TOLD_MAX: Final = 3
+_SENTENCE_FAULTS_MAX: Final = 3
 _VALUE_CHARACTERS_MAX: Final = 40
 _PROBLEMS: Final = {
     "missing": "is missing",
@@ -52,7 +52,7 @@ _NO_VALUE: Final = ("missing", "extra_forbidden", "json_invalid", "string_too_lo
 """Kinds of problems whose sentence does not quote the value."""
 
 
-def known_query(request: Request) -> None:
+def check_query(request: Request) -> None:
     """Refuse a query with an unknown field, which the framework would ignore.
 
     Raises:
@@ -77,10 +77,10 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
         TooLargeError: the body has more than `bytes_max` bytes.
     """
     what = "The request's size in bytes"
-    return await body_from(request.scope, request.receive, bytes_max, what=what)
+    return await read_body(request.scope, request.receive, bytes_max, what=what)
 
 
-def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
+def parse_json(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
     """Parse a small JSON body; `guard` has checked its Content-Type. The error's sentence begins
     with `not_done`, such as `Nothing was trimmed`.
 
@@ -94,7 +94,9 @@ def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
         raise InvalidArgumentsError(f"{not_done}: {sentence_of(faults)}.", faults) from None
 
 
-def decoded_in(shape: type[_Struct], model: type[_Model], body: bytes, *, not_done: str) -> _Struct:
+def decode_json(
+    shape: type[_Struct], model: type[_Model], body: bytes, *, not_done: str
+) -> _Struct:
     """Decode a JSON body of any size, in a time proportional to its size.
 
     Decoding stops at the first fault. For a small body `model`, which must be equivalent to
@@ -107,7 +109,7 @@ def decoded_in(shape: type[_Struct], model: type[_Model], body: bytes, *, not_do
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if len(body) <= SMALL_BYTES_MAX:
-            json_in(model, body, not_done=not_done)
+            parse_json(model, body, not_done=not_done)
         message, _, place = str(error).rstrip("`").partition(" - at `$.")
         fault = {"field": place or "body", "problem": f"does not fit: {message}"}
         raise InvalidArgumentsError(f"{not_done}: {sentence_of([fault])}.", [fault]) from None
@@ -122,7 +124,7 @@ def faults_in(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def sentence_of(faults: Sequence[Mapping[str, str]]) -> str:
     """Return the first faults as the end of a sentence, without its full stop."""
-    return "; ".join(f"field '{f['field']}' {f['problem']}" for f in faults[:_TOLD_MAX])
+    return "; ".join(f"field '{f['field']}' {f['problem']}" for f in faults[:_SENTENCE_FAULTS_MAX])
 
 
 def _field(place: Sequence[str | int]) -> str:
@@ -134,15 +136,15 @@ def _field(place: Sequence[str | int]) -> str:
 def _problem(error: Mapping[str, Any]) -> str:
     kind = error["type"]
     if kind == "tag":
-        told = str(error["msg"])
+        text = str(error["msg"])
     elif kind.startswith(("datetime_", "date_", "timezone_")):
-        told = "is a time: ISO 8601 (2026-11-21T18:00Z), or seconds since 1970"
+        text = "is a time: ISO 8601 (2026-11-21T18:00Z), or seconds since 1970"
     elif kind in _PROBLEMS:
-        told = _PROBLEMS[kind].format(**error.get("ctx", {}))
+        text = _PROBLEMS[kind].format(**error.get("ctx", {}))
     else:
         message = str(error["msg"]).rstrip(".")
-        told = "does not fit: " + message[:1].lower() + message[1:]
-    return told if kind in _NO_VALUE else f"{told}, not {_shown(error.get('input'))}"
+        text = "does not fit: " + message[:1].lower() + message[1:]
+    return text if kind in _NO_VALUE else f"{text}, not {_shown(error.get('input'))}"
 
 
 def _shown(value: object) -> str:

@@ -286,7 +286,13 @@ async def _listening(
     gateway: Gateway, host: FunctionHost, config: Config, token_file: Path, port_is: str
 ) -> AsyncIterator[str]:
     """Have a gateway answer on its port and its Unix socket; gives its URL."""
-    from indilog_compute.gateway import GatewayServer, guarded, guarded_locally, socket_in, tls_of
+    from indilog_compute.gateway import (
+        GatewayServer,
+        guard_port,
+        guard_unix_socket,
+        socket_in,
+        tls_of,
+    )
 
     node = config.node
     token = token_in(token_file.parent)
@@ -294,13 +300,13 @@ async def _listening(
         _log.warning("no authentication: every process on this machine may do everything here")
     socket = socket_in(node.data_dir)
     server = GatewayServer(
-        guarded(gateway, host, node, token),
+        guard_port(gateway, host, node, token),
         node.gateway.host,
         node.gateway.port,
         edge=gateway.edge,
         port_is=port_is,
         tls=tls_of(node),
-        local=(guarded_locally(gateway, host, node), socket),
+        local=(guard_unix_socket(gateway, host, node), socket),
     )
     try:
         server.bind()

@@ -298,7 +298,7 @@ async def test_a_large_batch_is_refused_before_it_is_decoded(
     def collects_all(*_: object, **__: object) -> None:
         pytest.fail("all faults of a large body are collected")
 
-    monkeypatch.setattr("indilog_compute.gateway.requests.json_in", collects_all)
+    monkeypatch.setattr("indilog_compute.gateway.requests.parse_json", collects_all)
     monkeypatch.setattr("indilog_compute.gateway.values.RecordBody.entry", collects_all)
     async with raw_gateway(tmp_path) as gateway:
         answer = await gateway.http.post("/logs/orders/records", content=body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.deployed import AppInfo, FunctionSpec
-from indilog_compute.gateway.openapi import described
+from indilog_compute.gateway.openapi import describe
 
 
 def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:
@@ -19,7 +19,7 @@ def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:
         spec = FunctionSpec("f", "First line.\nMore.", arguments, {"type": "integer"})
         return AppInfo(name, 1, "me", (spec,))
 
-    document = described({"paths": {"/x": {}}}, [app("a", "integer"), app("b", "string")])
+    document = describe({"paths": {"/x": {}}}, [app("a", "integer"), app("b", "string")])
     schemas = document["components"]["schemas"]
     assert schemas["a.f.N"] == {"type": "integer"}
     assert schemas["b.f.N"] == {"type": "string"}
