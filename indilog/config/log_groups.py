@@ -25,8 +25,8 @@ class JournalConfig(Group):
     checkpoint waits for more frames. A full segment makes a checkpoint due, too.
     """
     sync_inline_s_max: float = 0.0015
-    """While syncs take at most this many seconds (moving average), they run on the event loop;
-    slower ones run in a thread.
+    """While syncs take less than this many seconds (moving average), they run on the event loop;
+    slower ones run in a thread; with 0, all do.
     """
     journal_idle_s: float = 0.2
     """Seconds without a write after which a journal notes how far it was synced. The note

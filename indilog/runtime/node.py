@@ -453,7 +453,7 @@ class NodeShell:
             return
         if not self._journal.dirty:
             self._release()
-        elif self.sync_average_s <= self._config.node.journal.sync_inline_s_max:
+        elif self.sync_average_s < self._config.node.journal.sync_inline_s_max:
             self._journal.flush()
             self._synced_in(_seconds_of(self._journal.sync_flushed))
             self._release()

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from indilog.runtime.journal.checkpoint_files import KEPT, checkpoint_path, checkpoint_places
+from indilog.runtime.journal.segment import segment_path
+from indilog.runtime.journal.segment_scan import headers_in
+from indilog.runtime.journal.segment_use import newest_noted
 from indilog.testing.simulation import LinkQuality, SimulatedCluster, SimulatedProcess
 
 Undo: TypeAlias = Callable[[], None]
@@ -342,6 +345,37 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
     return undo, chaos.a_while_s()
 
 
+def lost_tail(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One replica forgets the newest frames that nothing else on its disk calls synced; every
+    compute node takes over its shard anew.
+
+    The replica's disk had said that these frames were synced. It takes them for a torn tail.
+    """
+    process = chaos.damaged()
+    if process is None:
+        return None
+    journal = process.disk.directory / "journal"
+    if (noted := newest_noted(journal)) is None or not noted.number:
+        return None
+    path = segment_path(journal, noted.number)
+    with path.open("rb") as file:
+        frames = list(headers_in(file.fileno(), noted.number, 0))
+    synced = max(noted.synced, *(header.synced for _, header in frames), 0)
+    if not (newest := [offset for offset, _ in frames if offset >= synced]):
+        return None
+    hit = [process, *(p for p in chaos.cluster.processes if p.logs)]
+    for other in hit:
+        other.crash(power=False)
+    zeros = bytes(path.stat().st_size - newest[0])
+    process.disk.overwrite(f"journal/{path.name}", newest[0], zeros)
+
+    def undo() -> None:
+        for other in hit:
+            other.start()
+
+    return undo, chaos.a_while_s()
+
+
 def unreadable(chaos: Chaos) -> tuple[Undo, float] | None:
     """Some reads of the disk of one replica fail for a while."""
     process = chaos.damaged()
@@ -411,6 +445,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "unreadable": unreadable,
     "wiped_disk": wiped_disk,
     "wiped_under_writer": wiped_under_writer,
+    "lost_tail": lost_tail,
 }
 
 

@@ -171,16 +171,20 @@ class SimulatedDisk:
 
     def flip_bit(self, name: str, offset: int, bit: int) -> None:
         """Change one bit of a file permanently, unnoticed."""
+        with (self.directory / name).open("rb") as stream:
+            stream.seek(offset)
+            self.overwrite(name, offset, bytes([stream.read(1)[0] ^ (1 << bit)]))
+
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        """Change bytes of a file permanently, unnoticed."""
         path = self.directory / name
         with path.open("r+b") as stream:
             stream.seek(offset)
-            changed = stream.read(1)[0] ^ (1 << bit)
-            stream.seek(offset)
-            stream.write(bytes([changed]))
+            stream.write(data)
         file = self._files.get(path.stat().st_ino)
         if file is not None:
             file.write_back()
-            _put(file.durable, offset, bytes([changed]))
+            _put(file.durable, offset, data)
 
     def wipe(self) -> None:
         """Lose every file; only for a process that is down."""

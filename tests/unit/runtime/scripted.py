@@ -177,7 +177,6 @@ class House:
 def with_held_sync(script: Script) -> House:
     """Return a house whose syncs run in a thread, as slow ones do, and wait for `journal.gate`."""
     house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
-    house.shell.sync_average_s = 1.0
     house.journal.gate.clear()
     return house
 

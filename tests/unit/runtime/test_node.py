@@ -262,7 +262,6 @@ async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
     receiver = Scripted()
     house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
     answered = house.waiter("caller")
-    house.shell.sync_average_s = 1.0
     house.journal.gate.clear()
     taken: list[None] = []
     turn = house.shell._turn
