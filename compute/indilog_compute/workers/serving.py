@@ -9,12 +9,14 @@ cancellations, deployments and undeployments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
+from indilog.base.deployed import AppInfo
 from indilog.base.errors import (
     CallOutcomeUnknownError,
     IndilogError,
@@ -60,12 +62,10 @@ from indilog.link.worker_messages import (
     ThreadsLeft,
     Unload,
 )
-from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX
+from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, InvocationStatus
 from indilog_compute.log_service import LogService
+from indilog_compute.positions import Positions
 from indilog_compute.workers.call import Call
-
-if TYPE_CHECKING:
-    from indilog_compute.workers.host import FunctionHost
 
 _COMMONEST: Final = (LogAppend, LogReadPrev, LogReadNext)
 
@@ -89,6 +89,63 @@ class _Keyed:
             self.waiting.cancel()
 
 
+class Functions(Protocol):
+    """What the two ends of a link can ask of the deployed functions; `FunctionHost` implements it
+    and documents arguments and errors.
+    """
+
+    positions: Positions
+
+    def call(self, name: str, arguments: bytes, *, position: MetalogPosition, depth: int) -> Call:
+        """Call a function."""
+        ...
+
+    def cancel(self, call: Call) -> None:
+        """Cancel a call."""
+
+    def reserve_outcome_wait(self, name: str) -> AbstractContextManager[None]:
+        """Reserve room for a caller that waits for an outcome."""
+        ...
+
+    async def accept_once(
+        self, name: str, arguments: bytes, *, key: str, position: MetalogPosition, depth: int
+    ) -> str:
+        """Record a call with an idempotency key; return the id of its invocation."""
+        ...
+
+    async def outcome(self, invocation: str) -> Returned | Failed:
+        """Wait for the outcome of an invocation with a key."""
+        ...
+
+    async def send(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition,
+        delay_s: float,
+        key: str,
+    ) -> str:
+        """Record a call that is made later; return the id of its invocation."""
+        ...
+
+    async def invocation(self, id: str, *, wait_s: float) -> InvocationStatus | None:  # noqa: A002
+        """Return a recorded invocation."""
+        ...
+
+    async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
+        """Cancel a recorded invocation."""
+        ...
+
+    async def deploy(self, sources: Mapping[str, str], *, name: str | None, owner: str) -> AppInfo:
+        """Deploy an application."""
+        ...
+
+    async def undeploy(self, name: str, *, owner: str) -> AppInfo:
+        """Undeploy an application."""
+        ...
+
+
 class LinkServer:
     """Serves one link.
 
@@ -97,11 +154,11 @@ class LinkServer:
     """
 
     def __init__(
-        self, host: FunctionHost, logs: LogSource, *, questions_max: int, is_client: bool
+        self, functions: Functions, logs: LogSource, *, questions_max: int, is_client: bool
     ) -> None:
-        self._host = host
+        self._functions = functions
         self._log_service = LogService(logs, questions_max=questions_max)
-        self._positions = host.positions
+        self._positions = functions.positions
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._is_client = is_client
         self._calls: dict[int, Call] = {}
@@ -132,7 +189,7 @@ class LinkServer:
             asking.cancel()
         self._log_service.close()
         for call in list(self._calls.values()):
-            self._host.cancel(call)
+            self._functions.cancel(call)
         for keyed in self._keyed.values():
             keyed.leave()
 
@@ -215,7 +272,7 @@ class LinkServer:
             raise OverloadedError("Too many calls of this connection are being started.")
 
     def _call(self, link: Link, number: int, message: CallFunction) -> None:
-        call = self._host.call(
+        call = self._functions.call(
             message.function,
             message.arguments,
             position=message.position,
@@ -235,7 +292,7 @@ class LinkServer:
         if asking is not None and not asking.done():  # done: it has begun what follows below
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
-            self._host.cancel(call)
+            self._functions.cancel(call)
         elif (keyed := self._keyed.get(number)) is not None:
             keyed.leave()
         else:
@@ -269,8 +326,8 @@ class LinkServer:
         """
         keyed = self._keyed[number]
         try:
-            with self._host.reserve_outcome_wait(message.function):
-                invocation = await self._host.accept_once(
+            with self._functions.reserve_outcome_wait(message.function):
+                invocation = await self._functions.accept_once(
                     message.function,
                     message.arguments,
                     key=message.key,
@@ -280,14 +337,14 @@ class LinkServer:
                 if keyed.is_left:
                     raise _left(message)
                 keyed.waiting = asyncio.current_task()
-                return await self._host.outcome(invocation)
+                return await self._functions.outcome(invocation)
         except asyncio.CancelledError:
             raise _left(message) from None
         finally:
             del self._keyed[number]
 
     async def _send(self, message: SendFunction) -> Answer:
-        invocation = await self._host.send(
+        invocation = await self._functions.send(
             message.function,
             message.arguments,
             position=message.position,
@@ -299,23 +356,25 @@ class LinkServer:
     async def _invocation(self, message: AskInvocation | CancelInvocation) -> Answer:
         id_ = message.invocation
         if isinstance(message, CancelInvocation):
-            found = await self._host.cancel_invocation(id_)
+            found = await self._functions.cancel_invocation(id_)
         else:
             wait_s = min(max(message.wait_s, 0.0), INVOCATION_WAIT_S_MAX)
-            found = await self._host.invocation(id_, wait_s=wait_s)
+            found = await self._functions.invocation(id_, wait_s=wait_s)
         if found is None:
             return InvocationTold(id_)
         return InvocationTold(id_, found.function, found.state.value, found.outcome)
 
     async def _deploy_sources(self, message: DeployApp) -> Answer:
         try:
-            info = await self._host.deploy(message.sources, name=message.name, owner=message.owner)
+            info = await self._functions.deploy(
+                message.sources, name=message.name, owner=message.owner
+            )
         finally:
             self._is_deploying = False
         return Deployed(info)
 
     async def _undeploy(self, message: UndeployApp) -> Answer:
-        return Undeployed(await self._host.undeploy(message.name, owner=message.owner))
+        return Undeployed(await self._functions.undeploy(message.name, owner=message.owner))
 
 
 def _left(message: CallFunction) -> CallOutcomeUnknownError:
