@@ -14,6 +14,7 @@ import typing
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -406,3 +407,38 @@ def test_names_and_prose_use_the_terms_of_the_field() -> None:
 def test_no_folder_has_more_files_than_one_can_overlook() -> None:
     folders = Counter(path.parent for path in listed() if path.suffix == ".py")
     assert not [f"{name_of(f)}: {n}" for f, n in folders.items() if n > FOLDER_FILES_MAX]
+
+
+ROOTS = ("ordering", "storage", "index_tier", "compute", "pipeline", "libs")
+"""Folders whose packages are imported without the folder's name."""
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] in ROOTS else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_by_modules() -> dict[str, set[str]]:
+    """Return which modules each module imports from, also for types alone."""
+    trees = {module_of(path): tree_of(path) for path in sources("indilog", *ROOTS)}
+    graph: dict[str, set[str]] = {module: set() for module in trees}
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                found = {name if name in trees else node.module for name in names}
+                graph[module] |= {name for name in found if name in trees and name != module}
+    return graph
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also not for types alone, which import-linter leaves out: each can be read before those that
+    use it.
+    """
+    graph = imported_by_modules()
+    assert len(graph) > 300
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
