@@ -420,6 +420,8 @@ class Runner(HeartbeatSender):
 
     async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
         pending, lease = self._pending, self.lease
+        if id_ not in pending:
+            return  # assigned while other runs were looked up
         if pending.is_under_way(id_):
             return  # an assignment in progress must not delay heartbeats
         async with pending.alone(id_):
@@ -427,8 +429,9 @@ class Runner(HeartbeatSender):
                 run = await read_run(log, id_, Run(), is_reused=True)
             except TrimmedError:
                 run = Run()
-            if lease is not self.lease or id_ not in pending:
-                return
+            if lease is not self.lease:
+                return  # the new owner of its name looks for it
+            assert id_ in pending, "only a lost lease removes it meanwhile"
             if id_ in self.running:
                 pending.clear(id_)
                 return

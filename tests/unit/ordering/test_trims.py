@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indilog.base.ids import Epoch, Instant, NodeId, ShardId
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import Config, node_config
 from indilog.kernel.metalog import Entry, Floor, Trim, entry_decoded
 from indilog.kernel.view import view_of
@@ -25,6 +25,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import TrimIs, TrimWanted
 from indilog_ordering.sequencer import Sequencer
+from indilog_ordering.trims import TrimRequests
 
 PRIMARY, STORAGE, ENGINE = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 T0 = Instant(1000.0)
@@ -138,3 +139,15 @@ def test_trims_beyond_the_limit_in_flight_are_ignored() -> None:
     effects = primary.turn(*(Received(ENGINE, message, Epoch(1)) for message in wanted))
     assert [e.reason for e in effects if isinstance(e, Ignore)] == ["too many trims are under way"]
     assert sum(isinstance(e, Send) and isinstance(e.message, TrimIs) for e in effects) == 2
+
+
+def test_requests_in_uncommitted_entries_count_towards_the_limit() -> None:
+    requests, tail = TrimRequests(requests_max=2), SeqNum(10)
+    wanted = [TrimWanted(request, Floor(request, 1, of_log=True)) for request in range(3)]
+    assert requests.on_wanted(ENGINE, wanted[0], tail) == []
+    requests.propose(MetalogPosition(0))
+    assert requests.on_wanted(ENGINE, wanted[1], tail) == []
+    assert requests.on_wanted(ENGINE, wanted[2], tail) is None
+    requests.commit(MetalogPosition(1), tail)
+    assert requests.on_wanted(ENGINE, wanted[2], tail) == []
+    requests.check_invariants()

@@ -109,6 +109,36 @@ def test_an_executor_that_may_get_a_run_yet_does_not_say_that_it_left_nothing() 
     leaping_loop.run(main())
 
 
+def test_a_run_that_starts_and_ends_while_another_is_looked_up_is_not_read_again() -> None:
+    class Logs(CountedLogs):
+        """When `pending` is looked up, `assigned` runs; later reads of `assigned` are counted."""
+
+        assigned_reads: int | None = None
+
+        async def before_read(self, read: Read) -> None:
+            if read.tag == run_tag("pending") and self.assigned_reads is None:
+                assert (await process.quick.start(id="assigned")).id == "assigned"
+                assert await process.quick.handle("assigned").result(LEASE_S) == "done"
+                self.assigned_reads = 0
+            if read.tag == run_tag("assigned") and self.assigned_reads is not None:
+                self.assigned_reads += 1
+            await super().before_read(read)
+
+    logs = Logs()
+    process = Process(logs)
+
+    async def main() -> None:
+        async with process.driven():
+            await process.waits.start()  # so that it sends heartbeats
+            for run in ("pending", "assigned"):
+                process.flow.runner._pending.note(run, 0)
+            await asyncio.sleep(2 * LEASE_S)
+            assert "assigned" not in process.flow.runner._pending
+            assert logs.assigned_reads == 0
+
+    leaping_loop.run(main())
+
+
 async def begun_by_all(processes: list[Process]) -> None:
     """Each executes a run that waits, at other moments than the others."""
     for number, process in enumerate(processes):
