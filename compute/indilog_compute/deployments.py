@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec
-from indilog.base.errors import DataLossError, DeployError, TooLargeError
+from indilog.base.errors import DataLossError, DeployError, NotReadyError, TooLargeError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log, LogSource, Record, Session
 from indilog.sdk.losses import Losses
@@ -111,6 +111,19 @@ class DeploymentLog:
         )
         self._superseded: set[str] = set()
         """Applications with records before their newest one that are not trimmed yet."""
+
+    def placed(self, name: str) -> Placed:
+        """Return the newest deployment of an application that was deployed or undeployed here.
+
+        Raises:
+            DataLossError: it is lost by damage.
+            NotReadyError: it is forgotten: many others were undeployed meanwhile.
+        """
+        if (placed := self.newest.get(name)) is not None:
+            return placed
+        raise self.lost.get(name) or NotReadyError(
+            f"App {name} was undeployed and forgotten meanwhile; ask again."
+        )
 
     async def append(self, deployment: Deployment) -> SeqNum:
         """Append a deployment and return its seqnum; it is durable then.

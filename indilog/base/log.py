@@ -31,7 +31,6 @@ BATCH_RECORDS_LIMIT: Final = 100_000
 """Records in a batch, whatever `batch_records_max` says."""
 BATCH_TAGS_LIMIT: Final = 1_000_000
 """Tags of all records in a batch."""
-"""Records that one `read_range` may ask for."""
 RESERVED: Final = "$"
 """First character of the names of the platform's own logs."""
 

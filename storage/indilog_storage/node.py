@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.base.resend import Resend
 from indilog.config import Config
+from indilog.kernel.index_schedule import NO_POSITION
 from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.catch_up import CatchUp
@@ -564,7 +565,7 @@ class StorageNode:
         if message.start < 0 or message.step < 1:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
-        if end < message.end:
+        if end < message.end < NO_POSITION:
             self._ordering.reader.doubt()  # the asker may know of entries not applied here
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)

@@ -193,7 +193,7 @@ class Applications:
         async with self._loading:
             await self._log.append(placed.deployment.undeployed())
             await self._log.catch_up()
-            self._take_away(self._log.newest[name])
+            self._take_away(self._log.placed(name))
             self._look_behind()
         structlog.get_logger().info("undeployed", app=name)
         return placed.deployment.info
@@ -250,7 +250,7 @@ class Applications:
         )
         seqnum = await self._log.append(record)
         await self._log.catch_up()
-        placed = self._log.newest[record.name]
+        placed = self._log.placed(record.name)
         if placed.seqnum == seqnum:
             self._replace(Deployed(number, placed.deployment, seqnum, placed.since))
         self._look_behind()
@@ -373,7 +373,7 @@ class Applications:
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
-            if self._log.newest[record.name] is not placed or not self._is_behind(placed):
+            if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
                 self._look_behind()  # meanwhile there is more, perhaps its end
                 return
             if deployed.problem is None and self._node.functions.workers > 0:

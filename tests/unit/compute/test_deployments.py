@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from indilog.base.deployed import FunctionSpec, ScheduleSpec
-from indilog.base.errors import DeployError
+from indilog.base.errors import DataLossError, DeployError, NotReadyError
 from indilog.base.log import Record
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLogs
@@ -361,6 +361,10 @@ async def test_an_application_whose_newest_deployment_is_lost_is_reported_by_nam
     await read.catch_up()
     assert sorted(read.newest) == ["b"]
     assert str(read.lost["a"]).startswith("The newest deployment of app a is lost by damage")
+    with pytest.raises(DataLossError, match="deployment of app a is lost"):
+        read.placed("a")
+    with pytest.raises(NotReadyError, match="App z was undeployed and forgotten meanwhile"):
+        read.placed("z")
     await written.append(deployment("a", 3))
     await read.until_more(0)
     await read.catch_up()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from indilog.base.ids import Epoch, NodeId, ShardId
+from indilog.kernel.index_schedule import NO_POSITION
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -451,6 +452,16 @@ def test_index_data_is_sent_in_steps_and_empty_beyond_the_applied_metalog() -> N
     assert [block.position for block in answer.blocks] == [1, 4, 7]
     beyond = machine.tell(IndexDataWanted(10, 2**62, 3), sender=INDEX)
     assert messages(beyond, INDEX) == [IndexData((), Epoch(1))]
+
+
+@pytest.mark.parametrize(("end", "asked"), [(11, [10]), (NO_POSITION, [])])
+def test_only_a_request_up_to_an_unknown_position_makes_the_node_ask_for_entries(
+    end: int, asked: list[int]
+) -> None:
+    """An index node that starts asks for all that there is, and knows of nothing further."""
+    machine = machine_of()
+    machine.tell(entries(*[{}] * 10), sender=PRIMARY)
+    assert starts_asked(machine.tell(IndexDataWanted(0, end, 1), sender=INDEX)) == asked
 
 
 @pytest.mark.parametrize("page_bytes_max", [1, 1 << 22])
