@@ -360,7 +360,13 @@ def lost_tail(chaos: Chaos) -> tuple[Undo, float] | None:
     path = segment_path(journal, noted.number)
     with path.open("rb") as file:
         frames = list(headers_in(file.fileno(), noted.number, 0))
-    synced = max(noted.synced, *(header.synced for _, header in frames), 0)
+    places = checkpoint_places(journal)
+    synced = max(
+        noted.synced,
+        *(header.synced for _, header in frames),
+        *(place.offset for place in places if place.segment == noted.number),
+        0,
+    )
     if not (newest := [offset for offset, _ in frames if offset >= synced]):
         return None
     hit = [process, *(p for p in chaos.cluster.processes if p.logs)]
