@@ -207,7 +207,7 @@ async def test_the_demo_retries_failed_requests_and_finds_each_reservation_once(
             return result
 
         gateway.tamper = tamper
-        mix = {"search": 1.0, "reserve": 1.0}
+        mix = {"search": 1.0, "reserve": 9.0}
         application = Travel(generated_hotels(count=5), flights=2, users=3, capacity=4, mix=mix)
         console = Console(file=io.StringIO(), width=160)
         outcome = await demonstrated(
