@@ -1,4 +1,4 @@
-"""How a program gets at a platform's gateway: its address, its token, its certificate.
+"""How a program finds a platform's gateway: its address, token and certificate.
 
 A token is sent only to the platform that it belongs to. It is taken from, in this order:
 
@@ -35,11 +35,11 @@ CA_VARIABLE: Final = "INDILOG_CA"
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """A gateway, as a client reaches it.
+    """How a client reaches a gateway.
 
     Attributes:
-        url: without a slash at its end.
-        token: that it wants; empty: none is known.
+        url: without a trailing slash.
+        token: of the platform; empty if none is known.
         tls: for `https://`; None: plain HTTP.
     """
 
@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each request carries."""
+        """The headers of each request."""
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
@@ -61,10 +61,10 @@ class Endpoint:
 
 
 def check_url(url: str) -> str:
-    """Return the URL of a gateway, without a slash at its end.
+    """Return the URL of a gateway, without a trailing slash.
 
     Raises:
-        ValueError: it is none; one sentence that shows what one looks like.
+        ValueError: it is not a URL; one sentence with an example.
     """
     try:
         parts = urlsplit(url)
@@ -80,7 +80,7 @@ def check_url(url: str) -> str:
 
 
 def unauthorized_at(url: str) -> str:
-    """Return the sentence for a caller whose token the platform at `url` does not take."""
+    """Return the sentence for a caller whose token the platform at `url` refuses."""
     return (
         f"The platform at {url} needs its token: as the user that runs it, `indilog token` on its "
         "machine prints it; elsewhere set INDILOG_URL and INDILOG_TOKEN."
@@ -98,13 +98,13 @@ def reach(
 
     Args:
         url: `http://HOST:PORT` or `https://HOST:PORT`.
-        token: of that platform; None: it is looked for.
+        token: of that platform; None: look it up, in the order above.
         ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
             certificate of a platform of this machine, else the system's.
         environment: with `INDILOG_TOKEN`, `INDILOG_URL` and `INDILOG_CA`.
 
     Raises:
-        ValueError: it is no URL, or what is given as token cannot be one.
+        ValueError: the URL or the token is malformed.
         ConfigError: the token would leave the machine in plain HTTP, or a file cannot be read.
     """
     url = check_url(url)
@@ -159,6 +159,6 @@ def _tls(ca: str | Path | None, local: RunningPlatform | None) -> ssl.SSLContext
         context = ssl.create_default_context(cafile=file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"The certificates in {file} cannot be used: {error}.") from error
-    # What is trusted may be the certificate of the gateway itself, without its issuer.
+    # The trusted certificate may be the gateway's own, without its issuer.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context

@@ -1,7 +1,7 @@
-"""One budget of bytes over all that waits in a gateway, and the shares that hold parts of it.
+"""A budget for all bytes that wait in a gateway, and the shares that use parts of it.
 
-A share takes bytes as they arrive and is refused when the budget is used up. What must be kept
-anyway (an outcome that a function returned) is noted, which makes the budget refuse others.
+A share takes bytes as they arrive, and is refused when the budget is used up. Bytes that must be
+kept anyway, such as a function's outcome, are noted: they count, so the budget refuses others.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 from indilog.base.errors import OverloadedError
 
 UNCHARGED_BYTES: Final = 16 * 1024
-"""What is smaller is not counted: a gateway whose budget is used up still serves small requests."""
+"""Smaller amounts are not counted, so that a gateway without budget still serves small requests."""
 
 
 class ByteBudget:
     """Counts bytes that wait.
 
     Args:
-        bytes_max: bytes that shares may take in all.
+        bytes_max: largest total of all shares.
 
     Attributes:
-        used: bytes that shares hold; above `bytes_max` by what was noted.
-        refused: times that a share was refused.
+        used: bytes of all shares; may exceed `bytes_max` by noted bytes.
+        refused: number of refusals.
     """
 
     __slots__ = ("bytes_max", "refused", "used")
@@ -34,16 +34,16 @@ class ByteBudget:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether as much waits as may."""
+        """Whether no share may take more."""
         return self.used >= self.bytes_max
 
     def share(self) -> ByteShare:
-        """Return a share that holds nothing yet."""
+        """Return a new, empty share."""
         return ByteShare(self)
 
 
 class ByteShare:
-    """What one request, link or connection holds of a budget.
+    """The bytes of one request, link or connection in a budget.
 
     Attributes:
         held: bytes.
@@ -56,10 +56,10 @@ class ByteShare:
         self.held = 0
 
     def take(self, size: int) -> None:
-        """Hold `size` bytes more.
+        """Take `size` more bytes.
 
         Raises:
-            OverloadedError: the budget is used up; no more is held than before.
+            OverloadedError: the budget is used up; the share is unchanged.
         """
         budget = self._budget
         if budget.used + size > budget.bytes_max:
@@ -71,7 +71,7 @@ class ByteShare:
         self.note(size)
 
     def take_up_to(self, size: int) -> None:
-        """Hold `size` bytes in all, if that is more than now and more than `UNCHARGED_BYTES`.
+        """Raise the share to `size` bytes, if it has fewer and `size` exceeds `UNCHARGED_BYTES`.
 
         Raises:
             OverloadedError: the budget is used up; no more is held than before.
@@ -80,17 +80,17 @@ class ByteShare:
             self.take(size - self.held)
 
     def note(self, size: int) -> None:
-        """Hold `size` bytes more, also beyond the budget."""
+        """Count `size` more bytes, even beyond the budget."""
         self._budget.used += size
         self.held += size
 
     def give(self, size: int) -> None:
-        """Hold `size` bytes less."""
+        """Return `size` bytes to the budget."""
         assert size <= self.held, "a share frees what it holds"
         self._budget.used -= size
         self.held -= size
 
     def free(self) -> None:
-        """Hold nothing any more."""
+        """Return all bytes to the budget."""
         if self.held:
             self.give(self.held)

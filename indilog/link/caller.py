@@ -1,4 +1,4 @@
-"""Calling functions over a link: what a `Context` in a worker and a client use.
+"""Calling functions over a link, from a `Context` in a worker or from a client.
 
 The session's position goes with the call and comes back with the answer, also with a failure
 (PITFALLS 5).
@@ -22,11 +22,11 @@ from indilog.link.remote import Asker
 
 
 class LinkCaller:
-    """How a context reaches other functions: by the compute node, which may run them anywhere.
+    """Calls functions through the compute node, which chooses the worker or node that runs them.
 
     Args:
         asker: a link to the compute node, or a client.
-        depth: of the calls made here, one more than of the call that makes them.
+        depth: nesting depth of calls made here: one more than that of the calling function.
     """
 
     __slots__ = ("_asker", "_depth")

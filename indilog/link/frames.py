@@ -1,7 +1,7 @@
 """How messages of a link are framed in a byte stream: each after its length (docs/decisions/0003).
 
-A codec without I/O: bytes in whatever pieces they arrive, frames out. What is no frame raises
-`MalformedFrameError`, upon which the link is closed.
+A codec without I/O: bytes in any pieces go in, frames come out. Bytes that are no frame raise
+`MalformedFrameError`, and the link is closed.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
 
 
 class FrameReader:
-    """Cuts a stream of bytes, however it arrives in pieces, into frames.
+    """Cuts a stream of bytes into frames.
 
-    Holds at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may be
-    set anew between two calls. `kind` says which messages there may be.
+    It buffers at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may
+    be changed between two calls. `kind` defines the allowed messages.
     """
 
     __slots__ = ("_decoder", "_rest", "message_bytes_max")
@@ -58,14 +58,14 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of an incomplete frame are held."""
+        """Bytes of the buffered incomplete frame."""
         return len(self._rest)
 
     def frames(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete with `data`.
 
         Raises:
-            MalformedFrameError: what came is no frame, or larger than `message_bytes_max`.
+            MalformedFrameError: the bytes are no frame, or one larger than `message_bytes_max`.
         """
         if self._rest:
             self._rest += data
@@ -85,7 +85,7 @@ class FrameReader:
         return found
 
     def _complete(self) -> bool:
-        """Tell whether the first frame held is all there."""
+        """Tell whether the first buffered frame is complete."""
         if len(self._rest) < LENGTH_BYTES:
             return False
         return len(self._rest) >= LENGTH_BYTES + self._size(self._rest[:LENGTH_BYTES])

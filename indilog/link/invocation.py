@@ -1,4 +1,4 @@
-"""A recorded invocation, as a client sees it."""
+"""The state of a recorded invocation, for clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from indilog.link.link_messages import Failed, InvocationTold, Returned, error_f
 
 
 class Invocation(NamedTuple):
-    """How far a recorded invocation is.
+    """The state of a recorded invocation.
 
     Attributes:
         id: of the invocation, as `send` returned it.
         function: `app.function`.
         state: `scheduled`, `running`, `done` or `failed`.
-        outcome: what came of it; None: it is not over.
+        outcome: its result or error; None if it has not ended.
     """
 
     id: str
@@ -26,10 +26,10 @@ class Invocation(NamedTuple):
     outcome: Returned | Failed | None
 
     def result(self) -> Any:  # noqa: ANN401 - whatever the function returned
-        """Return what the function returned.
+        """Return the function's result.
 
         Raises:
-            NotReadyError: it is not over.
+            NotReadyError: it has not ended.
             InvocationCancelledError: it was cancelled.
             IndilogError: it failed; as `call` would have raised it.
         """
@@ -43,7 +43,7 @@ class Invocation(NamedTuple):
 
 
 def invocation_of(told: InvocationTold) -> Invocation | None:
-    """Return what a message says of an invocation; None: it is not known."""
+    """Return the invocation in a message; None if the node does not know it."""
     if not told.function:
         return None
     return Invocation(told.invocation, told.function, told.state, told.outcome)

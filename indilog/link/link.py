@@ -1,13 +1,13 @@
 """A link: one end of a stream between a compute node and a worker or client, with numbered calls
 both ways (docs/decisions/0003).
 
-Theory of operation. What is sent within one turn of the event loop leaves in one write. Questions
-are numbered by their asker, answers come back under the number in any order. The asker gives a
-callback, which is called exactly once: with the answer, or with a `Failed` of kind `LinkLostError`
-when the stream ends first. Bytes that are not messages close the link.
+All messages sent in one iteration of the event loop leave in one write. An asker numbers its
+questions. Answers carry that number and come in any order. The asker passes a callback, which is
+called exactly once: with the answer, or with a `Failed` of kind `LinkLostError` if the stream ends
+first. Bytes that are not messages close the link.
 
-`Link` itself knows no socket: `SocketLink` puts it on an asyncio stream transport (the raw Protocol
-of the event loop), the gateway and `connect` put it on a WebSocket.
+`Link` has no socket: `SocketLink` connects it to an asyncio stream transport; the gateway and
+`connect` connect it to a WebSocket.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from indilog.link.link_messages import (
 )
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
-"""Bytes that wait for a peer that does not read; beyond it questions and large answers are
-refused."""
+"""Most bytes that wait for a peer that does not read; beyond it questions and large answers are
+refused.
+"""
 
 SOCKET_MESSAGE_BYTES: Final = 128 * KIB
-"""Bytes in one message of a WebSocket; below every `message_bytes_max`, beyond which the other end
-closes it. What a link writes in one turn may be many times as much.
+"""Most bytes in one message of a WebSocket. It is below every `message_bytes_max`, because the
+other end closes the socket after a larger message. One write of a link may be many times as large.
 """
 
 OnAnswer: TypeAlias = Callable[[Answer], None]
@@ -60,12 +61,12 @@ class Link:
 
     Args:
         serve: answers the questions of the other end.
-        message_bytes_max: of one message.
-        on_lost: called when the link is gone.
+        message_bytes_max: largest message in bytes.
+        on_lost: called once when the link is lost.
         is_of_client: the other end is a client: it sends `ClientQuestion`s only.
 
     Attributes:
-        frames_received: how many messages came in.
+        frames_received: number of messages received.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Link:
         self._close: Callable[[], None] | None = None
 
     def set_limit(self, message_bytes_max: int) -> None:
-        """Messages of either end may be as large as this from now on, as the other end has said."""
+        """Set the largest message of either end, as announced by the other end."""
         self._message_bytes_max = self._reader.message_bytes_max = message_bytes_max
 
     @property
@@ -115,23 +116,23 @@ class Link:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of an incomplete message are held."""
+        """Bytes of the buffered incomplete message."""
         return self._reader.held_bytes
 
     @property
     def calls_open(self) -> int:
-        """How many questions wait for their answer."""
+        """Number of questions without an answer."""
         return len(self._open)
 
     # --- asking
 
     def post(self, question: Question, on_answer: OnAnswer) -> int:
-        """Ask, and have `on_answer` called once with the answer; return the call's number.
+        """Send a question, and call `on_answer` once with its answer; return the question's number.
 
         Raises:
             LinkLostError: the link is closed; the question was not sent.
-            OverloadedError: too much waits for the peer; the question was not sent.
-            TooLargeError: the question exceeds the limit of a message; it was not sent.
+            OverloadedError: too many bytes wait for the peer; the question was not sent.
+            TooLargeError: the question is larger than a message may be; it was not sent.
         """
         if self._lost:
             raise LinkLostError("The connection is closed.")
@@ -144,7 +145,7 @@ class Link:
         return call
 
     async def ask(self, question: Question) -> Answer:
-        """Ask and wait for the answer; being cancelled cancels the question at the other end.
+        """Ask and wait for the answer; if cancelled, cancel the question at the other end.
 
         Raises:
             LinkLostError, OverloadedError, TooLargeError: as `post`; nothing was sent.
@@ -163,7 +164,7 @@ class Link:
             raise
 
     def abandon(self, call: int) -> None:
-        """Stop waiting for a question's answer and tell the other end so."""
+        """Stop waiting for a question's answer, and cancel it at the other end."""
         if self._open.pop(call, None) is not None:
             self.cancel(call)
 
@@ -177,8 +178,9 @@ class Link:
     def answer(self, call: int, answer: Answer) -> None:
         """Answer the question `call` of the other end.
 
-        An answer larger than a message may be, and records or a result beyond what may wait for the
-        peer, are replaced by a `Failed` that says so: of a function that it ran.
+        A `Failed` replaces an answer that is larger than a message may be. It also replaces records
+        or a result if too many bytes wait for the peer. For a function's result it says that the
+        function ran.
         """
         if self._lost:
             return
@@ -190,7 +192,7 @@ class Link:
             self._send(call, failed(error))
 
     def tell(self, message: Greeting | Question) -> None:
-        """Say something that has no answer."""
+        """Send a message that has no answer."""
         if not self._lost:
             self._send(0, message)
 
@@ -202,13 +204,15 @@ class Link:
         close: Callable[[], None],
         queued_bytes: Callable[[], int],
     ) -> None:
-        """Start: bytes go out by `write`, which never blocks; `queued_bytes` says what waits."""
+        """Connect the link to a stream: `write` sends bytes and never blocks; `queued_bytes` tells
+        how many bytes wait.
+        """
         self._write, self._close, self._queued_bytes = write, close, queued_bytes
         if self._out:
             self._flush()
 
     def received(self, data: bytes) -> None:
-        """Take in bytes from the stream; serve the questions and deliver the answers in them."""
+        """Process received bytes: serve the questions, and deliver the answers in them."""
         try:
             frames = self._reader.frames(data)
         except MalformedFrameError as error:
@@ -220,7 +224,7 @@ class Link:
             self._dispatch(frame)
 
     def close(self) -> None:
-        """Close the stream after what was written; every open question fails now."""
+        """Close the stream after all written bytes are sent; every open question fails now."""
         if self._out and self._write is not None and not self._lost:
             self._flush()
         if self._close is not None:
@@ -234,7 +238,7 @@ class Link:
         self._lost = True
         waiting, self._open = self._open, {}
         self._out.clear()
-        if self._on_lost is not None:  # first: an asker that retries on a failure asks elsewhere
+        if self._on_lost is not None:  # first, so that an asker that retries uses another link
             self._on_lost(self)
         for on_answer in waiting.values():
             on_answer(_LOST)
@@ -245,7 +249,7 @@ class Link:
         message = frame.message
         if isinstance(message, Answer):
             on_answer = self._open.pop(frame.call, None)
-            if on_answer is not None:  # none: it was abandoned meanwhile
+            if on_answer is not None:  # None: it was abandoned
                 on_answer(message)
             return
         if self._lost:
@@ -277,7 +281,7 @@ class Link:
 
 
 def unless_large(answer: Answer) -> Answer:
-    """Return what is as small as the failure in its place would be, or that."""
+    """Return a small answer unchanged, and a failure in place of a large one."""
     match answer:
         case RecordsFound() | InvocationTold(outcome=Returned()):
             return failed(OverloadedError("You do not read the answers that you asked for."))
@@ -293,7 +297,7 @@ def unless_large(answer: Answer) -> Answer:
 
 
 def socket_messages(data: bytearray) -> Iterator[bytes]:
-    """Cut what a link has written into messages of a WebSocket; the reader puts frames together."""
+    """Cut written bytes into messages of a WebSocket; the reader joins frames again."""
     view = memoryview(data)
     for start in range(0, len(view), SOCKET_MESSAGE_BYTES):
         yield bytes(view[start : start + SOCKET_MESSAGE_BYTES])
@@ -311,7 +315,7 @@ class SocketLink(asyncio.Protocol):
         self.link.connected(stream.write, stream.close, stream.get_write_buffer_size)
 
     def data_received(self, data: bytes) -> None:
-        """Hand over what came."""
+        """Pass received bytes to the link."""
         self.link.received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature

@@ -1,4 +1,4 @@
-"""What all messages on a link have in common (`indilog.link.link_messages`)."""
+"""The base class of all messages on a link (`indilog.link.link_messages`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 SOURCES_LIMIT: Final = 10_000
-"""Files of a deployment."""
+"""Most files in a deployment."""
 
 
 class LinkStruct(msgspec.Struct, frozen=True, tag=True, array_like=True):

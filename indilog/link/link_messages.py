@@ -1,14 +1,14 @@
 """Every message on a link: what a function worker or a client asks of a compute node, what the node
 asks of a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
 
-A link is a stream: messages arrive in order, once, or the link is closed; so `Lost:` says what
-becomes of the asker when it closes, and `Repeated:` is always "never". An asker numbers its
-questions, and the answer carries the number (`indilog.link.frames.Frame`); the two directions count
-on their own, because questions and answers are different types.
+A link is a stream: each message arrives once and in order, or the link is closed. So `Lost:` says
+what the asker gets when the link closes, and `Repeated:` is mostly "never". An asker numbers its
+questions, and the answer carries the number (`indilog.link.frames.Frame`). Each direction has its
+own numbers, because questions and answers are different types.
 
-Positions are metalog positions: the asker's session goes in, and what the answer was given at comes
-back (ARCHITECTURE 9). Arguments and results of functions are JSON text, passed on unopened between
-the gateway and the worker that runs the function.
+Positions are metalog positions: a question has that of the asker's session, an answer the one at
+which it was given (ARCHITECTURE 9). Arguments and results of functions are JSON text, which the
+compute node passes on without parsing it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from indilog.link.worker_messages import (
 )
 
 LINK_VERSION: Final = 2
-"""Both ends say it first; a link between different versions is closed."""
+"""Each end sends its version first; a link between different versions is closed."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """What the platform accepts; told to the other end so that it can refuse before it sends."""
+    """The platform's limits, sent to the other end so that it can refuse too large values
+    itself.
+    """
 
     record_bytes_max: int
     record_tags_max: int
@@ -54,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordValue(msgspec.Struct, frozen=True, array_like=True):
-    """A record as it travels: `names` spells its log and tags (`indilog.base.ids.tag_columns`)."""
+    """A record on a link; `names` has its log and tags as text (`indilog.base.ids.tag_columns`)."""
 
     seqnum: SeqNum
     names: bytes
@@ -68,7 +70,7 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(_Message, frozen=True):
-    """compute node → worker, client: the version of this end, and its limits.
+    """compute node → worker, client: the version and limits of this compute node.
 
     Lost: the link is closed; the other end has asked nothing yet.
     Repeated: never.
@@ -97,8 +99,8 @@ class LogAppend(_Message, frozen=True):
 class LogAppendBatch(_Message, frozen=True):
     """worker, client → compute node: append records, all or none; answered by `Appended`.
 
-    `tags` are those of all records, one after the other, `tag_counts` says how many each has: so
-    the lengths in the message's own head bound what decoding it costs.
+    `tags` has the tags of all records, one record after the other; `tag_counts` has their number
+    for each record. So the lengths of these lists bound the cost of decoding the message.
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
     Repeated: never.
     """
@@ -127,7 +129,7 @@ class LogAppendBatch(_Message, frozen=True):
         """Yield the records, each with its tags.
 
         Raises:
-            ValueError: the counts are not those of the records and tags.
+            ValueError: the counts do not match the records and tags.
         """
         if len(self.tag_counts) != len(self.data) or sum(self.tag_counts) != len(self.tags):
             raise ValueError("The tags of a batch are not as many as it says.")
@@ -235,7 +237,7 @@ class LogFindTime(_Message, frozen=True):
 class LogSetAux(_Message, frozen=True):
     """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
 
-    Lost: the aux data may be missing, which it always may.
+    Lost: the aux data may not be stored; callers must expect that at any time.
     Repeated: never.
     """
 
@@ -248,7 +250,8 @@ class LogSetAux(_Message, frozen=True):
 class LogTrim(_Message, frozen=True):
     """worker, client → compute node: delete the records below `until`; answered by `Done`.
 
-    Lost: the asker gets a `NotReadyError`; it may have happened, and twice is harmless.
+    Lost: the asker gets a `NotReadyError`; the trim may have happened, and repeating it is
+    harmless.
     Repeated: never.
     """
 
@@ -265,8 +268,8 @@ class CallFunction(_Message, frozen=True):
     """worker, client → compute node: run `app.function` and return its result; answered by
     `Returned`.
 
-    `depth` is how many calls stand above this one; a client's is 0. With an idempotency `key` it is
-    run once, recorded, and the node goes on with it when no caller waits any more.
+    `depth` is the number of calls above this one; a client's call has 0. A call with an idempotency
+    `key` is recorded and runs once. The node continues it even if no caller waits any more.
     Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
     call.
     Repeated: never.
@@ -465,7 +468,8 @@ class Failed(_Message, frozen=True):
 
 
 class InvocationTold(_Message, frozen=True):
-    """compute node → client: how far a recorded invocation is; an empty `function`: none is known.
+    """compute node → client: the state of a recorded invocation; an empty `function`: it is
+    unknown.
 
     Lost: as with the question.
     Repeated: never.
@@ -490,8 +494,8 @@ ClientQuestion: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
     | DeployApp | UndeployApp | Cancel
 )  # fmt: skip
-"""All that a client may send. Each list in it has a limit, and the decoder looks at a list's length
-before it decodes what is in it: so no message costs more time than its limits allow.
+"""All messages that a client may send. Each list in them has a limit, which the decoder checks
+before it decodes the items. So no message costs more time than its limits allow.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
@@ -502,7 +506,7 @@ LinkMessage: TypeAlias = Question | Greeting | Answer
 
 
 class LinkLostError(NotReadyError):
-    """The connection closed before the answer came."""
+    """The connection closed before the answer arrived."""
 
 
 class RevokedError(NotReadyError):
@@ -523,9 +527,10 @@ _ATTRIBUTES: Final = (
 
 
 def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
-    """Return the message that carries `error` to the asker, its attributes with it.
+    """Return the message that carries `error`, with its attributes, to the asker.
 
-    A class that the other end may not know (a library's) travels as the nearest one of the tree.
+    The other end may not know a library's error class. Such an error is sent as its nearest base
+    class in `indilog.base.errors`.
     """
     kind = next((c.__name__ for c in type(error).__mro__ if c.__name__ in _ERRORS), "IndilogError")
     kept = {n: v for n, v in vars(error).items() if n in _ATTRIBUTES}
@@ -535,11 +540,11 @@ def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
 CANCELLED: Final = failed(
     CallOutcomeUnknownError("The question was cancelled by its asker; it may have had effects.")
 )
-"""The answer to a question that ended because of a `Cancel`: every question has one answer."""
+"""The answer to a cancelled question: every question gets an answer."""
 
 
 def error_from(answer: Failed) -> Exception:
-    """Return the error that `answer` carries, of the class it had (else of the base)."""
+    """Return the error in `answer`; of the base class if its own class is unknown here."""
     kind = _ERRORS.get(answer.kind, IndilogError)
     error = kind.__new__(kind)
     error.args = (answer.message,)

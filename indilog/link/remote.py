@@ -1,8 +1,8 @@
-"""The log over a link: what `Context.log` is in a function worker, and `connect` gives a client.
+"""The log over a link: `Context.log` in a function worker, and the log of a client.
 
-It keeps the promises of `indilog.base.log.Log` by passing each call to the compute node at the
-other end with the session's position, and raising the session to the position of the answer. What
-the platform would refuse for its size or tags is refused here, in the same words.
+`RemoteLog` keeps the guarantees of `indilog.base.log.Log`. It sends each call with the session's
+position to the compute node at the other end, and raises the session to the answer's position.
+Records of a forbidden size or tag are refused here, with the platform's own sentence.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _BATCH_OVERHEAD_BYTES: Final = 4096
 
 
 class Asker(Protocol):
-    """Whatever can ask a compute node: a link, or a client that connects again by itself."""
+    """Asks a compute node: a link, or a client that reconnects."""
 
     @property
     def limits(self) -> Limits:
-        """What the platform accepts."""
+        """The platform's limits."""
 
     async def ask(self, question: Question) -> Answer:
         """Ask and wait for the answer.
@@ -91,14 +91,14 @@ class RemoteLog(Log):
     _resume_s = 60.0
 
     def __init__(self, asker: Asker, name: str, session: Session) -> None:
-        log_tag(name)  # refuses what cannot be a name
+        log_tag(name)  # refuses an invalid name
         self.name = name
         self._asker = asker
         self._session = session
 
     @property
     def scope(self) -> object:
-        """The link: all logs behind it are of one platform (`Log.scope`)."""
+        """The link; all its logs belong to one platform (`Log.scope`)."""
         return self._asker
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
@@ -184,7 +184,7 @@ class RemoteLog(Log):
         return _expected(TailFound, await self._read(question)).seqnum
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
-        """Forget the records below `until` (`Log.trim`)."""
+        """Delete the records below `until` (`Log.trim`)."""
         until = check_bound(until)
         question = LogTrim(self.name, self._session.position, self._tag(tag), until)
         _expected(Done, await self._read(question))
@@ -226,7 +226,7 @@ class RemoteLog(Log):
             data, given, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max
         )
         checked = tuple(given)
-        tag_columns(self.name, checked)  # refuses what cannot be a tag
+        tag_columns(self.name, checked)  # refuses invalid tags
         return checked
 
     def _tag(self, tag: UserTag | None) -> UserTag | None:
@@ -257,7 +257,7 @@ class RemoteLog(Log):
 
 
 def _refuse_lost(answer: Answer) -> None:
-    """Raise what is true of an append that the link was lost under."""
+    """Raise `AppendOutcomeUnknownError` if the link was lost during an append."""
     if isinstance(answer, Failed) and answer.kind == LinkLostError.__name__:
         raise AppendOutcomeUnknownError(
             "The connection was lost before the append was acknowledged; retry with a tag that "
@@ -270,7 +270,9 @@ def _record(value: RecordValue) -> Record:
 
 
 def _expected(kind: type[_AnswerT], answer: Answer) -> _AnswerT:
-    """Return `answer` if it is a `kind`; raise what a `Failed` carries, or what does not fit."""
+    """Return `answer` if it is a `kind`; otherwise raise the error in a `Failed`, or a protocol
+    error.
+    """
     if not isinstance(answer, kind):
         raise _error(answer)
     return answer

@@ -1,6 +1,4 @@
-"""What workers and clients say of a log's retention policy (`indilog.link.link_messages` has the
-rest).
-"""
+"""Messages about a log's retention policy (`indilog.link.link_messages` has the others)."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from indilog.link.link_message import LinkStruct
 class LogSetRetention(LinkStruct, frozen=True):
     """worker, client → compute node: sets the log's policy from now on; answered by `Done`.
 
-    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); twice is harmless.
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); repeating it is
+    harmless.
     Repeated: never.
     """
 

@@ -1,5 +1,5 @@
-"""What a compute node and one of its workers say to each other about running deployed code
-(`indilog.link.link_messages` has the rest).
+"""Messages between a compute node and one of its workers about running deployed code
+(`indilog.link.link_messages` has the others).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ThreadsLeft(LinkStruct, frozen=True):
 class Invoke(LinkStruct, frozen=True):
     """compute node → worker: run a function of a deployment loaded there; answered by `Returned`.
 
-    `slot` is the call's place in the memory that says which calls are begun and which revoked
-    (`compute/indilog_compute/workers/claims`); a revoked one is answered by a `Failed` of kind
-    `RevokedError`.
+    `slot` is the call's index in shared memory that shows which calls are begun and which are
+    revoked (`compute/indilog_compute/workers/claims`). A revoked call is answered by a `Failed` of
+    kind `RevokedError`.
     Lost: the worker crashed; the caller gets a `WorkerCrashedError` if the call had begun,
     otherwise it runs elsewhere.
     Repeated: never.
@@ -74,7 +74,7 @@ class Unload(LinkStruct, frozen=True):
 
 class CheckArguments(LinkStruct, frozen=True):
     """compute node → worker: check whether these arguments fit the function. Answered by `Done`, or
-    by a `Failed` that names those that do not.
+    by a `Failed` that names the invalid ones.
 
     Lost: the worker crashed; nothing was run, and another one is asked.
     Repeated: never.

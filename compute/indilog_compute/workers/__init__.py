@@ -1,14 +1,25 @@
-"""Function workers: processes that run people's functions, and the host that keeps them
+"""Function workers: processes that run deployed functions, and the host that manages them
 (ARCHITECTURE 1, 8; docs/decisions/0003, 0014).
 
-In the compute node's process: `host` (`FunctionHost`, what the gateway calls), `applications` (what
-is deployed, here and on other nodes), `loading` (has code imported, first where it harms no
-running call), `dispatch` (which worker runs which call, a pure machine), `router` (the calls'
-links, timers and outcomes), `liveness_probe` (notices a blocked worker), `pool` (keeps the
-processes up), `process` (one worker process and its link), `serving` (what a link may ask), `call`
-(what is deployed and called), `service_figures` (how services are); `indilog_compute.invocations`
-has what is recorded to run. On both sides: `claims` (which calls are begun). In a worker process:
-`__main__`, `runner` (runs calls), `threads` (for sync functions), `services` (coroutines that run
-while their version is deployed), `loader` (imports deployed sources), `crash_location` (where it
-was when it ended).
+In the compute node's process:
+
+- `host`: `FunctionHost`, which the gateway calls
+- `applications`: which applications are deployed, here and by other nodes
+- `loading`: imports code in workers, new code first in a process of its own
+- `dispatch`: which worker runs which call, without I/O
+- `router`: links, timers and outcomes of the calls
+- `liveness_probe`: detects a blocked worker
+- `pool`, `process`: keep the worker processes running; one process and its link
+- `serving`: answers questions that arrive over a link
+- `call`: a deployed application, and one call
+- `service_figures`: the state of services
+
+`indilog_compute.invocations` has the recorded invocations. Both sides use `claims` (which calls
+have begun). In a worker process:
+
+- `__main__`, `runner`: run calls
+- `threads`: runs sync functions
+- `services`: runs coroutines while their version is deployed
+- `loader`: imports deployed sources
+- `crash_location`: the line at which the process crashed
 """

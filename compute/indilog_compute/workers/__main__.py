@@ -1,9 +1,8 @@
 """A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
 
-Started by `FunctionHost` only. Functions get the limit of open files that the platform was started
-with, not the raised one of its node. The process ends when its link does, or when its parent is
-gone, which it learns from the end of its standard input, even while a function keeps its event loop
-busy.
+Only `FunctionHost` starts it. Functions get the limit of open files that the platform was started
+with, not the raised one of the node. The process ends when its link ends or its parent dies. The
+end of its standard input shows the parent's death, even while a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ async def _serve(given: argparse.Namespace) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    """Serve until the link is gone, whatever a function's own tasks raise through the loop."""
+    """Serve until the link ends, even if a function's tasks raise exceptions in the event loop."""
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     serving = loop.create_task(_serve(given))
@@ -71,7 +70,7 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Run until the compute node is gone."""
+    """Run until the compute node ends."""
     parser = argparse.ArgumentParser(prog="indilog_compute.workers")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--claims-fd", type=int, required=True)
@@ -90,7 +89,7 @@ def main() -> None:
     _run(given)
     for output in outputs:
         output.end_line()
-    os._exit(0)  # a sync function may still hold a thread, which is not waited for
+    os._exit(0)  # a sync function may still use a thread; do not wait for it
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What is deployed on this compute node: deployed here, followed from other nodes, loaded into the
-workers.
+"""The applications of a compute node: deploys them, follows the deployments of other nodes, and
+loads them into the workers.
 
-The log of deployments decides: its newest record of a name is what runs, on every compute node. A
-deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
-appears in the log is tried and loaded as soon as it is seen, and one that is undeployed there takes
-no new calls from then on. What does not load any more is tried again at growing distances, in a
-process that runs no calls, and then loaded.
+The log of deployments decides: every compute node runs the newest record of a name. A deployment
+made here is tried, loaded into all workers and recorded before it gets calls. A deployment of
+another node is tried and loaded when its record is read; an undeployed application then gets no new
+calls. An application that stops loading is tried again at growing intervals, in a process that runs
+no calls, and then loaded.
 """
 
 from __future__ import annotations
@@ -47,22 +47,24 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""An application that lost this many workers while they imported it is tried elsewhere first."""
+"""Workers lost while importing an application, after which it is tried in a process of its own
+first.
+"""
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
-"""After an error the log is looked at again after this."""
+"""Pause before the log is read again after an error."""
 
 
 class Applications:
     """The applications of one compute node.
 
     Args:
-        directory: for processes that try new code.
-        workers: gives those that take calls.
-        on_change: called when `all` has changed, or which of it cannot be loaded.
+        directory: for the processes that try new code.
+        workers: returns the workers that take calls.
+        on_change: called when `all` or the problem of an application has changed.
 
     Attributes:
-        generation: grows with every change of what is deployed.
+        generation: grows with every change of the deployed applications.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Applications:
         self._notices, self._uncollected = Notices(_FOLLOW_AGAIN_S), Notices(_FOLLOW_AGAIN_S)
 
     async def read(self) -> None:
-        """Take what the log says is deployed, to be loaded into workers as they come up.
+        """Read the deployments from the log; workers load them when they start.
 
         Raises:
             NotReadyError: the log cannot be read.
@@ -109,12 +111,14 @@ class Applications:
         self._on_change()
 
     def follow(self) -> None:
-        """Take what other compute nodes deploy, and try again what does not load, from now on."""
+        """Start to follow deployments of other compute nodes, and to retry those that do not
+        load.
+        """
         self._following = asyncio.ensure_future(self._follow())
         self._retrying = asyncio.ensure_future(self._retry())
 
     async def stop(self) -> None:
-        """Follow no more, and try no more code."""
+        """Stop following, and stop all trials."""
         tasks = [task for task in (self._following, self._retrying) if task is not None]
         for task in tasks:
             task.cancel()
@@ -125,18 +129,18 @@ class Applications:
 
     @property
     def count(self) -> int:
-        """How many are deployed."""
+        """Number of deployed applications."""
         return len(self._apps)
 
     def all(self) -> list[Deployed]:
-        """Return what is deployed, by name."""
+        """Return the deployed applications, sorted by name."""
         return [self._apps[name] for name in sorted(self._apps)]
 
     def app(self, name: str) -> Deployed:
         """Return an application.
 
         Raises:
-            UnknownFunctionError: it is not deployed; since when, or with what may have been meant.
+            UnknownFunctionError: it is not deployed; says since when, or suggests similar names.
             DataLossError: its newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
@@ -147,7 +151,7 @@ class Applications:
         """Return `app.function`.
 
         Raises:
-            UnknownFunctionError: there is none; with what may have been meant.
+            UnknownFunctionError: there is none; suggests similar names.
             DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
@@ -181,7 +185,7 @@ class Applications:
         return info
 
     async def undeploy(self, name: str, *, owner: str) -> AppInfo:
-        """Take an application away; see `FunctionHost.undeploy`."""
+        """Undeploy an application; see `FunctionHost.undeploy`."""
         await self._log.catch_up(fresh=True)
         placed = self._log.newest.get(name)
         if placed is None:
@@ -199,9 +203,9 @@ class Applications:
         return placed.deployment.info
 
     async def load_into_new(self, worker: WorkerProcess) -> bool:
-        """Load everything into a worker that runs no calls yet; False: it did not survive that.
+        """Load all applications into a worker that runs no calls yet; False: the worker crashed.
 
-        An application that does not load any more is logged, and its calls say why.
+        An application that fails to load is logged, and its calls get that error.
         """
         async with self._loading:
             for deployed in self._apps.values():
@@ -212,16 +216,16 @@ class Applications:
             return True
 
     def unload(self, deployed: Deployed) -> None:
-        """The last call of a version that was replaced, or undeployed, is over."""
+        """Unload a replaced or undeployed version, after its last call has ended."""
         self._unload_number(deployed.number)
 
     def run_services(self, worker: WorkerProcess) -> None:
-        """Have `worker` run the services of what is deployed and loaded there."""
+        """Make `worker` run the services of the applications that are deployed and loaded there."""
         loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
         worker.link.tell(RunServices(tuple(loaded)))
 
     def end_services(self) -> None:
-        """The platform stops: have no worker run services any more."""
+        """Stop all services in all workers, because the platform stops."""
         for worker in self._workers():
             worker.link.tell(RunServices(()))
 
@@ -234,9 +238,10 @@ class Applications:
     async def _recorded(
         self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
     ) -> AppInfo:
-        """Record what was loaded, and let calls go to it, if the log says that it is the newest.
+        """Record a loaded deployment, and send calls to it if it is the newest of its name in the
+        log.
 
-        Another compute node may have recorded one of that name a moment before, or since.
+        Another compute node may have recorded a deployment of that name before or since.
         """
         before = self._apps.get(loaded.name)
         record = Deployment(
@@ -265,7 +270,7 @@ class Applications:
         return placed.deployment.info
 
     def _look_behind(self) -> None:
-        """Have taken what others deployed or undeployed meanwhile."""
+        """Take over deployments and undeployments that other nodes recorded in the meantime."""
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
 
@@ -275,7 +280,7 @@ class Applications:
             raise name_taken(name, there.record.owner)
 
     def _replace(self, deployed: Deployed) -> None:
-        """Send new calls to `deployed`; unload the version before when its last call is over."""
+        """Send new calls to `deployed`; unload the previous version after its last call."""
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
         if deployed.problem is not None:
@@ -286,8 +291,8 @@ class Applications:
             self._retire(before)
 
     def _take_away(self, placed: Placed) -> None:
-        """Send no new calls to an application that is undeployed; its services end now, and it is
-        unloaded when its last call is over.
+        """Stop new calls and services of an undeployed application; unload it after its last
+        call.
         """
         if placed.deployment.is_undeployed and self._is_behind(placed):
             before = self._apps.pop(placed.deployment.name)
@@ -318,7 +323,7 @@ class Applications:
                 for placed in list(self._log.newest.values()):
                     if self._is_behind(placed):
                         await self._take(placed)
-            except Exception as error:  # noqa: BLE001 - outermost: calls need what others deploy
+            except Exception as error:  # noqa: BLE001 - outermost: following must continue
                 self._notices.tell("deployments not followed", error, loop.time())
                 self._behind.set()
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
@@ -326,7 +331,7 @@ class Applications:
                 self._notices.over()
 
     async def _collect(self) -> None:
-        """Trim what no start needs; if that fails, retry with the next change."""
+        """Trim records that no start needs; if that fails, retry with the next change."""
         try:
             await self._log.collect()
         except IndilogError as error:
@@ -336,7 +341,7 @@ class Applications:
             self._uncollected.over()
 
     async def _news(self) -> None:
-        """Wait until the log has deployments that were not read, or not taken."""
+        """Wait until the log has deployments that were not read, or not applied here."""
         waits = [
             asyncio.ensure_future(self._behind.wait()),
             asyncio.ensure_future(self._log.until_more(_FOLLOW_WAIT_S)),
@@ -351,8 +356,9 @@ class Applications:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _take(self, placed: Placed) -> None:
-        """Run what another compute node deployed; if it does not import here, its calls say so. Or
-        take away what it undeployed.
+        """Apply a deployment or undeployment of another compute node.
+
+        If the code does not import here, its calls get that error.
 
         Raises:
             NotReadyError: it could not be tried.
@@ -369,12 +375,12 @@ class Applications:
         try:
             if self._node.functions.workers > 0:
                 await self._trials.imported(load)
-        except (DeployError, DiskFullError) as error:  # others deploy what has room
+        except (DeployError, DiskFullError) as error:  # a deployment elsewhere may have room
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
             if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
-                self._look_behind()  # meanwhile there is more, perhaps its end
+                self._look_behind()  # there may be further records, perhaps its undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
@@ -392,7 +398,7 @@ class Applications:
     # --- inside: loading
 
     async def _load_everywhere(self, load: Load) -> Loaded:
-        """Load into every worker; one that dies meanwhile is replaced by one that loads it too."""
+        """Load into every worker. The replacement of a worker that crashes loads it too."""
         workers = self._workers()
         answers = await asyncio.gather(
             *(self._load(worker, load) for worker in workers), return_exceptions=True
@@ -415,7 +421,7 @@ class Applications:
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
         except LinkLostError:
-            return  # it was gone before
+            return  # the worker was lost before
         except IndilogError as error:
             deployed.workers_lost += worker.link.is_lost
             if not worker.was_ended_by_others:
@@ -440,21 +446,21 @@ class Applications:
     # --- inside: trying again
 
     def _try_later(self, deployed: Deployed) -> None:
-        """Give it a turn, unless another version has taken its place meanwhile."""
+        """Schedule a retry, unless another version has replaced it."""
         if not self._is_newest(deployed):
             return
         self._retries.schedule(deployed, asyncio.get_running_loop().time())
         self._failed.set()
 
     async def _retry(self) -> None:
-        """Try again what does not load, one application after the other."""
+        """Retry the applications that do not load, one after the other."""
         loop = asyncio.get_running_loop()
         while True:
             self._failed.clear()
             if (deployed := self._retries.pop_due(loop.time())) is not None:
                 try:
                     await self._tried_again(deployed)
-                except Exception:  # noqa: BLE001 - outermost: others wait for their turns
+                except Exception:  # noqa: BLE001 - outermost: the others must be retried
                     structlog.get_logger().exception("app not tried", app=deployed.record.name)
                     self._try_later(deployed)
                 continue
@@ -463,7 +469,9 @@ class Applications:
                     await self._failed.wait()
 
     async def _tried_again(self, deployed: Deployed) -> None:
-        """Import an application in a process without calls, then in the workers that lack it."""
+        """Import an application in a process without calls, then in the workers that have not
+        loaded it.
+        """
         record = deployed.record
         try:
             await self._trials.imported(Load(deployed.number, record.name, record.sources))
@@ -479,8 +487,8 @@ class Applications:
                 await self._load_where_it_lacks(deployed)
 
     async def _load_where_it_lacks(self, deployed: Deployed) -> None:
-        """Load into one worker after the other, up to the first that does not survive it."""
-        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a worker that comes up imports it, too
+        """Load into one worker after the other; stop at the first that crashes."""
+        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a new worker imports it, too
         for worker in self._workers():
             if deployed.number not in worker.deployments:
                 await self._load_again(worker, deployed)

@@ -1,4 +1,4 @@
-"""What the function host keeps of a deployed application and of one call."""
+"""A deployed application and one call, as the function host keeps them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Deployed:
-    """An application as it runs here.
+    """A version of an application that runs on this compute node.
 
     Attributes:
-        number: of this deployment in this host; workers know it by that.
-        seqnum: of its record in the log of deployments; `since`: as in `Placed`.
-        functions: by name.
-        running: its calls that wait or run.
-        successor: the newer version that took its place.
-        is_undeployed: it was taken away, and none took its place.
-        problem: why it could not be loaded, if it could not.
-        workers_lost: workers that ended while they imported it, since it was last imported.
+        number: identifies this deployment to the workers of this host.
+        seqnum: of its record in the log of deployments. since: as in `Placed`.
+        functions: its functions by name.
+        running: number of its calls that wait or run.
+        successor: the newer version that replaced it, if any.
+        is_undeployed: whether it was undeployed, not replaced.
+        problem: why it could not be loaded; empty if it was loaded.
+        workers_lost: workers that crashed during its import, since its last successful import.
     """
 
     __slots__ = (
@@ -58,24 +58,24 @@ class Deployed:
 
     @property
     def is_retired(self) -> bool:
-        """Whether no new calls go to it; then it is unloaded when `running` is 0."""
+        """Whether it gets no new calls; then it is unloaded when `running` is 0."""
         return self.successor is not None or self.is_undeployed
 
     @property
     def info(self) -> AppInfo:
-        """What callers may know of it."""
+        """The public description of the application."""
         return self.record.info
 
 
 class Call:
-    """One invocation that waits or runs here.
+    """One call that waits or runs on this compute node.
 
     Attributes:
-        depth: how many calls are above it; 0: no function waits for it.
-        outcome: resolved once, with what the caller gets.
-        worker: the worker that runs it; None: it waits, or it has ended.
-        number: of the question to that worker.
-        slot: of the call in that worker's claims.
+        depth: number of calls above it; 0: no function made it.
+        outcome: resolved once, with the caller's result or error.
+        worker: the worker that runs it; None while it waits and after it has ended.
+        number: of the question on the worker's link.
+        slot: its index in that worker's claims.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Call:
 
     @property
     def application(self) -> str:
-        """The name of its application, whatever version it runs on."""
+        """The name of its application."""
         return self.deployed.record.name
 
     @property

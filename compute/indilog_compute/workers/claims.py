@@ -1,10 +1,10 @@
 """Which calls a worker has begun, in memory shared by a compute node and one worker.
 
-A worker whose event loop is blocked answers no message, so the node cannot ask which calls it has
-begun. Two bytes per call say so. The worker writes `begun`, then reads `revoked`. The node writes
-`revoked`, and reads `begun` after `SETTLE_S`. The one that writes second reads the other's byte:
-the worker does not run the call, or the node knows that the call may have begun. A store is visible
-to all processors within far less than `SETTLE_S`.
+A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
+begun. Two bytes for each call show it. The worker writes `begun`, then reads `revoked`. The node
+writes `revoked`, and reads `begun` after `SETTLE_S`. Whichever writes second sees the other's byte.
+So either the worker does not run the call, or the node knows that the call may have begun. A store
+becomes visible to all processors in far less than `SETTLE_S`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import os
 from typing import Final
 
 SLOTS: Final = 4096
-"""Calls of one worker that can be revoked at once; further calls cannot be."""
+"""Number of a worker's calls that can be revocable at a time; further calls are not revocable."""
 NO_SLOT: Final = 0
 SETTLE_S: Final = 0.02
 _BYTES: Final = 2 * SLOTS
 
 
 def claims_memory() -> int:
-    """Return a file descriptor of zeroed memory to share; the caller closes it.
+    """Return a file descriptor of zeroed shared memory; the caller closes it.
 
     Raises:
-        OSError: there is no memory.
+        OSError: not enough memory.
     """
     fd = os.memfd_create("indilog-claims")
     os.ftruncate(fd, _BYTES)
@@ -41,11 +41,11 @@ class NodeClaims:
         self._free = list(range(SLOTS - 1, NO_SLOT, -1))
 
     def allocate(self) -> int:
-        """Return a slot for a call that is about to be sent; `NO_SLOT` if none is left."""
+        """Return a free slot for a call; `NO_SLOT` if none is free."""
         return self._free.pop() if self._free else NO_SLOT
 
     def free(self, slot: int) -> None:
-        """The worker has answered the call: the slot may be used again."""
+        """Free the slot of a call that the worker has answered."""
         if slot != NO_SLOT:
             self._memory[slot] = self._memory[SLOTS + slot] = 0
             self._free.append(slot)
@@ -55,7 +55,7 @@ class NodeClaims:
         return slot == NO_SLOT or self._memory[slot] != 0
 
     def revoke(self, slot: int) -> None:
-        """Prevent the worker from beginning the call, if it has not begun it."""
+        """Prevent the worker from beginning the call, unless it has begun."""
         if slot != NO_SLOT:
             self._memory[SLOTS + slot] = 1
 
@@ -69,7 +69,7 @@ class WorkerClaims:
         self._memory = mmap.mmap(fd, _BYTES)
 
     def begin(self, slot: int) -> bool:
-        """Note that a call begins now; False: it was revoked and must not begin."""
+        """Note that a call begins; False: it was revoked and must not begin."""
         if slot == NO_SLOT:
             return True
         self._memory[slot] = 1

@@ -1,8 +1,8 @@
 """The line of deployed code at which a worker process crashed.
 
 In the worker, fatal signals and (while code is imported) `os._exit` write the stack to a file. The
-compute node reads the line of deployed code from it. An exit by other means writes nothing, and no
-line is named then.
+compute node reads the line of deployed code from it. Other exits write nothing, and no line is
+reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAME: Final = re.compile(rf'File ".*?/{PACKAGE}\d+/(.+?)", line (\d+)')
 
 
 class CrashLocation:
-    """The worker's side: fatal signals write the stack from now on, and no core dump."""
+    """The worker's side: makes fatal signals write the stack, without a core dump."""
 
     def __init__(self, directory: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -33,7 +33,7 @@ class CrashLocation:
 
     @contextlib.contextmanager
     def note_exits(self) -> Iterator[None]:
-        """While the block runs, `os._exit` writes the stack before it ends the process."""
+        """In this context `os._exit` writes the stack before it ends the process."""
         really_exit = os._exit
 
         def noted_exit(status: int) -> None:
@@ -48,8 +48,8 @@ class CrashLocation:
 
 
 def read_crash_location(directory: Path) -> str | None:
-    """Return where in deployed code the worker that had `directory` was when it ended, such as
-    `social.py, line 12`; None: it wrote nothing.
+    """Return the line at which the worker with this directory crashed, such as `social.py, line
+    12`; None if it wrote nothing.
     """
     try:
         with (directory / _FILE).open(errors="replace") as file:

@@ -1,14 +1,14 @@
-"""Which worker runs which call: a pure machine without I/O.
+"""Decides which worker runs which call, without I/O.
 
-A call goes to the worker with the fewest running calls. When no slot is free for it, it waits; the
-applications that wait take turns, and the calls of one application start in the order in which they
-came. A call made by a running call never waits: its parent holds a slot until it ends, so waiting
-could lock up the node; such calls need no slot and have a bound of their own. A worker can be
-suspended: it gets no new calls.
+A call goes to the worker with the fewest running calls. If no slot is free, the call waits. Waiting
+applications are served round robin, the calls of one application in their order. A call made by a
+running call (a nested call) never waits: its parent holds a slot until it ends, so waiting could
+deadlock. Nested calls need no slot and have a limit of their own. A suspended worker gets no new
+calls.
 
-One application cannot stop another (docs/decisions/0033): while several are deployed, each gets at
-most a share of what the others leave, of the slots and of the places for pending calls. So some of
-both stay free, however many applications take all that they get.
+One application cannot starve another (docs/decisions/0033). While several are deployed, each gets
+at most a share of the slots, and of the pending calls, that the others leave. So some of both
+always stay free.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from indilog_compute.shares import limit_of_one
 
 
 class Admitted(Hashable, Protocol):
-    """What the dispatcher knows of a call."""
+    """The attributes of a call that the dispatcher needs."""
 
     @property
     def application(self) -> str:
-        """The name of the application that it runs."""
+        """The name of its application."""
 
     @property
     def is_nested(self) -> bool:
@@ -40,8 +40,8 @@ WorkerT = TypeVar("WorkerT", bound=Hashable)
 class Shares(NamedTuple):
     """The shares of one application while several are deployed, each between 0 and 1.
 
-    `slots`: of the slots that no other application uses. `pending`: of the calls that may be
-    pending, without those of other applications.
+    `slots`: share of the slots that no other application uses. `pending`: share of the pending
+    calls that the others leave.
     """
 
     slots: float
@@ -49,7 +49,7 @@ class Shares(NamedTuple):
 
 
 class _Application:
-    """The calls of one application: how many hold a slot, how many are nested, which wait."""
+    """The calls of one application: numbers with a slot and nested, and the waiting ones."""
 
     __slots__ = ("nested", "slots", "waiting")
 
@@ -60,12 +60,12 @@ class _Application:
 
     @property
     def pending(self) -> int:
-        """Calls that hold a slot or wait for one."""
+        """Number of calls that hold a slot or wait for one."""
         return self.slots + len(self.waiting)
 
 
 class _Worker:
-    """The calls of one worker: how many hold a slot, and how many there are of each kind."""
+    """The number of calls of one worker: with a slot, and of each kind."""
 
     __slots__ = ("kinds", "load", "slots")
 
@@ -79,11 +79,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
     """Admission and placement of calls.
 
     Args:
-        worker_calls_max: slots of a worker: calls that it runs at once, besides those made by
-            running calls.
-        calls_max: calls that wait or run before a further one is refused; as many again may be
-            running that were made by other calls.
-        shares: of one application.
+        worker_calls_max: slots of a worker: calls that it runs at a time, without nested ones.
+        calls_max: most calls that wait or run; in addition there may be as many nested ones.
+        shares: the shares of each application.
         is_shared: whether several applications are deployed; `set_shared` changes it.
     """
 
@@ -102,37 +100,37 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._workers: dict[WorkerT, _Worker] = {}
         self._suspended: set[WorkerT] = set()
         self._applications: dict[str, _Application] = {}
-        """Those with calls that wait or run."""
+        """Applications with calls that wait or run."""
         self._turns: OrderedDict[str, _Application] = OrderedDict()
-        """Those with calls that wait, the one whose turn is next first."""
+        """Applications with waiting calls; the next one to serve is first."""
         self._slots_used = self._nested = self._waiting = 0
 
     @property
     def running(self) -> int:
-        """Calls that run."""
+        """Number of running calls."""
         return self._slots_used + self._nested
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a slot."""
+        """Number of calls that wait for a slot."""
         return self._waiting
 
     @property
     def workers(self) -> int:
-        """Workers that take calls."""
+        """Number of workers that take calls."""
         return len(self._workers)
 
     @property
     def least_loaded(self) -> WorkerT | None:
-        """The worker that a call would go to, if it takes calls."""
+        """The worker with the fewest calls; None if it is suspended or there is none."""
         worker = min(self._workers, key=self._load, default=None)
         return worker if worker not in self._suspended else None
 
     def admit(self, call: CallT) -> WorkerT | None:
-        """Return the worker that runs `call` now, or None: it waits for a slot.
+        """Return the worker that runs `call` now; None if the call waits for a slot.
 
         Raises:
-            OverloadedError: a bound is reached; the call is not kept.
+            OverloadedError: a limit is reached; the call was not accepted.
             NotReadyError: there is no worker for a nested call, which cannot wait.
         """
         self._check_room(call)
@@ -150,13 +148,13 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def put_back(
         self, calls: Sequence[CallT], worker: WorkerT | None = None
     ) -> list[tuple[CallT, WorkerT]]:
-        """Place calls again that were admitted but never begun; return the calls that start now,
-        which may be others.
+        """Place admitted calls again that were never begun; return the calls that start now, which
+        may be other ones.
 
-        They are not refused for their number. In the given order they come before all waiting calls
-        of their applications, and they leave `worker`, which had them, before anything starts: so
-        no later call of their application overtakes them. `worker` None: it was removed, or they
-        were ended there already.
+        No limit applies to them. In the given order they precede all waiting calls of their
+        applications. They are removed from `worker` before any call starts, so no later call of
+        their application overtakes them. `worker` is None if it was removed, or had ended them
+        already.
 
         Raises:
             NotReadyError: there is no worker for a nested call, which cannot wait; nothing is done.
@@ -178,18 +176,18 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return started + self._fill()
 
     def withdraw_all(self) -> list[CallT]:
-        """Forget and return all waiting calls."""
+        """Remove and return all waiting calls."""
         waiting: list[CallT] = [call for app in self._turns.values() for call in app.waiting]
         for call in waiting:
             self._drop(call)
         return waiting
 
     def is_suspended(self, worker: WorkerT) -> bool:
-        """Tell whether `worker` gets no calls at the moment."""
+        """Tell whether `worker` is suspended."""
         return worker in self._suspended
 
     def withdraw(self, call: CallT) -> bool:
-        """Forget a waiting call; tell whether it was waiting."""
+        """Remove a waiting call; tell whether it was waiting."""
         application = self._turns.get(call.application)
         if application is None or call not in application.waiting:
             return False
@@ -197,35 +195,35 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return True
 
     def finished(self, worker: WorkerT, call: CallT) -> list[tuple[CallT, WorkerT]]:
-        """`call` of `worker` ended: return the calls that start now, each with its worker.
+        """Note the end of a call; return the calls that start now, each with its worker.
 
-        The calls of a worker that was removed are not counted any more.
+        The calls of a removed worker do not count any more.
         """
         self._count_out(worker, call)
         return self._fill() if self._waiting else []
 
     def add(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
-        """A worker takes calls from now on; return those that start now."""
+        """Add a worker; return the calls that start now."""
         assert worker not in self._workers, "a worker is added once"
         self._workers[worker] = _Worker()
         return self._fill()
 
     def suspend(self, worker: WorkerT) -> None:
-        """`worker` starts no further calls until `resume`, except nested ones for which there is no
-        other.
+        """Start no further calls in `worker` until `resume`, except nested ones if no other worker
+        runs.
         """
         if worker in self._workers:
             self._suspended.add(worker)
 
     def resume(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
-        """`worker` takes calls again; return those that start now."""
+        """Let `worker` take calls again; return the calls that start now."""
         self._suspended.discard(worker)
         return self._fill()
 
     def remove(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
-        """A worker is gone, and its running calls with it; return the calls that start now.
+        """Remove a lost worker with its running calls; return the calls that start now.
 
-        Its calls leave room in the share of their application.
+        The removed calls free their application's share.
         """
         self._suspended.discard(worker)
         if (gone := self._workers.pop(worker, None)) is not None:
@@ -235,15 +233,15 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return self._fill()
 
     def set_shared(self, *, is_shared: bool) -> list[tuple[CallT, WorkerT]]:
-        """Several applications are deployed from now on, or not; return the calls that start now.
+        """Set whether several applications are deployed; return the calls that start now.
 
-        An application that is deployed alone has no share: it may use all that is free.
+        A single application has no share: it may use all slots.
         """
         self._is_shared = is_shared
         return self._fill()
 
     def check_invariants(self) -> None:
-        """Check that the counts agree and that no call waits that could run."""
+        """Check that the counts are consistent, and that no call waits although it could run."""
         running: Counter[tuple[str, bool]] = Counter()
         for worker in self._workers.values():
             assert worker.load == worker.kinds.total(), "a worker's load is its calls"
@@ -283,7 +281,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
             )
 
     def _worker_of_nested(self) -> WorkerT:
-        """Return the worker with the fewest running calls, one that is not suspended if there is.
+        """Return the worker with the fewest running calls; a suspended one only if there is no
+        other.
 
         Raises:
             NotReadyError: there is no worker.
@@ -293,13 +292,15 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return worker
 
     def _enqueue(self, call: CallT) -> None:
-        """Let `call` wait, as the last one of its application."""
+        """Queue `call` as the last one of its application."""
         application = self._turns[call.application] = self._application(call.application)
         application.waiting[call] = None
         self._waiting += 1
 
     def _count_out(self, worker: WorkerT, call: CallT) -> None:
-        """`worker` has `call` no more. The calls of a removed worker were counted out with it."""
+        """Subtract `call` from the counts of `worker`; those of a removed worker are subtracted
+        already.
+        """
         if (counted := self._workers.get(worker)) is None:
             return
         kind = call.application, call.is_nested
@@ -310,7 +311,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._end(*kind, 1)
 
     def _fill(self) -> list[tuple[CallT, WorkerT]]:
-        """Start what can start, one call of each application in turn; return that."""
+        """Start all calls that can start, one of each application in turn; return them."""
         started: list[tuple[CallT, WorkerT]] = []
         while (following := self._next()) is not None:
             call, worker = following
@@ -322,7 +323,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return started
 
     def _next(self) -> tuple[CallT, WorkerT] | None:
-        """Return the waiting call that may start, of the application whose turn it is."""
+        """Return the next waiting call that may start, and its worker."""
         if not self._turns or (worker := self._free_worker()) is None:
             return None
         for name, application in self._turns.items():
@@ -331,7 +332,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return None
 
     def _may_start(self, name: str) -> bool:
-        """Tell whether an application has a slot left of its share; alone, it has no share."""
+        """Tell whether an application has a slot left in its share."""
         if not self._is_shared:
             return True
         application = self._applications.get(name)
@@ -340,7 +341,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return own < limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
 
     def _free_worker(self) -> WorkerT | None:
-        """Return the least loaded worker with a free slot. Every call comes here: a plain loop."""
+        """Return the least loaded worker with a free slot. A plain loop, because every call runs
+        it.
+        """
         free: WorkerT | None = None
         least = 0
         for worker, counted in self._workers.items():
@@ -354,7 +357,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return worker in self._suspended, self._workers[worker].load
 
     def _start(self, call: CallT, worker: WorkerT) -> None:
-        """Count a call that runs now."""
+        """Count a call that starts."""
         application, counted = self._application(call.application), self._workers[worker]
         counted.kinds[call.application, call.is_nested] += 1
         counted.load += 1
@@ -367,7 +370,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
             self._slots_used += 1
 
     def _end(self, name: str, is_nested: bool, count: int) -> None:  # noqa: FBT001 - of a kind
-        """Count calls of a kind that run no more."""
+        """Subtract ended calls of one kind."""
         application = self._applications[name]
         if is_nested:
             application.nested -= count
@@ -378,7 +381,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._forget(name)
 
     def _drop(self, call: CallT) -> None:
-        """Take a call out of those that wait."""
+        """Remove a call from the waiting ones."""
         application = self._turns[call.application]
         del application.waiting[call]
         self._waiting -= 1
@@ -392,7 +395,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return application
 
     def _forget(self, name: str) -> None:
-        """Forget an application without calls."""
+        """Drop the entry of an application without calls."""
         application = self._applications[name]
         if not (application.nested or application.pending):
             del self._applications[name]

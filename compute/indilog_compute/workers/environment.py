@@ -1,5 +1,5 @@
-"""Which environment variables deployed code sees: those that a process needs, and those that a
-setting names. Others may hold secrets of the user that started the platform.
+"""The environment variables of deployed code: those that a process needs, and those named in a
+setting. Others may contain secrets of the user that started the platform.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def environment_of_worker(
     """Return the environment of a worker process.
 
     Args:
-        passed: names of variables that it gets besides (`worker_environment`).
+        passed: names of further variables to pass (`worker_environment`).
         environment: of the compute node.
     """
     found = {

@@ -1,10 +1,9 @@
-"""The function host: what the gateway, clients and workers ask to run functions (ARCHITECTURE 1, 8;
-the compute node's side).
+"""The function host: runs functions for the gateway, clients and workers (ARCHITECTURE 1, 8).
 
-It keeps worker processes up (`WorkerPool`), has every deployed application loaded in each of them
-(`Applications`), and gives calls to them (`CallRouter`). Calls that run when a new version comes
-finish on the version that they started with. A worker that crashes is replaced, and the calls that
-it had begun fail. They may have had effects, so they are never retried automatically.
+It keeps worker processes running (`WorkerPool`), loads every deployed application into each of them
+(`Applications`), and dispatches calls to them (`CallRouter`). A running call finishes on the
+version that it started with. A worker that crashes is replaced, and the calls that it had begun
+fail. They may have had effects, so they are never retried automatically.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from indilog_compute.workers.service_figures import services_told
 from indilog_compute.workers.serving import LinkServer
 
 CALL_DEPTH_MAX: Final = 64
-"""Depth of nested calls: a call may have this many callers above it."""
+"""Deepest nesting: the most calls that may be above a call."""
 
 
 def limits_of(config: Config) -> Limits:
-    """Return what the other end of a link must know."""
+    """Return the limits that the other end of a link must know."""
     return Limits(
         record_bytes_max=config.cluster.record_bytes_max,
         record_tags_max=config.cluster.record_tags_max,
@@ -60,13 +59,13 @@ class FunctionHost:
     """Runs functions on this compute node.
 
     Args:
-        node_name: of the compute node in the view: what an earlier process of that name ran is
-            taken over at once.
-        rank: which of the compute nodes it is, from 0; the first one keeps the schedules.
+        node_name: the compute node's name in the view. Invocations of an earlier process of that
+            name are taken over at once.
+        rank: index of this compute node, from 0; the first one runs the schedules.
 
     Attributes:
-        limits: what the other end of a link must know.
-        positions: which session positions there are.
+        limits: the limits that the other end of a link must know.
+        positions: tells which session positions exist.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class FunctionHost:
         )
 
     async def start(self) -> None:
-        """Read what is deployed, start the workers, load it into them.
+        """Read the deployments, start the workers, and load the applications into them.
 
-        An application that does not load any more is logged, and its calls say why.
+        An application that fails to load is logged, and its calls get that error.
 
         Raises:
             NotReadyError: the log cannot be read, or the workers do not start.
@@ -128,8 +127,8 @@ class FunctionHost:
         await self._invocations.start()
 
     async def stop(self) -> None:
-        """End the workers; calls that still run fail, those that wait were not begun, and recorded
-        invocations run again when a compute node is up.
+        """End the workers. Running calls fail, and waiting calls do not begin. Recorded invocations
+        run again when a compute node is running.
         """
         self._applications.end_services()
         await self._invocations.stop()
@@ -141,11 +140,11 @@ class FunctionHost:
 
     @property
     def generation(self) -> int:
-        """Grows with every change of what is deployed."""
+        """A number that grows with every change of the deployed applications."""
         return self._applications.generation
 
     def apps(self) -> list[AppInfo]:
-        """Return what is deployed, by name."""
+        """Return the deployed applications, sorted by name."""
         return [deployed.info for deployed in self._applications.all()]
 
     async def deploy(
@@ -153,25 +152,26 @@ class FunctionHost:
     ) -> AppInfo:
         """Deploy sources (relative path → text); `name` None takes the name in the code.
 
-        When this returns, every new call goes to them, and they survive a restart.
+        When this returns, the deployment survives a restart, and every new call runs it.
 
         Raises:
-            DeployError: they do not import, or are no application; what was deployed goes on.
+            DeployError: the sources do not import, or are no application; the previous version
+                continues.
             AppNameTakenError: another owner has deployed an application of that name.
             NotReadyError: no worker is up.
         """
         return await self._applications.deploy(sources, name=name, owner=owner)
 
     def app(self, name: str) -> AppInfo:
-        """Return what is deployed under a name.
+        """Return the application deployed under a name.
 
         Raises:
-            UnknownFunctionError: nothing is; since when, if something was.
+            UnknownFunctionError: there is none; says since when, if there was one.
         """
         return self._applications.app(name).info
 
     def is_public(self, name: str) -> bool:
-        """Tell whether `app.function` is deployed and is called without a token."""
+        """Tell whether `app.function` is deployed and may be called without a token."""
         try:
             _, spec = self._applications.function(name)
         except UnknownFunctionError:
@@ -179,17 +179,17 @@ class FunctionHost:
         return spec.public
 
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
-        """Take an application away; return what was deployed.
+        """Undeploy an application; return what was deployed.
 
-        When this returns, no new call goes to it here, its services and schedules have ended, and
-        it stays so after a restart; other compute nodes follow. Calls that run go on to their end.
-        A recorded invocation that has not begun fails when it is due, unless it is deployed again
-        by then. Its logs stay.
+        When this returns, the application gets no new calls on this node, its services and
+        schedules have ended, and a restart does not change that. Other compute nodes follow.
+        Running calls finish. A recorded invocation that has not begun fails when it is due, unless
+        the application is deployed again by then. Its logs stay.
 
         Raises:
             UnknownFunctionError: it is not deployed.
             AppNameTakenError: another owner has deployed it.
-            NotReadyError: the log cannot be read, or takes nothing; it stays deployed.
+            NotReadyError: the log cannot be read or written; the application stays deployed.
             AppendOutcomeUnknownError: it may be undeployed; doing so again is harmless.
         """
         return await self._applications.undeploy(name, owner=owner)
@@ -210,7 +210,7 @@ class FunctionHost:
         Raises:
             UnknownFunctionError: there is none.
             OverloadedError, NotReadyError: nothing was done; try again later.
-            FunctionFailedError: it is called by functions that call each other without end.
+            FunctionFailedError: the nesting is deeper than `CALL_DEPTH_MAX`.
         """
         deployed, spec = self._applications.function(name)
         if depth > CALL_DEPTH_MAX:
@@ -243,16 +243,16 @@ class FunctionHost:
         position: MetalogPosition = 0,
         depth: int = 0,
     ) -> tuple[str, Returned | Failed]:
-        """Run `app.function` unless it has been called with this idempotency key; return the
-        invocation's id, and what came of it then or comes of it now.
+        """Run `app.function` once for this idempotency key; return the invocation's id and outcome.
 
-        A known key gives its outcome also if the function is gone by now, or takes other arguments.
+        A known key gives its recorded outcome, even if the function is undeployed or takes other
+        arguments now.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or they do not fit.
             UnknownFunctionError, OverloadedError: nothing was done.
-            NotReadyError, QuorumUnavailableError: it may be recorded already, and run; repeat it
-                with the same key.
+            NotReadyError, QuorumUnavailableError: it may be recorded already and run; retry with
+                the same key.
             CallOutcomeUnknownError: it may run or not.
         """
         with self.reserve_outcome_wait(name):
@@ -265,7 +265,7 @@ class FunctionHost:
         """Reserve room for a caller that starts `app.function` and waits for its outcome.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many callers wait already.
         """
         return self._invocations.reserve_outcome_wait(name)
 
@@ -278,13 +278,13 @@ class FunctionHost:
         position: MetalogPosition = 0,
         depth: int = 0,
     ) -> str:
-        """Start `app.function` unless it has been called with this idempotency key; return the
-        invocation's id. Errors as `call_once`.
+        """Start `app.function` once for this idempotency key; return the invocation's id. Errors as
+        `call_once`.
         """
         return await self._accepted(name, arguments, key=key, position=position, depth=depth)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
-        """Return what came of an invocation with a key, waiting for it as long as it takes; within
+        """Wait for the outcome of an invocation with a key, and return it; to be called within
         `reserve_outcome_wait`. Errors as `InvocationService.outcome`.
         """
         return kept_with_key(await self._invocations.outcome(invocation))
@@ -298,16 +298,16 @@ class FunctionHost:
         delay_s: float = 0.0,
         key: str = "",
     ) -> str:
-        """Start `app.function` after `delay_s`; return the id to ask for its outcome with.
+        """Start `app.function` after `delay_s`; return the invocation's id.
 
-        When this returns that is recorded, and survives whatever an append survives.
+        When this returns, the invocation is recorded as durably as any append.
 
         Raises:
-            UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments, the delay
-                or the key do not fit; it is not started.
-            OverloadedError: too many wait or run already.
+            UnknownFunctionError, InvalidArgumentsError: there is no such function, or the
+                arguments, the delay or the key are invalid; it is not started.
+            OverloadedError: too many invocations wait or run already.
             NotReadyError, QuorumUnavailableError: no worker could check the arguments, or the log
-                takes nothing now; with a key it may be recorded already: repeat it with that.
+                cannot be written. With a key it may be recorded already; retry with the same key.
             CallOutcomeUnknownError: it may run or not.
         """
         _check_delay(name, delay_s, self._node.invocations.invocation_delay_s_max)
@@ -315,33 +315,33 @@ class FunctionHost:
 
     @property
     def results_kept_s(self) -> float:
-        """How long outcomes are kept, at most."""
+        """Longest time for which outcomes are kept, in seconds."""
         return self._node.invocations.results_kept_s
 
     async def invocation(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002
-        """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
-        known, or was forgotten.
+        """Return a recorded invocation, waiting up to `wait_s` for its outcome; None if it is
+        unknown or was forgotten.
         """
         return await self._invocations.status_of(id, wait_s=wait_s)
 
     async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
-        """Cancel a recorded invocation; return it as it is then, None: it is not known. Errors as
-        `InvocationService.cancel`.
+        """Cancel a recorded invocation; return its state after that, None if it is unknown. Errors
+        as `InvocationService.cancel`.
         """
         return await self._invocations.cancel(id)
 
     def open_invocations(self, application: str) -> int:
-        """Return how many recorded invocations of an application wait or run."""
+        """Return the number of open recorded invocations of an application."""
         return self._invocations.open_of(application)
 
     def client_server(self) -> LinkServer:
-        """Return what serves the link of a client."""
+        """Return a server for the link of a client."""
         return LinkServer(
             self, self._logs, questions_max=self._node.functions.calls_pending_max, is_client=True
         )
 
     def status(self) -> dict[str, Any]:
-        """Return numbers for people and metrics."""
+        """Return figures for `/status` and `/metrics`."""
         apps = self._applications.all()
         return {
             "workers": [
@@ -380,8 +380,8 @@ class FunctionHost:
         depth: int = 0,
         delay_s: float = 0.0,
     ) -> str:
-        """Record a call unless its key is known: what it began then does not depend on what is
-        deployed now. Before a call is refused, the log is asked what other nodes have recorded.
+        """Record a call unless its key is known. A known key is accepted regardless of what is
+        deployed now; so before a call is refused, all records of other nodes are read.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known
@@ -396,7 +396,7 @@ class FunctionHost:
         )
 
     async def _check_arguments(self, name: str, arguments: bytes) -> None:
-        """Have a worker check the arguments of a call that is to be recorded."""
+        """Let a worker check the arguments of a call before it is recorded."""
         if self._checking >= self._node.functions.calls_pending_max:
             raise OverloadedError(
                 f"{self._checking:,} calls are being checked, which is the limit; try again later."
@@ -442,7 +442,7 @@ class FunctionHost:
         )
 
     async def _drained(self, worker: WorkerProcess) -> None:
-        worker.link.tell(RunServices(()))  # those of the process that takes its place go on
+        worker.link.tell(RunServices(()))  # the services of the replacing process continue
         await self._router.drain(worker)
 
     def _worker_lost(self, worker: WorkerProcess) -> None:

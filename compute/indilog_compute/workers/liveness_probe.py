@@ -12,15 +12,17 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import WorkerProcess
 
 _BEATS_MISSED: Final = 2
-"""More than one, because this node's own event loop may be late for one answer."""
+"""Pings without an answer before a worker is blocked. More than one, because this node's own event
+loop may be late.
+"""
 
 
 class LivenessProbe:
-    """Pings a worker while calls run there; at most one ping waits for its answer.
+    """Pings a worker while calls run there; at most one ping is unanswered.
 
     Args:
-        silent_s: a worker that has not answered for about this many seconds is blocked.
-        on_silent: called once when the worker is blocked.
+        silent_s: seconds without an answer after which a worker counts as blocked.
+        on_silent: called once when the worker becomes blocked.
         on_heard: called once when the worker answers again.
     """
 
@@ -43,12 +45,12 @@ class LivenessProbe:
         self._missed = 0
 
     def watch(self) -> None:
-        """Probe the worker, to which a call was sent, until it has no open calls."""
+        """Probe the worker until it has no open calls; to be called when a call was sent to it."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)
 
     def stop(self) -> None:
-        """End the probing for ever."""
+        """Stop probing permanently."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -75,7 +77,7 @@ class LivenessProbe:
         return True
 
     def _on_answer(self, answer: Answer) -> None:
-        if isinstance(answer, Failed):  # the worker is gone
+        if isinstance(answer, Failed):  # the worker is lost
             return
         was_silent = self._missed >= _BEATS_MISSED
         self._open, self._missed = False, 0

@@ -1,10 +1,10 @@
-"""Importing deployed sources in a worker: each deployment is a package of its own, so that versions
-live side by side.
+"""Imports deployed sources in a worker. Each deployment is a package of its own, so that several
+versions can be loaded.
 
 The sources are written to a private directory and imported under a package name that no other
-deployment has. Code may import its own modules absolutely, as it would at its author's (`import
-graph`, `from social import objects`): such names are looked up in the deployment first, by an
-`__import__` that only the deployment's modules see.
+deployment has. Code may import its own modules absolutely, as on its author's machine (`import
+graph`, `from social import objects`). An `__import__` that only the deployment's modules see looks
+up such names in the deployment first.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from indilog.base.deployed import FunctionSpec
 from indilog.base.errors import DeployError, DiskFullError, InvalidArgumentsError
 
 PACKAGE: Final = "indilog_deployed_"
-"""Names of deployments' packages begin so."""
+"""Prefix of the package names of deployments."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ENTRIES: Final = ("__init__", "app", "main")
 _NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
 
 
 class Loaded:
-    """One deployment in this process.
+    """A deployment that is imported in this process.
 
     Attributes:
         app: the application that its sources define.
-        functions: by name.
+        functions: its functions by name.
     """
 
     def __init__(self, app: App, package: str, directory: Path) -> None:
@@ -50,30 +50,30 @@ class Loaded:
         self._directory = directory
 
     def specs(self) -> tuple[FunctionSpec, ...]:
-        """What callers may know of the functions."""
+        """The public descriptions of its functions."""
         return tuple(_spec(function) for function in self.functions.values())
 
     def place(self, error: BaseException) -> str | None:
-        """Return where in the deployed files an error was raised, such as `social.py, line 12`."""
+        """Return the line of deployed code that raised an error, such as `social.py, line 12`."""
         return _place_of(error, self._package)
 
     def without_home(self, text: str) -> str:
-        """Return `text` with the deployed files and modules named as their author names them."""
+        """Return `text` with the author's names of deployed files and modules."""
         return without_home(text, self._package)
 
     def unload(self) -> None:
-        """Forget the modules and remove the files; running calls may go on with what they hold."""
+        """Remove modules and files; running calls keep the objects that they use."""
         _forget(self._package, self._directory)
 
 
 def load(deployment: int, name: str | None, sources: Mapping[str, str], directory: Path) -> Loaded:
     """Import `sources` (relative path → text) and return the application in them.
 
-    `name` None keeps the name that the code gives its `App`. On failure nothing stays behind.
+    `name` None keeps the name that the code gives its `App`. On failure nothing is left.
 
     Raises:
-        DeployError: a path leads elsewhere, the code does not import (with file and line), it
-            defines no application or several, or a function's type hints cannot be used.
+        DeployError: a path leaves the deployment, the code does not import (with file and line), it
+            defines no application or several, or a function's type hints are unusable.
     """
     package = f"{PACKAGE}{deployment}"
     home = directory / package
@@ -161,12 +161,12 @@ def _import(package: str, module: str) -> None:
     try:
         importlib.import_module(package)
         importlib.import_module(full)
-    except BaseException as error:  # a person's code may raise anything, KeyboardInterrupt too
+    except BaseException as error:  # user code may raise any exception, KeyboardInterrupt too
         raise DeployError(_sentence(error, package)) from error
 
 
 def _sentence(error: BaseException, package: str) -> str:
-    """Say where in the deployed files an import went wrong, and how."""
+    """Return a sentence with the place and the reason of a failed import."""
     told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
     told = without_home(told, package)
     if isinstance(error, SyntaxError) and error.filename:
@@ -188,7 +188,7 @@ def _place(filename: str, package: str) -> str:
 
 
 def without_home(text: str, package: str) -> str:
-    """Return `text` with the deployment's files and modules named as their author names them."""
+    """Return `text` with the author's names of the deployment's files and modules."""
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
 
@@ -220,7 +220,7 @@ def _only(found: list[App]) -> App:
 def _check(app: App) -> None:
     for function in app.functions.values():
         try:
-            function.signature  # noqa: B018 - worked out now, so that a mistake shows now
+            function.signature  # noqa: B018 - computed now, so that a mistake shows at deployment
         except TypeError as error:
             raise DeployError(str(error)) from error
     for schedule in app.schedules:
@@ -259,7 +259,7 @@ def _forget(package: str, directory: Path) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of one deployment, and nothing else."""
+    """Finds the modules of one deployment only."""
 
     def __init__(self, package: str, home: Path, own_names: frozenset[str]) -> None:
         self.package = package
@@ -272,7 +272,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002 - Python's signature
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where a module of the deployment is; None for every other module."""
+        """Return the spec of a module of the deployment; None for every other module."""
         if not f"{fullname}.".startswith(f"{self.package}."):
             return None
         place = self._home.joinpath(*fullname.split(".")[1:])
@@ -301,7 +301,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def own(self, name: str) -> str | None:
-        """Return the full name of a module that the deployment has under `name`, or None."""
+        """Return the full name of the deployment's module `name`; None if it has none."""
         if name.partition(".")[0] not in self._own_names:
             return None
         return f"{self.package}.{name}"

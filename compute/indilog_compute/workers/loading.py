@@ -1,7 +1,7 @@
-"""Having code imported in a worker process, and first in one that runs no calls.
+"""Imports code in worker processes; new code first in a process that runs no calls.
 
-Importing code runs it, and it may do anything: end the process, crash the interpreter, never
-return. So new code goes through a trial first: a process of its own, ended afterwards.
+Importing runs the code: it may end the process, crash the interpreter or never return. So new code
+is tried first in a process of its own, which then ends.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from indilog_compute.workers import process
 from indilog_compute.workers.process import WorkerProcess, output_limits
 
 _TRIALS_MAX: Final = 2
-"""Processes that try new code at once; further deployments wait."""
+"""Most trial processes at a time; further deployments wait."""
 _TRIAL: Final = -1
-"""Index of a process that is none of the node's workers."""
+"""Worker index of a trial process."""
 
 
 async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> Loaded:
-    """Have `worker` import what `load` says.
+    """Import the sources of `load` in `worker`.
 
-    A worker that does not come back from it within `timeout_s` is ended.
+    A worker that does not finish within `timeout_s` is killed.
 
     Raises:
-        DeployError: it does not import; or the worker did not survive it (then its link is lost).
-        NotReadyError: the worker is gone already.
+        DeployError: the sources do not import; or the worker crashed (then its link is lost).
+        NotReadyError: the worker was lost before.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -74,11 +74,11 @@ def _ended(code: int) -> str:
 
 
 class Trials:
-    """Imports code in processes that exist for that only.
+    """Imports code in trial processes.
 
     Args:
-        directory: below which each has its private directory.
-        node: how long importing may take, and how much of its output is logged.
+        directory: contains a private directory for each process.
+        node: the limits of import time and of logged output.
     """
 
     def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
@@ -93,10 +93,10 @@ class Trials:
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
     async def imported(self, load: Load) -> Loaded:
-        """Return what the sources define, having imported them in a process without calls.
+        """Import the sources in a trial process; return the application that they define.
 
         Raises:
-            DeployError: they do not import, in one sentence with the place.
+            DeployError: they do not import; one sentence with the place.
             NotReadyError: no process could be started.
         """
         async with self._slots:
@@ -113,7 +113,7 @@ class Trials:
                 shutil.rmtree(directory, ignore_errors=True)
 
     async def stop(self) -> None:
-        """End what is being tried, and try no more."""
+        """End all trials, and start no more."""
         self._stopping = True
         running = list(self._running)
         for worker in running:

@@ -1,11 +1,12 @@
-"""What functions print, as lines of the platform's log: the worker's side and the node's side.
+"""The output of functions, as lines of the platform's log: the worker's side and the node's side.
 
-In the worker, `FunctionOutput` takes the place of standard output and standard error. It writes
-each line as one JSON object that names the application and the invocation. Bytes that reach the
-pipe in another way (C code, child processes) arrive as they are.
+In the worker, `FunctionOutput` replaces standard output and standard error. It writes each line as
+one JSON object with the application and the invocation. Bytes that reach the pipe in another way (C
+code, child processes) are not wrapped.
 
-On the compute node, `OutputLines` reads the pipe. It logs at most so many lines and bytes a second,
-drops and counts what is above, and takes any bytes: a worker never waits for its output to be read.
+On the compute node, `OutputLines` reads the pipe. It logs a limited number of lines and bytes a
+second, drops and counts the rest, and accepts any bytes. So a worker never waits for its output to
+be read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from structlog.typing import EventDict
 from indilog.base.log_repeats import limited_elsewhere
 
 LINE_BYTES_MAX: Final = 64 * 1024
-"""A longer line is logged in pieces."""
+"""Longest line in bytes; a longer one is logged in pieces."""
 _OUTPUT: Final = "worker output"
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -31,18 +32,18 @@ _LEVELS: Final = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-"""What is none of these is logged as information."""
+"""Known levels; lines of other levels are logged as information."""
 _RESERVED: Final = frozenset(
     {"event", "exc_info", "level", "pid", "self", "stack_info", "timestamp", "worker"}
 )
-"""Fields of a log line that only the platform sets, and names that its logger takes itself."""
+"""Fields of a log line that only the platform or its logger sets."""
 
 
 # --- in the worker
 
 
 class _Speaker:
-    """What prints: an application, in one invocation; and the lines that it has begun."""
+    """The source of output: an application, an invocation, and their incomplete lines."""
 
     __slots__ = ("application", "invocation", "rests")
 
@@ -52,7 +53,7 @@ class _Speaker:
         self.rests: dict[FunctionOutput, str] = {}
 
     def end_lines(self) -> None:
-        """Write the lines that were begun."""
+        """Write the incomplete lines."""
         rests, self.rests = self.rests, {}
         for output, rest in rests.items():
             output.write_line(self, rest)
@@ -62,13 +63,13 @@ _SPEAKER: ContextVar[_Speaker | None] = ContextVar("speaker", default=None)
 
 
 class output_of:  # noqa: N801 - used as a function is
-    """Attribute what is printed and logged in this context to an application and an invocation.
+    """Attribute output and log lines of this context to an application and an invocation.
 
-    Tasks and threads that are started within, with this context, are attributed as well.
+    Tasks and threads started with this context are included.
 
     Args:
         application: its name.
-        invocation: its id; empty: what is printed belongs to none.
+        invocation: its id; empty outside of invocations.
     """
 
     __slots__ = ("_speaker", "_token")
@@ -81,7 +82,7 @@ class output_of:  # noqa: N801 - used as a function is
         self._token = _SPEAKER.set(self._speaker)
 
     def __exit__(self, *_: object) -> None:
-        """End, with the line that was begun."""
+        """Write the incomplete lines, and end."""
         _SPEAKER.reset(self._token)
         if self._speaker.rests:
             self._speaker.end_lines()
@@ -101,7 +102,7 @@ class FunctionOutput(io.TextIOBase):
     """Standard output or error of a worker: a text stream that writes whole lines, attributed.
 
     Args:
-        raw: the stream that it takes the place of.
+        raw: the stream that it replaces.
     """
 
     encoding = "utf-8"
@@ -113,7 +114,7 @@ class FunctionOutput(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:  # noqa: ANN401 - as of any text stream
-        """The bytes below; what is written there is not attributed."""
+        """The raw byte stream; bytes written there are not attributed."""
         return self._raw.buffer
 
     def writable(self) -> bool:
@@ -125,7 +126,7 @@ class FunctionOutput(io.TextIOBase):
         return self._raw.fileno()
 
     def write(self, text: str) -> int:
-        """Write text; a line goes out when it is ended, or longer than `LINE_BYTES_MAX`."""
+        """Write text; a line is written when it is complete, or longer than `LINE_BYTES_MAX`."""
         speaker = _SPEAKER.get() or self._no_speaker
         *lines, rest = (speaker.rests.pop(self, "") + text).split("\n")
         if len(rest) > LINE_BYTES_MAX:
@@ -137,16 +138,16 @@ class FunctionOutput(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered below; a line that is not ended waits for its end."""
+        """Flush the raw stream; an incomplete line stays buffered."""
         self._raw.flush()
 
     def end_line(self) -> None:
-        """Write the line that was begun outside of any call."""
+        """Write the incomplete line that belongs to no call."""
         self._no_speaker.end_lines()
         self.flush()
 
     def write_line(self, speaker: _Speaker, line: str) -> None:
-        """Write one line as what `speaker` printed; a blank one is left out."""
+        """Write one line of `speaker`, unless it is blank."""
         if not line.strip():
             return
         told = {"event": _OUTPUT, "line": line.encode(errors="backslashreplace").decode()}
@@ -161,7 +162,7 @@ class FunctionOutput(io.TextIOBase):
 
 
 class _Allowance:
-    """A token bucket: so much a second, at most a second's worth at once."""
+    """A token bucket that holds the amount of one second."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -169,23 +170,23 @@ class _Allowance:
         self._at: float | None = None
 
     def refill(self, now: float) -> None:
-        """Add what the time since the last call gives."""
+        """Add the amount for the time since the last call."""
         if self._at is not None:
             self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
         self._at = now
 
     @property
     def is_used_up(self) -> bool:
-        """Whether nothing may be taken now."""
+        """Whether nothing may be taken."""
         return self._left <= 0
 
     def take(self, amount: float) -> None:
-        """Take some; the last one may take more than is left."""
+        """Take an amount; it may exceed the rest, so that the balance becomes negative."""
         self._left -= amount
 
 
 class OutputLines:
-    """Logs what one worker writes to its standard output and error.
+    """Logs the standard output and error of one worker.
 
     Args:
         logger: bound to the worker.
@@ -214,7 +215,7 @@ class OutputLines:
         return self._bytes_dropped > 0
 
     def received(self, chunk: bytes, now: float) -> None:
-        """Log the lines in what arrived, and drop those beyond the limits.
+        """Log the lines in received bytes, and drop those beyond the limits.
 
         Args:
             chunk: any bytes.
@@ -241,14 +242,14 @@ class OutputLines:
             self._log(line)
 
     def tell_dropped(self) -> None:
-        """Log how much was dropped since this was called last, if anything was."""
+        """Log the number of lines dropped since the last call, if any."""
         if self.has_dropped:
             lines, self._lines_dropped = self._lines_dropped, 0
             size, self._bytes_dropped = self._bytes_dropped, 0
             self._logger.warning("worker output dropped", lines=lines, bytes=size)
 
     def ended(self) -> None:
-        """Nothing more comes: log what is left."""
+        """The output has ended: log the incomplete line."""
         self._log(self._rest)
         self.tell_dropped()
 
@@ -256,7 +257,7 @@ class OutputLines:
         return self._lines.is_used_up or self._bytes.is_used_up
 
     def _drop(self, data: bytes) -> None:
-        """Drop `data`, and the rest of the line that it ends in."""
+        """Drop `data`, and the rest of its last line."""
         self._rest = b""
         self._skips_line = not data.endswith(b"\n")
         self._lines_dropped += data.count(b"\n") + self._skips_line
@@ -274,7 +275,7 @@ class OutputLines:
             try:
                 with limited_elsewhere():
                     self._logger.log(_LEVELS.get(level, logging.INFO), event, **kept)
-            except (TypeError, ValueError, RecursionError):  # a form that cannot be logged again
+            except (TypeError, ValueError, RecursionError):  # it cannot be logged in this form
                 pass
             else:
                 return
@@ -283,7 +284,7 @@ class OutputLines:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line that a logger in the worker wrote; None: it is another line."""
+    """Return the fields of a line written by a logger in the worker; None for any other line."""
     if not line.startswith(b"{"):
         return None
     try:

@@ -1,5 +1,5 @@
-"""Keeping worker processes up: each place is filled again when its process dies, at a growing
-distance while it dies at once.
+"""Keeps worker processes running: a process that ends is replaced, after a growing pause if it
+ended soon after its start.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output
 _RESTART_S: Final = 0.1
 _RESTART_S_MAX: Final = 5.0
 _STABLE_S: Final = 10.0
-"""A worker that lived this long is started again at once."""
+"""A worker that ran this long is replaced without a pause."""
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""When the platform stops: calls have had their time, so a blocked worker is killed after this."""
+"""Seconds until a blocked worker is killed when the platform stops; its calls had their time
+before.
+"""
 
 
 class WorkerPool:
     """A fixed number of worker processes.
 
-    A process where a thread runs on for `worker_stop_s` after its call was over is replaced: it
-    gets no further calls, another one takes its place, and it ends when its last call has. In each
-    place at most one such process lives on beside the one that took over.
+    A process is replaced if a thread still runs `worker_stop_s` after its call has ended. The old
+    process gets no further calls, and ends after its last one. For each worker there is at most one
+    such old process beside the new one.
 
     Args:
         node: the limits.
-        directory: below which each process has its private directory; emptied at start.
-        serve: gets the questions of the workers.
+        directory: contains a private directory for each process; emptied at the start.
+        serve: called with the questions of the workers.
         on_up: awaited when a process can run functions.
-        on_lost: called when a process is gone, before its calls fail.
-        drained: gives a process no further calls and waits until it has none.
+        on_lost: called when a process is lost, before its calls fail.
+        drained: sends a process no further calls, and waits until it has none.
 
     Attributes:
-        restarts: how many processes took the place of another one.
+        restarts: number of processes that replaced another one.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class WorkerPool:
         return tuple(self._up.values())
 
     async def start(self) -> None:
-        """Start all processes and wait until each was up once.
+        """Start all processes, and wait until each has been ready once.
 
         Raises:
             NotReadyError: they do not start; the log says why.
@@ -99,7 +101,7 @@ class WorkerPool:
             raise NotReadyError("The function workers do not start; the log says why.") from None
 
     async def stop(self) -> None:
-        """End all processes; when this returns they are gone, and their files too."""
+        """End all processes; when this returns they do not exist, and their files are removed."""
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
@@ -122,7 +124,7 @@ class WorkerPool:
             self.restarts += 1
 
     async def _live_once(self, index: int) -> None:
-        """Run a process until it is gone, or has to be replaced."""
+        """Run a process until it is lost or must be replaced."""
         directory = self._directory / f"{index}-{next(self._started)}"
         try:
             worker = await process.start(
@@ -163,7 +165,7 @@ class WorkerPool:
             del self._draining[worker.index]
 
     async def _ended(self, worker: WorkerProcess, directory: Path) -> None:
-        """End a process, if it has not ended, and remove what it leaves."""
+        """End a process, and remove its files."""
         within_s = _STOPPING_S if self._stopping else STOP_S
         code = await asyncio.shield(asyncio.ensure_future(worker.stopped(within_s=within_s)))
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""One worker process as the compute node sees it: started, spoken with over a link, ended.
+"""One worker process, on the compute node's side: its start, its link and its end.
 
-The link is a Unix socket pair (docs/decisions/0003): the end of the stream tells at once that the
-process died. What it prints goes to the log, line by line.
+The link is a Unix socket pair (docs/decisions/0003): the end of the stream shows at once that the
+process died. Its output goes to the log, line by line.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from indilog_compute.workers.environment import environment_of_worker
 from indilog_compute.workers.output import OutputLines
 
 STOP_S: Final = 5.0
-"""A worker that does not end by itself is killed after this."""
+"""Seconds until a worker that does not end is killed."""
 _LAST_ANSWERS_S: Final = 0.5
-"""What an ended worker has still sent is read for this long, if the link does not end by itself."""
+"""Seconds to read the last messages of an ended worker, if the link does not end."""
 _OUTPUT_S: Final = 1.0
-"""The same for what it has printed."""
+"""The same for its output."""
 _DROPS_TOLD_S: Final = 1.0
-"""One line in this time says how many were dropped."""
+"""Interval in seconds of the line that reports dropped lines."""
 _READ_BYTES: Final = 64 * 1024
 _SIGNALS_OF_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-"""Sent by people, supervisors and a system without memory; a crash of the code has others."""
+"""Signals sent by people, supervisors and the out-of-memory killer; crashing code causes others."""
 
 
 class OutputLimits(NamedTuple):
-    """How much of a worker's output is logged in a second; what is beyond is dropped."""
+    """How much of a worker's output is logged in a second; more is dropped."""
 
     lines_per_s_max: int
     bytes_per_s_max: int
 
 
 def output_limits(node: NodeConfig) -> OutputLimits:
-    """Return the limits of a worker's output that a node is configured with."""
+    """Return the configured limits of a worker's output."""
     return OutputLimits(
         node.functions.worker_output_lines_per_s_max, node.functions.worker_output_bytes_per_s_max
     )
@@ -62,15 +62,15 @@ class WorkerProcess:
     """A running worker.
 
     Attributes:
-        index: which of the node's workers it is; its replacement has the same.
-        link: to it.
+        index: number of the worker on its node; its replacement has the same.
+        link: the link to it.
         claims: which of its calls it has begun.
-        deployments: what is loaded there, by number.
-        threads_left: sync functions that run there although their calls are over.
-        services: how they are there.
-        last_place: valid when it has ended: where in deployed code it was, if that is known.
-        was_ended_by_others: valid when it has ended: whether a signal ended it that no fault of its
-            code raises, and that did not come from here.
+        deployments: the deployments loaded there, by number.
+        threads_left: number of threads there that still run although their calls have ended.
+        services: the state of the services there.
+        last_place: valid after its end: the line of deployed code at which it crashed, if known.
+        was_ended_by_others: valid after its end: whether it was ended by a signal that neither its
+            code nor this node caused.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def until_ready(self) -> bool:
-        """Wait until it can run functions; False: it died before."""
+        """Wait until it can run functions; False if it died before."""
         waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -119,15 +119,15 @@ class WorkerProcess:
         return self._ready.is_set() and not self._lost.is_set()
 
     async def until_lost_or_replaced(self) -> None:
-        """Wait until the link is gone, or `replace` was called."""
+        """Wait until the link is lost, or `replace` was called."""
         await self._over.wait()
 
     def replace(self) -> None:
-        """Another process is to take its place."""
+        """Mark the process for replacement."""
         self._over.set()
 
     def lost(self) -> None:
-        """The link is gone; the process ends, or has ended."""
+        """Note that the link is lost; the process ends, or has ended."""
         self._lost.set()
         self._over.set()
 
@@ -138,23 +138,23 @@ class WorkerProcess:
             self._process.kill()
 
     def abort(self) -> None:
-        """End it, having it say where it is stuck; it is killed if it does not obey."""
+        """End it after it has written where it is blocked; kill it if it does not end."""
         self._is_ended_here = True
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def let_go(self) -> None:
-        """Close its standard input, which tells it that its parent is gone."""
+        """Close its standard input: for the worker, its parent has died."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
-        """Close the link, wait until the process is gone, killing it after `within_s`; return its
-        code.
+        """Close the link, and wait for the end of the process; kill it after `within_s`. Return its
+        exit code.
 
-        When this returns the process does not exist any more, nor what it started in its process
-        group, and its output is logged.
+        When this returns, the process and its process group do not exist any more, and its output
+        is logged.
         """
         self.link.close()
         ended = {self._ending}
@@ -165,16 +165,17 @@ class WorkerProcess:
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)
         self._output.cancel()
-        # a stranger may hold the pipes open for ever; asyncio has no public way to let go of them
+        # another process may hold the pipes open for ever; asyncio has no public way to close them
         self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         self.last_place = self.last_place or read_crash_location(self._directory)
         assert self._process.returncode is not None, "it has ended"
         return self._process.returncode
 
     async def _watch_end(self) -> None:
-        """Wait until the process has ended, by itself; then end its children, and the link.
+        """Wait for the end of the process; then end its children and the link.
 
-        A child that a function started may hold the link and the output open, so neither tells.
+        A child that a function started may hold the link and the output open, so neither shows the
+        end.
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -186,7 +187,7 @@ class WorkerProcess:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # it led a group of its own
+            os.killpg(self.pid, signal.SIGKILL)  # it is the leader of its process group
         while self._process.returncode is None:  # noqa: ASYNC110 - asyncio reaps it now
             await asyncio.sleep(0.001)
         if not self.link.is_lost:
@@ -194,7 +195,7 @@ class WorkerProcess:
             self.link.close()
 
     async def _log_output(self) -> None:
-        """Read what the worker prints until it is gone, whatever that is."""
+        """Log the worker's output until it ends."""
         output = self._process.stdout
         assert output is not None, "it was started with a pipe"
         loop = asyncio.get_running_loop()
@@ -204,7 +205,7 @@ class WorkerProcess:
                 self._lines.received(chunk, loop.time())
                 if self._lines.has_dropped and (telling is None or loop.time() >= telling.when()):
                     telling = loop.call_later(_DROPS_TOLD_S, self._lines.tell_dropped)
-            except OSError:  # the log cannot be written; the worker goes on all the same
+            except OSError:  # the log cannot be written; the worker continues
                 continue
         if telling is not None:
             telling.cancel()
@@ -226,10 +227,10 @@ async def start(
     on_lost: Callable[[WorkerProcess], None],
     on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
 ) -> WorkerProcess:
-    """Start a worker process; it makes `directory`, which is private to it.
+    """Start a worker process, which creates its private `directory`.
 
-    `environment` names variables that it gets besides; `serve` gets its questions; `on_lost` hears
-    of its end, before its calls fail; `on_threads_left`, of a change of `threads_left`.
+    `environment` has further variables for it. `serve` is called with its questions, `on_lost` at
+    its end, before its calls fail, and `on_threads_left` when `threads_left` changes.
 
     Raises:
         OSError: the process cannot be started.
@@ -268,7 +269,7 @@ async def start(
     ours.setblocking(False)  # noqa: FBT003 - its only form
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
-    except BaseException:  # also when the node stops at this moment: no process stays behind
+    except BaseException:  # also if the node stops at this moment: leave no process
         worker.kill()
         await asyncio.shield(asyncio.ensure_future(worker.stopped()))
         raise
@@ -298,5 +299,5 @@ async def _spawned(
         stderr=asyncio.subprocess.STDOUT,
         pass_fds=(stream.fileno(), claims),
         env=environment_of_worker(environment),
-        start_new_session=True,  # Ctrl-C at the terminal is the node's business, not a worker's
+        start_new_session=True,  # Ctrl-C at the terminal must reach the node only
     )

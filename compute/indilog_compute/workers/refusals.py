@@ -15,7 +15,7 @@ from indilog_compute.workers.call import Deployed
 def unknown_function(
     name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return the error for a call of a function that none of `apps` has."""
+    """Return the error for a call of an unknown function."""
     app, dot, function = name.partition(".")
     if not dot or not function:
         return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
@@ -28,7 +28,9 @@ def unknown_function(
 def unknown_app(
     name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return the answer about an application that is none of `apps`; `log`: what was recorded."""
+    """Return the error for an unknown application. `apps`: the deployed ones. `log`: all recorded
+    ones.
+    """
     gone = log.newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:
         return UnknownFunctionError(
@@ -66,7 +68,7 @@ def problem_of(record: Deployment, error: IndilogError) -> str:
 
 
 def name_taken(name: str, owner: str) -> AppNameTakenError:
-    """Return the error for deploying under a name that another owner has."""
+    """Return the error for deploying under a name of another owner."""
     return AppNameTakenError(
         f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
     )

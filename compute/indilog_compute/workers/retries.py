@@ -1,4 +1,4 @@
-"""When an application that did not load is imported again: a pure state machine without I/O."""
+"""Schedules the next import of applications that did not load, without I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from indilog_compute.workers.call import Deployed
 class Retries:
     """The applications that did not load, each with the time of its next try.
 
-    The pause before a try is doubled with each failure, from `pause_s_min` up to `pause_s_max`.
+    The pause doubles with each failure, from `pause_s_min` to `pause_s_max`.
     """
 
     def __init__(self, *, pause_s_min: float, pause_s_max: float) -> None:
@@ -31,12 +31,12 @@ class Retries:
             self._times[deployed] = now + pause_s
 
     def withdraw(self, deployed: Deployed) -> None:
-        """Schedule no further try: it loads, or is not deployed any more."""
+        """Remove an application that loads again, or is not deployed any more."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 
     def pop_due(self, now: float) -> Deployed | None:
-        """Remove and return the application whose try is due; None: none is due at `now`."""
+        """Remove and return an application that is due; None if none is due at `now`."""
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:
             return None

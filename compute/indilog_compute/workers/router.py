@@ -1,8 +1,8 @@
 """Dispatches calls to workers, with their timers and outcomes.
 
-`Dispatcher` decides the placement; this module has the links. A call has exactly one outcome. Its
-slot is free again when the worker answers or is lost: a call that timed out is cancelled in its
-worker, and holds its slot until the worker has ended it.
+`Dispatcher` decides the placement; this module uses the links. A call has exactly one outcome. Its
+slot becomes free when the worker answers or is lost. A call that timed out is cancelled in its
+worker, and holds its slot until the worker has answered.
 
 A call that its worker has not begun is moved to another worker (`claims`) if its worker crashes, or
 if the worker's event loop is blocked (`liveness_probe`). A call that was begun may have had
@@ -50,10 +50,10 @@ class _Worker:
     """A worker that takes calls.
 
     Attributes:
-        pulse: tells when its event loop is blocked.
-        calls: those that it was sent and has not answered.
-        checks: callers that wait for it to check arguments.
-        idle: resolved when it has no calls any more, while it is drained; else None.
+        pulse: detects a blocked event loop.
+        calls: calls that it was sent and has not answered.
+        checks: callers that wait for its check of arguments.
+        idle: while the worker is drained, resolved when it has no calls any more; else None.
     """
 
     __slots__ = ("calls", "checks", "idle", "pulse")
@@ -70,11 +70,11 @@ class CallRouter:
 
     Args:
         node: the limits.
-        on_idle: called when the last call of a retired deployment is over.
+        on_idle: called when the last call of a retired deployment has ended.
 
     Attributes:
-        calls: outcomes so far, by kind.
-        moved: calls that were given to another worker than the first one.
+        calls: number of outcomes, by kind.
+        moved: number of calls moved to another worker.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class CallRouter:
         return self._dispatcher.waiting
 
     def calls_of(self, worker: WorkerProcess) -> int:
-        """Return how many calls `worker` has."""
+        """Return the number of calls of `worker`."""
         kept = self._workers.get(worker)
         return len(kept.calls) if kept is not None else 0
 
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
-        """Have a worker check arguments for `call` without running it.
+        """Let a worker check the arguments of `call` without running it.
 
-        When it dies or falls silent before it has answered another one is asked, and when none
-        takes calls the next one that does, within `worker_stop_s`.
+        If the worker crashes or blocks before its answer, another one is asked. If no worker takes
+        calls, wait up to `worker_stop_s` for one.
 
         Raises:
-            InvalidArgumentsError: they do not fit.
-            NotReadyError: no worker could tell.
+            InvalidArgumentsError: they do not fit the function.
+            NotReadyError: no worker answered.
         """
         try:
             async with asyncio.timeout(self._node.functions.worker_stop_s):
@@ -146,7 +146,7 @@ class CallRouter:
             self.remove(worker)
 
     async def _ask_worker(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
-        """Ask a worker that takes calls; None: its loop does not turn."""
+        """Ask a worker that takes calls; None: its event loop is blocked."""
         kept = self._workers[worker]
         answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         number = worker.link.post(question, partial(_resolve, answered))
@@ -175,14 +175,14 @@ class CallRouter:
         return self._dispatcher.is_suspended(worker)
 
     def stop(self) -> None:
-        """Begin no further call; those that wait fail with `NotReadyError`."""
+        """Begin no further calls; waiting ones fail with `NotReadyError`."""
         self._stopping = True
         self._announce_change()
         for call in self._dispatcher.withdraw_all():
             self._complete(call, failed(_stopped(call)))
 
     def add(self, worker: WorkerProcess) -> None:
-        """A worker takes calls from now on, unless it died in the meantime."""
+        """Add a worker, unless it died in the meantime."""
         if worker.link.is_lost:
             return
         pulse = LivenessProbe(
@@ -196,25 +196,24 @@ class CallRouter:
         self._announce_change()
 
     def remove(self, worker: WorkerProcess) -> None:
-        """A worker is gone; its link fails the calls that it ran."""
+        """Remove a lost worker; its link fails the calls that it ran."""
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.pulse.stop()
             _resolve(kept.idle, None)
         self._run_all(self._dispatcher.remove(worker))
 
     def set_shared(self, *, is_shared: bool) -> None:
-        """Several applications are deployed from now on, or not: each has a share, or one has all.
-
-        Waiting calls that may start now are started.
+        """Set whether several applications are deployed, so that each has a share; start the calls
+        that may start now.
         """
         self._run_all(self._dispatcher.set_shared(is_shared=is_shared))
 
     def check_invariants(self) -> None:
-        """Assert that calls are counted where they run, and that no call waits that could run."""
+        """Assert that the counts are consistent, and that no call waits although it could run."""
         self._dispatcher.check_invariants()
 
     async def drain(self, worker: WorkerProcess) -> None:
-        """Give `worker` no further calls, and wait until it has none any more."""
+        """Send `worker` no further calls, and wait until it has none."""
         kept = self._workers.get(worker)
         if kept is None:
             return
@@ -225,10 +224,10 @@ class CallRouter:
         self.remove(worker)
 
     def submit(self, call: Call) -> None:
-        """Run `call` as soon as a worker has room.
+        """Run `call` as soon as a slot is free.
 
         Raises:
-            OverloadedError, NotReadyError: it is not kept; nothing was done.
+            OverloadedError, NotReadyError: it was not accepted; nothing was done.
         """
         if self._stopping:
             raise _stopped(call)
@@ -246,7 +245,7 @@ class CallRouter:
     # --- inside: a call's way to a worker
 
     def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
-        """Start calls on their workers; for each that cannot be, what takes its slot."""
+        """Start calls on their workers; if one cannot start, start the call that gets its slot."""
         for call, worker in placed:
             if not self._dispatch(call, worker):
                 placed += self._dispatcher.finished(worker, call)
@@ -288,7 +287,7 @@ class CallRouter:
         return True
 
     def _take_newest(self, call: Call) -> None:
-        """Let a call that begins only now run on the newest version of its application."""
+        """Move a call that has not begun to the newest version of its application."""
         newest = call.deployed
         while newest.successor is not None:
             newest = newest.successor
@@ -299,13 +298,13 @@ class CallRouter:
             self._forget(before)
 
     def _put_back(self, calls: list[Call], worker: WorkerProcess | None = None) -> None:
-        """Run calls that were given to a worker and certainly never begun there.
+        """Run calls again that a worker was sent and certainly never began.
 
-        The dispatcher counts them at `worker` still; None: it has removed their worker.
+        The dispatcher still counts them for `worker`; None if it has removed the worker.
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []
-        for call in calls:  # unwanted: also one whose time was over meanwhile
+        for call in calls:  # unwanted, or timed out in the meantime
             is_wanted = not (call.outcome.done() or self._stopping)
             (wanted if is_wanted else unwanted).append(call)
         self.moved += len(wanted)
@@ -342,7 +341,7 @@ class CallRouter:
         else:
             worker.claims.free(slot)
         if call.worker is not worker or call.slot != slot:
-            return  # it was moved, and this worker says now that it has not run it
+            return  # the call was moved; this worker confirms that it has not run it
         self._leave(call, worker)
         if lost and not worker.claims.is_begun(slot):
             self._run_all(self._dispatcher.finished(worker, call))
@@ -354,7 +353,7 @@ class CallRouter:
             self._run_all(self._dispatcher.finished(worker, call))
 
     def _leave(self, call: Call, worker: WorkerProcess) -> None:
-        """The call's worker has it no more; the dispatcher counts it there still."""
+        """Remove a call from its worker; the dispatcher still counts it there."""
         call.worker, call.slot = None, NO_SLOT
         if (kept := self._workers.get(worker)) is not None:
             kept.calls.discard(call)
@@ -362,7 +361,9 @@ class CallRouter:
                 _resolve(kept.idle, None)
 
     def _settle_lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
-        """The call's worker is gone, and had not begun it, unless in the last moment."""
+        """Handle a call whose worker was lost: fail it if it may have begun, otherwise run it
+        elsewhere.
+        """
         if worker.claims.is_begun(slot):
             self._complete(call, self._crashed(call))
         else:
@@ -386,7 +387,7 @@ class CallRouter:
         )
 
     def _complete(self, call: Call, outcome: Returned | Failed) -> None:
-        """Free what the call holds, and give its caller the outcome unless it has one already."""
+        """Release the call's resources, and resolve its outcome, unless it has one."""
         if not call.outcome.done():
             call.outcome.set_result(outcome)
         self._release(call)
@@ -486,7 +487,7 @@ class CallRouter:
 
 
 def _is_lost(answer: Answer) -> bool:
-    """Whether the worker died before it answered."""
+    """Tell whether the worker died before it answered."""
     return isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
 
 

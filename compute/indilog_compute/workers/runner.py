@@ -1,8 +1,8 @@
-"""Running functions in a worker process: what arrives over the link is answered here.
+"""Runs functions in a worker process: answers the questions that arrive over the link.
 
-Several calls run at once on one event loop; sync functions run in threads. A call sees the log and
-other functions through the link, with its caller's session, and gives the session back with its
-result or its failure.
+Several calls run concurrently on one event loop; sync functions run in threads. A call uses the log
+and other functions over the link, with its caller's session. Its result or failure returns the
+session's position.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 class LimitedLink:
-    """The link as logs see it: an `Asker`, with the platform's limits."""
+    """An `Asker` over a link, with the platform's limits."""
 
     __slots__ = ("__weakref__", "ask", "limits")
 
@@ -77,13 +77,13 @@ class LimitedLink:
 
 
 class Runner:
-    """Answers what the compute node asks of this worker.
+    """Answers the compute node's questions.
 
     Args:
-        directory: where deployed sources are written; private to this process.
-        threads_max: sync functions that run at once; a further one is refused.
-        claims: where calls that begin say so.
-        around_import: a context that deployed code is imported in.
+        directory: for deployed sources; private to this process.
+        threads_max: most sync functions at a time; a further one is refused.
+        claims: shows the compute node which calls have begun.
+        around_import: context manager around each import of deployed code.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Runner:
 
     def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
-        if task.cancelled():  # also one that never began: its slot must become free
+        if task.cancelled():  # also if it never began: its slot must become free
             told = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
             link.answer(call, failed(told))
 
@@ -164,7 +164,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         try:
             loaded = await loop.run_in_executor(self._loading, self._imported, message)
-        except ValueError as error:  # a name that no application may have
+        except ValueError as error:  # an invalid name
             raise DeployError(str(error)) from error
         self._deployments[message.deployment] = loaded
         app = loaded.app
@@ -192,7 +192,7 @@ class Runner:
             try:
                 value = await (body() if function.is_async else self._in_thread(body))
                 return Returned(session.position, self._text(function, value))
-            except BaseException as error:  # a person's code may raise anything
+            except BaseException as error:  # user code may raise any exception
                 if _is_being_cancelled(error):
                     raise
                 return failed(_told(loaded, function, error), session.position)
@@ -246,7 +246,7 @@ class Runner:
 
 
 async def _answered(link: Link, call: int, answering: Answering) -> None:
-    """Answer `call` with what `answering` gives, or why it gives nothing."""
+    """Answer `call` with the result of `answering`, or with its error."""
     try:
         answer = await answering()
     except IndilogError as error:
@@ -258,7 +258,7 @@ async def _answered(link: Link, call: int, answering: Answering) -> None:
 
 
 def _is_being_cancelled(error: BaseException) -> bool:
-    """Tell whether `error` is our own wish that the call ends, not something the body raised."""
+    """Tell whether `error` is our cancellation of the call, not raised by the function itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
@@ -266,8 +266,8 @@ def _is_being_cancelled(error: BaseException) -> bool:
 def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionFailedError:
     """Return the error for the caller of a function whose body raised one.
 
-    It names the function that failed; so what a called function reported of itself goes on as it
-    is. The traceback goes to the log.
+    It names the function that failed, so an error of a nested call is passed on unchanged. The
+    traceback goes to the log.
     """
     if isinstance(error, FunctionFailedError):
         return error

@@ -1,4 +1,4 @@
-"""How the services of the deployed applications are, over all workers of this compute node."""
+"""The state of the services of deployed applications, over all workers of a compute node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from indilog_compute.workers.process import WorkerProcess
 def services_told(
     workers: Iterable[WorkerProcess], apps: Iterable[Deployed]
 ) -> dict[str, dict[str, Any]]:
-    """Return, by `app.service`, in how many workers it runs, waits to be started again or has
-    ended, how often it failed there, and the problem of one of them.
+    """Return figures by `app.service`: numbers of workers in which it runs, waits for a restart or
+    has ended; its failures; and the problem in one of the workers.
     """
     names = {app.number: app.record for app in apps}
     told: dict[str, dict[str, Any]] = {

@@ -1,5 +1,5 @@
-"""Services in a worker process: coroutines of deployed applications that run while their version is
-deployed, started again when they fail (docs/API.md, "Services").
+"""Services in a worker process: coroutines of an application that run while its version is
+deployed, and restart when they fail (docs/API.md, "Services").
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from indilog_compute.workers.output import output_of
 RESTART_S_MIN: Final = 0.1
 RESTART_S_MAX: Final = 30.0
 _STABLE_S: Final = 60.0
-"""A service that ran this long before it failed is started again as soon as at first."""
+"""A service that ran this long before it failed restarts after the shortest pause."""
 _CANCEL_AGAIN_S: Final = 1.0
-"""A service that was cancelled and goes on is cancelled again after this."""
+"""Seconds after which a cancelled service that still runs is cancelled again."""
 _PROBLEM_CHARACTERS_MAX: Final = 500
 
 
 class _Running:
-    """One service of one deployment, as it runs here.
+    """One service of one deployment in this process.
 
     Args:
-        told: called when its state has changed.
+        told: called when its state changes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _Running:
             self._is_now("running", problem)
 
     async def _run_once(self) -> str | None:
-        """Run it to its end; return what went wrong, None if it returned."""
+        """Run it until it ends; return its problem, None if it returned."""
         with output_of(self._loaded.app.name):
             return await self._run_in_context()
 
@@ -86,7 +86,7 @@ class _Running:
         context.begin()
         try:
             await self._service.body(context)
-        except BaseException as error:  # a person's code may raise anything
+        except BaseException as error:  # user code may raise any exception
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 return self._problem(error)
@@ -121,9 +121,9 @@ class RunningServices:
     """The services that run in this process.
 
     Args:
-        deployments: what is loaded here, by number.
-        context: makes what a run of a service gets.
-        tell: sends how they are to the compute node.
+        deployments: the deployments loaded here, by number.
+        context: creates the context of a service.
+        tell: sends their state to the compute node.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RunningServices:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def run(self, wanted: Iterable[int]) -> None:
-        """Run the services of these deployments, and of no others; what runs already goes on."""
+        """Run the services of exactly these deployments; running ones continue."""
         numbers = [number for number in wanted if number in self._deployments]
         for number in [n for n in self._running if n not in numbers]:
             for running in self._running.pop(number):

@@ -1,9 +1,9 @@
-"""What a compute node does for the other end of a link: log calls, function calls, and for clients
-deployments and questions about recorded invocations.
+"""Answers the questions of a worker or client: log calls and function calls; for clients also
+deployments and recorded invocations.
 
-One server per link. When the link is lost, log calls, function calls and waits for outcomes that
-were asked over it stop. What is recorded goes on: calls with an idempotency key, `send`,
-cancellations, deployments and undeployments.
+There is one server for each link. When the link is lost, its log calls, function calls and waits
+stop. Recorded work continues: calls with an idempotency key, `send`, cancellations, deployments and
+undeployments.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ _COMMONEST: Final = (LogAppend, LogReadPrev, LogReadNext)
 
 
 class _Keyed:
-    """A call with an idempotency key, whose caller may leave.
+    """A call with an idempotency key; its caller may stop waiting.
 
     Attributes:
-        is_left: its caller does not need the outcome any more.
-        waiting: what waits for its outcome, once it is recorded.
+        is_left: whether the caller has stopped waiting.
+        waiting: the wait for its outcome, after it was recorded.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Keyed:
         self.waiting: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
-        """The caller does not need the outcome any more."""
+        """Note that the caller has stopped waiting."""
         self.is_left = True
         if self.waiting is not None:
             self.waiting.cancel()
@@ -150,7 +150,8 @@ class LinkServer:
     """Serves one link.
 
     Args:
-        is_client: the other end is a client: it may deploy and undeploy; its calls have depth 0.
+        is_client: whether the other end is a client, which may deploy and undeploy, and whose calls
+            have depth 0.
     """
 
     def __init__(
@@ -170,10 +171,10 @@ class LinkServer:
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
 
-        A session position that is not known to be reached is checked first.
+        If the session's position is not known to exist, it is checked first.
 
         Raises:
-            IndilogError: it cannot be answered; for the link to pass on.
+            IndilogError: the question failed; the link sends the error.
         """
         if not isinstance(message, Cancel):
             self._check_number(call)
@@ -184,7 +185,7 @@ class LinkServer:
         self._ask(link, call, self._check_position(link, call, message, position))
 
     def close(self) -> None:
-        """The link is gone."""
+        """Stop the work of a lost link."""
         for asking in list(self._asking.values()):
             asking.cancel()
         self._log_service.close()
@@ -200,7 +201,7 @@ class LinkServer:
             raise NotReadyError(f"Question {call} is being answered already.")
 
     def _ask(self, link: Link, call: int, asking: Coroutine[Any, Any, None]) -> None:
-        """Run what ends when its asker leaves."""
+        """Run `asking`; cancel it if the asker leaves."""
         try:
             self._check_room(self._asking)
         except OverloadedError:
@@ -218,7 +219,7 @@ class LinkServer:
     async def _check_position(
         self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
     ) -> None:
-        """Answer a question, unless its session position is from nowhere."""
+        """Answer a question, unless its session position does not exist."""
         try:
             if fault := await self._positions.fault(position):
                 raise InvalidArgumentsError(
@@ -238,7 +239,7 @@ class LinkServer:
                 self._call(link, call, message)
             case CallFunction():
                 self._begin(link, call, self._call_once(call, message))
-                self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
+                self._keyed[call] = _Keyed()  # now: the next message may be its `Cancel`
             case SendFunction():
                 self._begin(link, call, self._send(message))
             case Cancel():
@@ -289,7 +290,7 @@ class LinkServer:
 
     def _cancel(self, number: int) -> None:
         asking = self._asking.get(number)
-        if asking is not None and not asking.done():  # done: it has begun what follows below
+        if asking is not None and not asking.done():  # done: the outcome is being answered
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._functions.cancel(call)
@@ -310,7 +311,7 @@ class LinkServer:
             raise NotReadyError(f"A function cannot {what}; use a client.")
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
-        """Answer with what `answering` gives; goes on when the link is gone."""
+        """Answer with the result of `answering`, which continues if the link is lost."""
         try:
             self._check_room(self._tasks)
         except OverloadedError:
@@ -321,8 +322,8 @@ class LinkServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _call_once(self, number: int, message: CallFunction) -> Answer:
-        """Record a call with a key, whatever becomes of its caller, and wait for its outcome as
-        long as its caller does.
+        """Record a call with a key, even if its caller leaves; wait for its outcome while the
+        caller waits.
         """
         keyed = self._keyed[number]
         try:

@@ -1,7 +1,7 @@
-"""Where sync functions run in a worker: threads, a bounded number of them.
+"""The threads for sync functions in a worker; their number is bounded.
 
-Python cannot stop a thread. One whose call is over (its time is, or its caller is gone) is counted
-as left behind until it ends by itself; the compute node replaces a worker where one does not.
+Python cannot stop a thread. A thread whose call has ended (timed out or cancelled) counts as left
+behind until it returns. If it does not return, the compute node replaces the worker.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class FunctionThreads:
     """Runs sync bodies.
 
     Args:
-        threads_max: at once, those left behind included; a further one is refused.
-        on_left: called with the number of threads left behind when it changes.
+        threads_max: most threads, including those left behind; a further one is refused.
+        on_left: called when the number of threads left behind changes.
 
     Attributes:
-        used: how many run.
-        left: how many of them run on although their call is over.
+        used: number of running threads.
+        left: number of them that are left behind.
     """
 
     def __init__(self, threads_max: int, on_left: Callable[[int], None]) -> None:
@@ -33,10 +33,10 @@ class FunctionThreads:
         self.left = 0
 
     def check_room(self) -> None:
-        """Refuse a call for which there is no thread.
+        """Check that a thread is free.
 
         Raises:
-            OverloadedError: all are used.
+            OverloadedError: all threads are in use.
         """
         if self.used >= self._threads_max:
             raise OverloadedError(
@@ -44,7 +44,7 @@ class FunctionThreads:
             )
 
     async def run(self, body: Callable[[], object]) -> object:
-        """Run `body` in a thread and return its result; if cancelled, the thread goes on."""
+        """Run `body` in a thread and return its result; if cancelled, the thread continues."""
         assert self.used < self._threads_max, "there was room"
         loop = asyncio.get_running_loop()
         running = self._threads.submit(body)
