@@ -1,7 +1,7 @@
 """An estimate of a log's time between its records (decision 0025).
 
 The `ordered_at` of records decides what is due. When to look is estimated: the newest `ordered_at`
-that was read, plus the time since then by a steady clock. No wall clock is read.
+that was read, plus the time since then by a monotonic clock. No wall clock is read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class LogClock:
     next `ask` corrects it.
 
     Args:
-        steady: a clock in seconds that cannot be set and that counts while the machine sleeps.
+        monotonic: a clock in seconds that cannot be set and that counts while the machine sleeps.
 
     Attributes:
         has_begun: whether the log was asked for its time.
     """
 
-    __slots__ = ("_offset_s", "_steady", "has_begun")
+    __slots__ = ("_monotonic", "_offset_s", "has_begun")
 
-    def __init__(self, steady: Callable[[], float]) -> None:
-        self._steady = steady
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._offset_s = -math.inf
-        """Seconds to add to the steady clock."""
+        """Seconds to add to the monotonic clock."""
         self.has_begun = False
 
     async def begin(self, log: Log) -> None:
@@ -42,12 +42,12 @@ class LogClock:
     async def ask(self, log: Log) -> None:
         """Set the estimate to the time of `log`, also if that is earlier."""
         time = await log.now()
-        self._offset_s, self.has_begun = time - self._steady(), True
+        self._offset_s, self.has_begun = time - self._monotonic(), True
 
     def read(self, ordered_at: float) -> None:
         """Advance the estimate to the time of a record that was just read."""
-        self._offset_s = max(self._offset_s, ordered_at - self._steady())
+        self._offset_s = max(self._offset_s, ordered_at - self._monotonic())
 
     def now(self) -> float:
         """Return the estimate, seconds since 1970; -inf before the first read."""
-        return self._offset_s + self._steady()
+        return self._offset_s + self._monotonic()

@@ -83,7 +83,7 @@ class Driver:
         that does not end, of another one."""
         self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
-        """When to retry runs that were parked as crash-looping; steady time."""
+        """When to retry runs that were parked as crash-looping; monotonic time."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others continue at once."""
@@ -141,19 +141,19 @@ class Driver:
     async def _iterate(self, log: Log, logs: Logs) -> None:
         runner = self._runner
         await runner.look(log, is_one_page=True)  # which mostly has all there is
-        if runner.executors.lapsed(waiting.steady_now()):
+        if runner.executors.lapsed(waiting.monotonic_now()):
             await runner.look(log)
         rests_at = runner.rests_at()
-        if rests_at is not None and rests_at <= waiting.steady_now():
+        if rests_at is not None and rests_at <= waiting.monotonic_now():
             await runner.rest(log)
         end = runner.executors.end
-        for name in runner.executors.lapsed(waiting.steady_now()):
+        for name in runner.executors.lapsed(waiting.monotonic_now()):
             await self._on_lapsed(log, name, end)
         for name in runner.executors.left_to(runner.lease.name):
             if not self._is_taken(name):
                 self._begin(name, partial(self._take_from, log, logs, name))
         if self._have_unknown_expired():
-            if runner.executors.dead_executors.due(waiting.steady_now()):
+            if runner.executors.dead_executors.due(waiting.monotonic_now()):
                 self._begin(_DEAD_EXECUTORS, partial(self._recheck_dead_executors, log, logs))
             if runner.executors.lost_at is not None:
                 self._begin(_UNKNOWN, partial(self._look_for_unknown, log))
@@ -171,7 +171,7 @@ class Driver:
         return name in self._crash_loops or name in self._taking
 
     async def _recheck_dead_executors(self, log: Log, logs: Logs) -> None:
-        for name in self._runner.executors.dead_executors.due(waiting.steady_now()):
+        for name in self._runner.executors.dead_executors.due(waiting.monotonic_now()):
             if not self._is_taken(name):
                 await self._look_again(log, logs, name)
 
@@ -189,7 +189,7 @@ class Driver:
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
         is_taking = self._crash_loops or self._taking
-        now = waiting.steady_now()
+        now = waiting.monotonic_now()
         look_at = now + self._runner.lease_s if is_taking else None
         next_due = None if _DEAD_EXECUTORS in self._taking else executors.dead_executors.next_due()
         if executors.lost_at is not None:
@@ -225,7 +225,7 @@ class Driver:
         if not runner.executors.is_silent(name, end):
             return  # it is alive, or another driver has handled it
         if not left.runs and not runner.executors.left_to(name):
-            runner.executors.forget(name, waiting.steady_now())
+            runner.executors.forget(name, waiting.monotonic_now())
             if left.end:
                 await log.trim(left.end, tag=executor_tag(name))
             return
@@ -255,7 +255,7 @@ class Driver:
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
         """Take over runs that were assigned to an executor after its death."""
         dead = self._runner.executors.dead_executors
-        now = waiting.steady_now()
+        now = waiting.monotonic_now()
         left = await read_remains(log, name, dead.end(name))
         await self._runner.look(log)  # a heartbeat is ordered before the records of its lease
         if self._has_no_owner(name):
@@ -276,7 +276,7 @@ class Driver:
 
     def _have_unknown_expired(self) -> bool:
         """Whether executors whose heartbeats are lost have renewed them by now, or are dead."""
-        return waiting.steady_now() >= self._unknown_until()
+        return waiting.monotonic_now() >= self._unknown_until()
 
     def _unknown_until(self) -> float:
         return self._runner.executors.unknown_until(self._runner.lease_s)
@@ -290,7 +290,7 @@ class Driver:
         await self._runner.look(log)
         for name in names:
             if self._has_no_owner(name):
-                executors.dead_executors.add(name, waiting.steady_now())
+                executors.dead_executors.add(name, waiting.monotonic_now())
         if executors.lost_at == lost_at:
             executors.lost_at = None
 
@@ -434,7 +434,7 @@ class Driver:
 
     def _retry_in(self, id_: str, wait_s: float) -> None:
         if len(self._retried) < _RETRIED_MAX:  # further ones wait for the next process that starts
-            self._retried[id_] = waiting.steady_now() + wait_s
+            self._retried[id_] = waiting.monotonic_now() + wait_s
 
     def _retry_parked(self, log: Log, logs: Logs) -> None:
         """Retry runs that were parked as crash-looping, one at a time."""
@@ -443,7 +443,7 @@ class Driver:
             await self._until_done(lambda: self._take_parked(log, logs, id_, is_its_time=True))
             return self._task(id_)
 
-        now = waiting.steady_now()
+        now = waiting.monotonic_now()
         for id_ in [id_ for id_, time in self._retried.items() if time <= now]:
             del self._retried[id_]
             self._crash_loops.begin(id_, partial(self._crash_loops.take_group, [id_], take))

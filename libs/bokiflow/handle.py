@@ -110,11 +110,11 @@ class Handle(Generic[_ResultT_co]):
             UnknownRunError: there is no such run, or it was trimmed after its retention.
             RunIdInUseError: it is a run of another workflow.
         """
-        ends = math.inf if timeout is None else waiting.steady_now() + timeout
+        ends = math.inf if timeout is None else waiting.monotonic_now() + timeout
         finished: RunFinished | None = None
         if (running := self._runner.running.get(self.id)) is not None:
             self._check(running.execution.run)
-            left = ends - waiting.steady_now()
+            left = ends - waiting.monotonic_now()
             finished = await waiting.wait_within(running.ended, left, self._late(None))
         if finished is None:
             finished = await self._followed(ends)
@@ -128,7 +128,7 @@ class Handle(Generic[_ResultT_co]):
             self._check(run)
             if run.finished is not None:
                 return run.finished
-            left = ends - waiting.steady_now()
+            left = ends - waiting.monotonic_now()
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
                 raise TimeoutError(self._late(run.parked))
 

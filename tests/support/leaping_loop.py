@@ -37,5 +37,5 @@ def run(main: Coroutine[Any, Any, _ValueT]) -> _ValueT:
     """Return the result of `main`; BokiFlow uses the clocks of the loop meanwhile."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         now = runner.get_loop().time
-        with mock.patch.multiple(waiting, steady_now=now, seconds_now=now, passed_now=now):
+        with mock.patch.multiple(waiting, monotonic_now=now, seconds_now=now, passed_now=now):
             return runner.run(main)

@@ -1,4 +1,4 @@
-"""How many recorded invocations may be open: of the platform, and of one application of it
+"""Limits the number of open recorded invocations, of the platform and of each application
 (docs/decisions/0033).
 """
 
@@ -18,12 +18,12 @@ from indilog_compute.shares import limit_of_one
 class OpenLimits(NamedTuple):
     """Limits on open invocations: those that wait or run.
 
-    One application has a share of what the others leave, also while it is the only one that is
-    deployed: an invocation may wait for a year, and others may be deployed meanwhile.
+    An application gets a share of what the others leave, even while no other one is deployed: an
+    invocation may wait for a year, and others may be deployed until then.
 
     Attributes:
         total: open invocations of all applications.
-        share: of one application, between 0 and 1.
+        share: the share of one application, between 0 and 1.
     """
 
     total: int
@@ -31,19 +31,21 @@ class OpenLimits(NamedTuple):
 
     @classmethod
     def of(cls, config: NodeConfig) -> OpenLimits:
-        """Return the limits that a configuration sets."""
+        """Return the limits of a configuration."""
         return cls(
             config.invocations.invocations_open_max,
             config.invocations.app_invocations_open_share_max,
         )
 
     def of_one(self, open_: Mapping[str, int], application: str) -> int:
-        """Return how many an application may have, where `open_` counts those of each."""
+        """Return how many open invocations an application may have; `open_` counts those of each
+        application.
+        """
         others = sum(open_.values()) - open_.get(application, 0)
         return limit_of_one(self.share, self.total, others, is_shared=True)
 
     def is_full(self, open_: Mapping[str, int], application: str) -> bool:
-        """Tell whether no further invocation of an application may be opened."""
+        """Tell whether an application has reached its limit."""
         of_one = self.of_one(open_, application)
         return sum(open_.values()) >= self.total or open_.get(application, 0) >= of_one
 
@@ -51,17 +53,17 @@ class OpenLimits(NamedTuple):
 class Admission:
     """Refuses invocations beyond the limits.
 
-    One that was admitted counts from before its record is appended until the fold has the record.
+    An admitted invocation counts here until the fold has its record, and counts it there.
     """
 
     def __init__(self, limits: OpenLimits) -> None:
         self._limits = limits
         self._under_way: Counter[str] = Counter()
         self._appended: list[tuple[SeqNum, str]] = []
-        """A heap: records that were appended, and are not in the fold yet."""
+        """A heap of records that are appended and not in the fold yet."""
 
     def admit(self, application: str, open_: Counter[str]) -> None:
-        """Count a further invocation of an application, beside those in the fold (`open_`).
+        """Count a further invocation of an application, in addition to those in the fold (`open_`).
 
         Raises:
             OverloadedError: a limit is reached; it is not counted.
@@ -82,17 +84,17 @@ class Admission:
         self._under_way[application] += 1
 
     def appended(self, application: str, seqnum: SeqNum) -> None:
-        """An admitted invocation was recorded at `seqnum`."""
+        """Note that an admitted invocation was recorded at `seqnum`."""
         heapq.heappush(self._appended, (seqnum, application))
 
     def withdraw(self, application: str) -> None:
-        """An admitted invocation was not recorded, as far as is known."""
+        """Uncount an admitted invocation whose append failed or has an unknown outcome."""
         self._under_way[application] -= 1
         assert self._under_way[application] >= 0, "it was admitted"
         if not self._under_way[application]:
             del self._under_way[application]
 
     def read(self, end: SeqNum) -> None:
-        """The fold has the records below `end`, and counts what they opened."""
+        """Uncount the invocations with records below `end`: the fold counts them now."""
         while self._appended and self._appended[0][0] < end:
             self.withdraw(heapq.heappop(self._appended)[1])

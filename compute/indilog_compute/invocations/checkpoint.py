@@ -1,5 +1,6 @@
-"""What the records of `$invocations` amount to, as records of it: so that a reader can begin where
-older ones are trimmed, and come to the same result as one that has read them all.
+"""A checkpoint of `$invocations`: the state of the fold, as records of the same log. A reader that
+starts from a checkpoint gets the same state as one that has read all records, so older records can
+be trimmed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ class Invocation(msgspec.Struct, array_like=True, eq=False):
     """One invocation.
 
     Attributes:
-        seqnum: of its `Accepted`, which has the arguments.
-        due: no executor claims it before, seconds since 1970 by the log's time.
-        node: whose executors come first to claim it.
-        size: bytes of arguments and result.
-        executor: the executor that runs it; None: it waits, or it has ended.
-        tries: how often an executor has begun to run it.
-        ended: seqnum of its outcome; `ended_at` is when. Valid when it is over.
+        seqnum: of its `Accepted` record, which has the arguments.
+        due: time before which no executor claims it; seconds since 1970 by the log's time.
+        node: the compute node whose executors may claim it first.
+        size: bytes of its arguments and result.
+        executor: the executor that runs it; None if it waits or has ended.
+        tries: how often executors have begun to run it.
+        ended: seqnum of its outcome. ended_at: time of it. Both are valid after it has ended.
     """
 
     id: str
@@ -46,8 +47,8 @@ class Invocation(msgspec.Struct, array_like=True, eq=False):
 
 
 class LastDue(NamedTuple):
-    """The due time of a schedule that was accepted last, by the wall clock, and when that was
-    ordered, by the log's time; both seconds since 1970.
+    """The last accepted due time of a schedule (wall clock), and the time of its record (the log's
+    time); both seconds since 1970.
     """
 
     at: float
@@ -58,9 +59,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """The state of a `Fold`.
 
     Attributes:
-        count: records that were applied; those below seqnum `end`.
-        over: those that are over and remembered, oldest outcome first.
-        executors: the seqnum of the last record of each that runs something.
+        count: number of applied records: those below seqnum `end`.
+        over: ended invocations that are remembered, oldest outcome first.
+        executors: of each executor that runs an invocation, the seqnum of its last record.
     """
 
     end: SeqNum
@@ -77,7 +78,7 @@ _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
 class Found(NamedTuple):
-    """The newest checkpoint of a log, and the seqnum behind its last part."""
+    """The newest checkpoint of a log, and the seqnum after its last part."""
 
     checkpoint: Checkpoint
     place: SeqNum
@@ -89,7 +90,7 @@ def checkpoint_parts(
     follows: SeqNum = 0,
     part_bytes: int = PART_BYTES,
 ) -> list[Checkpointed]:
-    """Return the records that say it; `follows` as in `Checkpointed`."""
+    """Return the records that hold a checkpoint; `follows` as in `Checkpointed`."""
     data = msgspec.msgpack.encode(checkpoint)
     pieces = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
     return [
@@ -99,11 +100,12 @@ def checkpoint_parts(
 
 
 def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found | None:
-    """Return the one that counts, of those that are whole.
+    """Return the newest valid checkpoint.
 
-    `records` are all that are left, ascending by seqnum. Trims leave nothing before the first part
-    of one that counts, so the first that is left follows the newest of its time. One that follows a
-    later one than is known here counts too: that one is lost.
+    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
+    it is complete and follows the newest valid one before it. The first one left is valid, because
+    a valid one trims everything before its first part. One that follows a later checkpoint than is
+    known here is valid, too: that checkpoint is lost.
     """
     newest: SeqNum | None = None
     found: Found | None = None
@@ -115,6 +117,6 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found |
             newest = record.follows
         if record.part == record.parts - 1 and record.follows >= newest:
             newest = seqnum + 1
-            if len(parts) == record.parts:  # otherwise one of them is lost
+            if len(parts) == record.parts:  # otherwise a part is lost
                 found = Found(_decode(b"".join(parts[n] for n in range(record.parts))), newest)
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints in the log: written, read, and what they replace trimmed."""
+"""Writes and reads checkpoints in the log, and trims the records that they replace."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decoded, encoded
 
 _PART_OVERHEAD_BYTES: Final = 128
-"""What a record has besides its piece of a checkpoint, at most."""
+"""Largest size of a record without its part of the checkpoint."""
 
 
 class Checkpoints:
     """The checkpoints of one log.
 
     Args:
-        current: returns the fold that the node goes by now.
-        record_bytes_max: data of a record.
+        current: returns the fold that the node uses now.
+        record_bytes_max: most bytes of data in a record.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Checkpoints:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record the state of the fold, and trim what a reader that begins there does not need.
+        """Record the state of the fold, and trim the records that a reader of it does not need.
 
-        Nothing is trimmed for a checkpoint that does not count: one that was not finished, or whose
-        author found meanwhile that it had missed records. It goes with the next one.
+        An invalid checkpoint trims nothing: one that is incomplete, or whose author has found in
+        the meantime that it missed records. The next checkpoint then trims.
         """
         fold = self._current()
         checkpoint = fold.checkpoint()
@@ -68,14 +68,16 @@ class Checkpoints:
             fold.not_trimmed(left)
 
     async def _appended(self, checkpoint: Checkpoint, follows: SeqNum) -> list[SeqNum]:
-        """Append a checkpoint; return where its parts are when they are read here."""
+        """Append a checkpoint, and wait until this node has read it; return the seqnums of its
+        parts.
+        """
         parts = checkpoint_parts(checkpoint, secrets.token_hex(8), follows, self._part_bytes)
         places = [await self._log.append(encoded(part), tags=[CHECKPOINTS_TAG]) for part in parts]
         await self._waiters.wait_for_record(places[-1], self._current().end)
         return places
 
     async def newest(self) -> Found | None:
-        """Return the newest checkpoint, None if there is none that is whole."""
+        """Return the newest complete checkpoint; None if there is none."""
         return newest_checkpoint(await self._parts())
 
     async def _parts(self) -> list[tuple[SeqNum, Checkpointed]]:
@@ -87,7 +89,7 @@ class Checkpoints:
             except TrimmedError as error:
                 found, bound = [], error.first_seqnum
                 continue
-            except DataLossError as error:  # the others may do: an older one, or what it covered
+            except DataLossError as error:  # an older one may be readable
                 if error.next_seqnum is None or error.next_seqnum <= bound:
                     raise
                 structlog.get_logger().error("part of a checkpoint lost", reason=str(error))

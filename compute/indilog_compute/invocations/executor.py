@@ -1,12 +1,12 @@
-"""What one compute node does next about invocations: which calls it begins, what it claims, which
-executors it gives up, when it writes a checkpoint. `Now` in, actions out.
+"""Decides what one compute node does next: which invocations it begins and claims, which executors
+it gives up, and when it writes a checkpoint. `Now` in, actions out.
 
-The node that accepted an invocation, or freed it, may claim it first; other nodes one lease later.
-An executor that runs something appends three heartbeats per lease. One without a record for a lease
-is given up, and what it ran is due again. An executor may be silent because the log takes no
-records. So a node that is about to give up another executor appends a heartbeat of its own first,
-and when that is recorded it waits for a third of a lease. A node that has restarted gives up its
-own earlier executors at once, because they are dead.
+The node that accepted or freed an invocation may claim it first; other nodes may claim it one lease
+later. An executor with running invocations appends three heartbeats per lease. An executor without
+a record for a lease is *given up*: all nodes treat it as dead, and its invocations are due again.
+An executor may be silent because the log takes no appends. So a node first appends a heartbeat of
+its own. If that succeeds, it waits for a third of a lease before it gives up the other executor. A
+restarted node gives up its own earlier executors at once, because they are dead.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from indilog_compute.invocations.scheduling import Schedules
 
 _BEATS_PER_LEASE: Final = 3
 CLAIMS_MAX: Final = 100
-"""Invocations in one claim."""
+"""Most invocations in one claim."""
 _STREAMS_MAX: Final = 16
-"""Streams of the invocations in one claim."""
+"""Most streams (tags) of the invocations in one claim."""
 _CHECKPOINT_RECORDS_MIN: Final = 1000
 
 
 class Now(NamedTuple):
-    """What time it is, by the clock that each decision goes by; each in seconds.
+    """The time by each of three clocks, in seconds.
 
     Attributes:
-        steady: of this process, which nothing sets: for leases that it watches.
-        log: of the log (`Record.ordered_at`), since 1970: for what is due there.
+        monotonic: of this process, monotonic: for the leases that it watches.
+        log: of the log (`Record.ordered_at`), since 1970: for due invocations.
         wall: of the machine, since 1970: for the calendar of schedules only.
     """
 
-    steady: float
+    monotonic: float
     log: float
     wall: float
 
@@ -60,28 +60,28 @@ class Append(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Run this invocation: it is ours."""
+    """Run this invocation; this executor owns it."""
 
     invocation: Invocation
 
 
 class Abandon(NamedTuple):
-    """Stop running this invocation: it is not ours any more."""
+    """Stop running this invocation; this executor does not own it any more."""
 
     id: str
 
 
 class WriteCheckpoint(NamedTuple):
-    """Record the state of the fold, and trim the records that it makes needless."""
+    """Record the state of the fold, and trim the records that it replaces."""
 
 
 Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _Heard(NamedTuple):
-    """The last record of an executor, and when it was seen by the steady clock.
+    """The last record of an executor, and when this process read it (monotonic clock).
 
-    `proven_at`: when the log, the executor having been silent for a while, took a record of ours.
+    `proven_at`: when the log took a record of this node during the executor's silence.
     """
 
     last: SeqNum
@@ -93,12 +93,13 @@ class Executor:
     """Decides for one compute node.
 
     Args:
-        name: `node#incarnation`, which no other executor ever has.
-        config: the limits; of one application it claims `invocations_running_max` at most,
-            together with what it runs.
+        name: `node#incarnation`, unique for ever.
+        config: the limits. Of each application it claims and runs at most `invocations_running_max`
+            together.
 
     Attributes:
-        begun: ids of what it runs; kept by the shell that carries out `Begin` and `Abandon`.
+        begun: ids of the invocations that it runs; updated by the shell that performs `Begin` and
+            `Abandon`.
     """
 
     def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
@@ -119,33 +120,33 @@ class Executor:
         return node_of(self.name)
 
     def follow(self, fold: Fold) -> None:
-        """Go by this fold from now on."""
+        """Use another fold from now on."""
         self._fold = fold
 
     def rename(self, name: str) -> list[Abandon]:
-        """The log says that this executor is dead: go on as another one."""
+        """Continue under another name, because the log says that this executor is dead."""
         stopped = [Abandon(id_) for id_ in sorted(self.begun)]
         self.name = name
         self.begun.clear()
         return stopped
 
     def actions(self, now: Now) -> list[Action]:
-        """Return what to do; to be asked again when that is done and seen in the log."""
+        """Return the actions to perform now; call it again when their records were read."""
         return [
             *self._begin_and_abandon(),
-            *self._give_up(now.steady),
+            *self._give_up(now.monotonic),
             *self._claim(now.log),
-            *self._heartbeat(now.steady),
+            *self._heartbeat(now.monotonic),
             *self._run_scheduled(now.wall),
             *self._write_checkpoint(),
         ]
 
     def rest_s(self, now: Now) -> float | None:
-        """Return in how many seconds to ask for actions again, if nothing is recorded before."""
+        """Return the seconds until `actions` must be called again if no record is read before."""
         looks = [self._next_look(heard) for name, heard in self._heard.items() if name != self.name]
         if (own := self._heard.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
-        rests = [look - now.steady for look in looks]
+        rests = [look - now.monotonic for look in looks]
         next_ = self._fold.next_free(self.node, self._lease_s, self._is_full)
         if self._running_max and next_ is not None:
             rests.append(next_ - now.log)
@@ -157,7 +158,7 @@ class Executor:
         return max(0.0, min(rests)) if rests else None
 
     def note_recorded(self, now: float) -> None:
-        """Note that own appends were recorded and read at `now` by the steady clock: the log takes
+        """Note that own appends succeeded and were read at `now` (monotonic clock). The log takes
         records, so a silent executor could have appended a heartbeat.
         """
         for name, heard in self._heard.items():
@@ -167,7 +168,7 @@ class Executor:
     # --- inside
 
     def _next_look(self, heard: _Heard) -> float:
-        """Return when to make sure that the log takes records, or to give an executor up."""
+        """Return when to probe the log with a heartbeat, or to give up an executor."""
         beat_s = self._lease_s / _BEATS_PER_LEASE
         if heard.proven_at is None:
             return heard.at + self._lease_s - beat_s
@@ -196,7 +197,7 @@ class Executor:
                 yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
 
     def _is_full(self, application: str) -> bool:
-        """Tell whether it claims no more of an application."""
+        """Tell whether this executor claims no more invocations of an application."""
         return self._fold.running_by_application(self.name)[application] >= self._running_max
 
     def _claim(self, now: float) -> Iterable[Action]:
@@ -232,7 +233,9 @@ class Executor:
                 yield Append(accepted, (accepted.stream,))
 
     def _write_checkpoint(self) -> Iterable[Action]:
-        """Let the first node do it when enough is new, and further ones when it did not."""
+        """Let the first node write it when there are enough new records, and others if it has
+        not.
+        """
         new = self._fold.count - self._fold.checkpointed
         enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._fold.size)
         if new >= enough * (1 + self._schedules.rank):

@@ -1,8 +1,9 @@
 """Which invocations are open, which executor runs each, and their outcomes: a pure fold over the
 records of `$invocations`, the same on every compute node.
 
-The log's order decides everything: the first record with a key, the first claim of what no executor
-runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a writer's or reader's.
+The log's order decides everything. The first record with a key counts, the first claim of an
+unowned invocation, and the first outcome. Time is the log's own (`Record.ordered_at`), never a
+writer's or reader's.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from indilog_compute.invocations.states import Change, State, next_state, state_
 
 _GIVEN_UP_REMEMBERED: Final = 1000
 _RECENT: Final = 100_000
-"""Seqnums of records that are remembered to compare with a checkpoint."""
+"""Number of applied seqnums that are remembered, to compare them with a checkpoint."""
 
 
 class FoldLimits(NamedTuple):
-    """What the fold keeps; the same on every compute node."""
+    """Limits on ended invocations that are kept; the same on every compute node."""
 
     results_kept_s: float
     results_kept_max: int
@@ -48,35 +49,35 @@ class FoldLimits(NamedTuple):
     retry_s_min: float
     retry_s_max: float
     app_kept_share_max: float = 1.0
-    """Of what is kept, the share of one application."""
+    """The share of one application in the ended invocations that are kept."""
 
 
 _Place: TypeAlias = tuple[float, SeqNum, str]
-"""When an invocation is due, its seqnum and its id."""
+"""Due time, seqnum and id of an invocation."""
 
 
 @dataclass(slots=True)
 class Running:
-    """An executor that runs something; `last` is the seqnum of its last record."""
+    """An executor with running invocations; `last` is the seqnum of its last record."""
 
     last: SeqNum
     ids: set[str] = field(default_factory=set)
     by_application: Counter[str] = field(default_factory=Counter)
-    """How many of `ids` each application has."""
+    """The number of `ids` of each application."""
 
     def add(self, invocation: Invocation) -> None:
-        """It runs this one, too."""
+        """Add an invocation that the executor runs."""
         self.ids.add(invocation.id)
         self.by_application[application_of(invocation.function)] += 1
 
     def remove(self, invocation: Invocation) -> None:
-        """It runs this one no more."""
+        """Remove an invocation that the executor does not run any more."""
         self.ids.remove(invocation.id)
         self.by_application[application_of(invocation.function)] -= 1
 
 
 class _Kept:
-    """Invocations that are over, oldest outcome first."""
+    """Ended invocations, oldest outcome first."""
 
     def __init__(self) -> None:
         self.over: OrderedDict[str, Invocation] = OrderedDict()
@@ -84,7 +85,7 @@ class _Kept:
 
     @property
     def oldest(self) -> Invocation:
-        """The one that ended first."""
+        """The invocation that ended first."""
         return next(iter(self.over.values()))
 
     def add(self, over: Invocation) -> None:
@@ -101,14 +102,14 @@ class Fold:
 
     Attributes:
         end: records below this seqnum are applied.
-        count: how many that are, over all time.
-        checkpointed: how many of them the newest checkpoint covers.
-        checkpoint_place: the seqnum behind the last part of that, 0: there is none.
-        clock: when the last record was ordered, seconds since 1970.
-        open: those that are not over, by id.
-        open_by_application: how many of them each application has.
-        executors: those that run something, by name.
-        last_due: of each schedule, the due time that was accepted last.
+        count: number of applied records since the log began.
+        checkpointed: number of them that the newest checkpoint covers.
+        checkpoint_place: the seqnum after its last part; 0 if there is none.
+        clock: time of the last record, seconds since 1970.
+        open: invocations that have not ended, by id.
+        open_by_application: number of open invocations of each application.
+        executors: executors with running invocations, by name.
+        last_due: the last accepted due time of each schedule.
     """
 
     def __init__(self, limits: FoldLimits) -> None:
@@ -125,11 +126,13 @@ class Fold:
         self._over: dict[str, Invocation] = {}
         self._keys: dict[tuple[str, str], Invocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
-        """By whether they have a key: those without never push out those with one."""
+        """Ended invocations, by whether they have a key: those without a key never evict those with
+        one.
+        """
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
-        """The same of each application: none pushes out more than its part of those of others."""
+        """The same for each application: beyond its share an application evicts its own."""
         self._free: dict[str, SortedList[_Place]] = {}
-        """What no executor runs, by application, the first due first."""
+        """Open invocations without an executor, by application, earliest due first."""
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
         self._grown: set[str] = set()
@@ -139,7 +142,7 @@ class Fold:
     # --- applying records
 
     def apply(self, seqnum: SeqNum, ordered_at: float, event: Event | None) -> None:
-        """Take in the record at `seqnum`."""
+        """Apply the record at `seqnum`."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
         self.count += 1
@@ -263,7 +266,7 @@ class Fold:
         self.executors.setdefault(executor, Running(seqnum)).add(invocation)
 
     def _stop(self, invocation: Invocation) -> None:
-        """No executor runs it, and none is to."""
+        """Remove an invocation from its executor and from the queue."""
         if invocation.executor is None:
             self._dequeue(invocation)
             return
@@ -274,9 +277,10 @@ class Fold:
         invocation.executor = None
 
     def _release(self, invocation: Invocation, node: str, change: Change, *, is_lost: bool) -> None:
-        """No executor runs it any more; it is due again, after a pause that doubles with its tries.
+        """Remove an invocation from its executor. It is due again, after a pause that doubles with
+        its tries.
 
-        The executors of `node` come first to claim it.
+        The executors of `node` may claim it first.
         """
         target = next_state(invocation, change)
         assert target is State.SCHEDULED, "what an executor has is running"
@@ -292,7 +296,7 @@ class Fold:
         self._enqueue(invocation)
 
     def _enqueue(self, invocation: Invocation) -> None:
-        """No executor runs it: it is claimed when it is due."""
+        """Queue an invocation without an executor, to be claimed when it is due."""
         queue = self._free.setdefault(application_of(invocation.function), SortedList())
         queue.add(_place(invocation))
 
@@ -308,7 +312,7 @@ class Fold:
             running.last = seqnum
 
     def _keep(self, over: Invocation) -> None:
-        """Remember one that is over; an application above its part forgets its own oldest."""
+        """Remember an ended invocation; an application above its share forgets its oldest one."""
         limits = self._limits
         self._over[over.id] = over
         self._kept[bool(over.key)].add(over)
@@ -350,15 +354,15 @@ class Fold:
 
     @property
     def kept(self) -> int:
-        """How many that are over are remembered."""
+        """Number of ended invocations that are remembered."""
         return len(self._over)
 
     def get(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
-        """Return an invocation, or None: there was none, or it was forgotten."""
+        """Return an invocation; None if it never existed or was forgotten."""
         return self.open.get(id) or self._over.get(id)
 
     def with_key(self, function: str, key: str) -> Invocation | None:
-        """Return the invocation of a function that has the key."""
+        """Return the invocation of a function with this key."""
         return self._keys.get((function, key))
 
     def is_given_up(self, executor: str) -> bool:
@@ -366,17 +370,20 @@ class Fold:
         return executor in self._given_up
 
     def running_by_application(self, executor: str) -> Counter[str]:
-        """Return how many invocations of each application an executor runs; not to be changed."""
+        """Return the number of running invocations of an executor, by application; do not change
+        it.
+        """
         running = self.executors.get(executor)
         return running.by_application if running is not None else Counter()
 
     def claimable(
         self, now: float, node: str, later_s: float, is_full: Callable[[str], bool]
     ) -> Iterator[Invocation]:
-        """Yield what `node` may claim at `now`, by the log's time, the first due first: what is its
-        own to claim first, and the others `later_s` after they were due.
+        """Yield the invocations that `node` may claim at `now` (the log's time), earliest due
+        first.
 
-        Invocations of an application are yielded until it `is_full`, which is asked before each.
+        The node may claim invocations with its name when they are due, others `later_s` after that.
+        Those of an application are yielded until `is_full`, which is called before each, is true.
         """
         queues = [self._due(application, now, is_full) for application in self._free]
         for _, _, id_ in heapq.merge(*queues):
@@ -397,8 +404,8 @@ class Fold:
     def next_free(
         self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
     ) -> float | None:
-        """Return a time of the log before which `node` has nothing to claim, but for what it may
-        claim now; None: nothing waits. Applications that are full do not count.
+        """Return the earliest time of the log at which `node` may claim a further invocation,
+        besides those that it may claim now; None if none waits. Full applications do not count.
         """
         times = [
             self._next_of(queue, node, later_s)
@@ -418,18 +425,20 @@ class Fold:
 
     @property
     def size(self) -> int:
-        """How many invocations are remembered, over or not."""
+        """Number of invocations that are remembered, open or ended."""
         return len(self.open) + len(self._over)
 
     def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
-        """Return the streams that have had records since they were last returned, and the first
-        seqnum of each that a reader needs after a checkpoint of the records below `end`.
+        """Return streams to trim, each with the first seqnum to keep after a checkpoint of the
+        records below `end`.
+
+        These are the streams with new records since the last call.
         """
         streams, self._grown = sorted(self._grown), set()
         return [(stream, min(self._needed_from(stream), end)) for stream in streams]
 
     def not_trimmed(self, streams: Iterable[str]) -> None:
-        """Return these with the next `trimmable` too."""
+        """Return these streams again with the next `trimmable`: trimming them failed."""
         self._grown.update(streams)
 
     def _needed_from(self, stream: str) -> SeqNum:
@@ -437,11 +446,12 @@ class Fold:
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
-        """Tell whether the records that a checkpoint covers are those that were applied here; True
-        also for one that does not count, or covers less than what is known of that.
+        """Tell whether a checkpoint covers exactly the records that were applied here.
+
+        Also True for an invalid checkpoint, and for one so old that this is not known any more.
         """
         if checkpoint.follows > self.checkpoint_place:
-            return False  # one was missed
+            return False  # a record was missed
         if checkpoint.follows < self.checkpoint_place or checkpoint.end < self._recent_from:
             return True
         later = len(self._recent) - bisect_left(self._recent, checkpoint.end)
@@ -450,7 +460,7 @@ class Fold:
     # --- checkpoints
 
     def checkpoint(self) -> Checkpoint:
-        """Return all of it."""
+        """Return the whole state."""
         return Checkpoint(
             end=self.end,
             count=self.count,
@@ -464,7 +474,7 @@ class Fold:
 
     @classmethod
     def restored(cls, limits: FoldLimits, found: Found) -> Fold:
-        """Return what a checkpoint says."""
+        """Return the fold of a checkpoint."""
         checkpoint, place = found
         fold = cls(limits)
         fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
@@ -496,7 +506,7 @@ class Fold:
             self._keys[invocation.function, invocation.key] = invocation
 
     def check_invariants(self) -> None:
-        """Assert that everything open is either free or run by exactly one executor."""
+        """Assert that each open invocation is either queued or run by exactly one executor."""
         free = {id_ for queue in self._free.values() for _, _, id_ in queue}
         running = [id_ for r in self.executors.values() for id_ in r.ids]
         for executor in self.executors.values():
@@ -517,7 +527,7 @@ class Fold:
 
 
 def node_of(executor: str) -> str:
-    """Return the compute node that an executor is, or was, on."""
+    """Return the compute node of an executor, from its name."""
     return executor.partition("#")[0]
 
 

@@ -13,11 +13,11 @@ from indilog_compute.invocations.runs import outcome_in
 from indilog_compute.invocations.states import State, state_of
 
 INVOCATION_WAIT_S_MAX: Final = 300.0
-"""How long a caller may wait for an outcome."""
+"""Longest wait of a caller for an outcome, in seconds."""
 
 
 class InvocationStatus(NamedTuple):
-    """What callers may know of an invocation; `outcome` is None until it has ended."""
+    """The public status of an invocation; `outcome` is None until it has ended."""
 
     id: str
     function: str
@@ -26,7 +26,9 @@ class InvocationStatus(NamedTuple):
 
 
 async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
-    """Return what the log says of an invocation; None: others have forgotten it, and trimmed it."""
+    """Return the status of an invocation from the log; None if other nodes have forgotten and
+    trimmed it.
+    """
     state = state_of(found)
     assert state is not None, "the fold has it"
     if found.ended is None:
@@ -41,7 +43,7 @@ async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
 
 
 def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
-    """Return the error for an outcome that is not kept."""
+    """Return the error for an outcome that is not kept any more."""
     return CallOutcomeUnknownError(
         f"What came of invocation {id} is not kept any more; see results_kept_max."
     )

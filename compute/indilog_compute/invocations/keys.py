@@ -1,4 +1,4 @@
-"""Idempotency keys: of each function one invocation for a key, and only with the same arguments
+"""Idempotency keys: a function has one invocation for each key, always with the same arguments
 (decision 0018).
 """
 
@@ -19,7 +19,7 @@ _KEPT: Final = (
 
 
 def check_key(function: str, key: str) -> None:
-    """Check a key; empty: there is none.
+    """Check a key; an empty one means no key.
 
     Raises:
         InvalidArgumentsError: it is too long, or not printable.
@@ -29,8 +29,8 @@ def check_key(function: str, key: str) -> None:
 
 
 def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | None:
-    """Return the id of the invocation of `function` that has the key, running or over; None: there
-    is no such invocation, or no key.
+    """Return the id of the open or ended invocation of `function` with this key; None if there is
+    none, or no key.
 
     Raises:
         InvalidArgumentsError: it has other arguments.
@@ -46,9 +46,9 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
 def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
-    A function that gave up on something that may pass, such as a conflict, says perhaps that the
-    caller should run it again. The same key gives the same outcome; it cannot be given up, for what
-    the function did before stays.
+    A function may fail with a transient error, such as a conflict, that advises to call it again.
+    With the same key that gives the same outcome: the outcome is permanent, because the effects of
+    the function are.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome

@@ -1,4 +1,4 @@
-"""When a lasting fault is logged again: after pauses that double (ARCHITECTURE 11)."""
+"""Limits how often a lasting fault is logged: after pauses that double (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import structlog
 from indilog.base.errors import IndilogError
 
 PAUSE_S_MAX: Final = 60.0
-"""A lasting fault is logged at least this often, in seconds."""
+"""Longest pause between two log lines about a lasting fault, in seconds."""
 
 
 class Notices:
-    """Tells a fault at once, then after `pause_s`, doubled each time, up to `PAUSE_S_MAX`."""
+    """Logs a fault at once, then after `pause_s`, doubled each time, up to `PAUSE_S_MAX`."""
 
     __slots__ = ("_due", "_first_s", "_pause_s")
 
@@ -30,8 +30,8 @@ class Notices:
         return True
 
     def tell(self, what: str, error: Exception, now: float) -> None:
-        """Log that `what` goes on, if that is due: what the platform may answer with its sentence,
-        an unforeseen one with its traceback.
+        """Log a fault, if that is due: an error of the platform with its sentence, any other with
+        its traceback.
         """
         if not self.is_due(now):
             return
@@ -41,5 +41,5 @@ class Notices:
             structlog.get_logger().error(what, exc_info=error)
 
     def over(self) -> None:
-        """The fault has ended: the next one is logged at once."""
+        """Note that the fault has ended; the next one is logged at once."""
         self._due, self._pause_s = 0.0, self._first_s

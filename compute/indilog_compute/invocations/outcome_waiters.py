@@ -1,4 +1,4 @@
-"""Callers that wait until a record is read here, or until an invocation has its outcome."""
+"""Callers that wait until this node has read a record, or until an invocation has an outcome."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from indilog_compute.shares import limit_of_one
 
 
 class OutcomeWaiters:
-    """Wakes waiting callers, and limits how many there are.
+    """Wakes waiting callers, and limits their number.
 
     Args:
-        callers_max: callers that may wait for outcomes at once, and as many for records.
-        share_max: the share of one application in the waits for outcomes that other applications
-            leave.
-        is_shared: tells whether several applications are deployed; otherwise there is no share.
+        callers_max: most callers that wait for outcomes; as many may wait for records.
+        share_max: the share of one application in the waits that the other applications leave.
+        is_shared: tells whether several applications are deployed; if not, there are no shares.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class OutcomeWaiters:
         self._numbers = itertools.count()
 
     async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait until the record at `seqnum` is read; `end`: what is read already."""
+        """Wait until the record at `seqnum` is read; records below `end` are read already."""
         if seqnum < end:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -115,24 +114,24 @@ class OutcomeWaiters:
             return await waiting
         finally:
             others = self._outcomes.get(id, [])
-            if waiting in others:  # it was cancelled; others may wait since
+            if waiting in others:  # this caller was cancelled; others may wait
                 others.remove(waiting)
                 if not others:
                     del self._outcomes[id]
 
     def notify_read(self, end: SeqNum) -> None:
-        """The records below `end` are read."""
+        """Wake the callers that wait for records below `end`."""
         while self._reading and self._reading[0][0] < end:
             waiting = heapq.heappop(self._reading)[2]
             if not waiting.done():
                 waiting.set_result(None)
 
     def notify_outcome(self, event: Ended) -> None:
-        """The outcome of an invocation is read."""
+        """Wake the callers that wait for an outcome that was read."""
         self._notify(event.id, event)
 
     def notify_all(self) -> None:
-        """Any outcome may have been read: wake all callers that wait for one."""
+        """Wake all callers that wait for outcomes: any of them may have been read."""
         for id_ in list(self._outcomes):
             self._notify(id_, None)
 

@@ -1,8 +1,9 @@
 """The records of `$invocations` (docs/FORMATS.md).
 
-An event about invocations has the tags of their streams: those that live about equally long share
-one, so that a stream can be trimmed up to its oldest invocation that is still needed without one
-that is due in a year holding up the others. The frame is that of `indilog.sdk.record_format`.
+A record has the tags (*streams*) of its invocations. Invocations with about the same lifetime share
+a stream, and each stream is trimmed up to its oldest invocation that is still needed. So an
+invocation that is due in a year does not prevent the trim of the others. The frame is that of
+`indilog.sdk.record_format`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What is no JSON, or nested too deeply."""
+"""Raised for text that is no JSON, or is nested too deeply."""
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
@@ -40,13 +41,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
-    """This invocation is to run: at once, by `executor`; or, if `delay_s` is not 0, by the executor
-    that claims it when that time has passed since this record was ordered. `stream`: its tag.
+    """An invocation is accepted.
 
-    `key`: the first one of a function with it counts. `schedule` and `at`: the due time of a
-    schedule by the wall clock, seconds since 1970. It counts if the one that counted last is
-    `after` (0: none), so that each counts once and a wall clock that was set back goes on.
-    `depth`: calls above it.
+    `executor` runs it at once. If `delay_s` is not 0, the executor that claims it runs it that many
+    seconds after the time of this record. `stream` is its tag. With a `key`, only the first record
+    of the function with that key takes effect.
+
+    `schedule` and `at` are a schedule and its due time by the wall clock, seconds since 1970. It
+    takes effect if the last due time that did is `after` (0: none). So each due time takes effect
+    once, also after the wall clock was set back. `depth` is the number of calls above it.
     """
 
     id: str
@@ -64,14 +67,14 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` runs those of the invocations that no executor runs."""
+    """`executor` runs those of these invocations that have no executor."""
 
     executor: str
     ids: tuple[str, ...]
 
 
 class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
-    """`executor` does not run this invocation any more; it is not over.
+    """`executor` does not run this invocation any more, and it has no outcome.
 
     `is_lost`: it may have had effects, and counts as a try.
     """
@@ -82,7 +85,7 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """What came of an invocation: JSON text, or a failure. The first one counts."""
+    """The outcome of an invocation: JSON text, or a failure. Only the first one takes effect."""
 
     executor: str
     id: str
@@ -92,13 +95,15 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """A heartbeat: `executor` continues what it runs."""
+    """A heartbeat: `executor` still runs its invocations."""
 
     executor: str
 
 
 class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
-    """`executor` is dead, says `by`, unless it has said anything beyond the seqnum `seen`."""
+    """`by` declares `executor` dead; takes effect if `executor` has no record after the seqnum
+    `seen`.
+    """
 
     executor: str
     seen: _SeqNum
@@ -106,12 +111,13 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
 
 
 class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpointed"):
-    """One of `parts` records that together say what the first `count` records amount to: those
-    below the seqnum `end`. `id` tells which belong together.
+    """One of the `parts` records of a checkpoint of the first `count` records: those below the
+    seqnum `end`.
 
-    `follows`: what comes behind the last part of the checkpoint that its author went by, 0: there
-    was none. It counts only if that is still the newest when its own last part is read: otherwise
-    its author had missed what others covered, and trimmed, meanwhile.
+    All parts of a checkpoint have the same `id`. `follows` is the seqnum after the last part of the
+    previous checkpoint that its author knew; 0: none. The checkpoint is valid only if that one is
+    still the newest when its own last part is read. Otherwise its author had missed records that
+    another checkpoint covers, and that may be trimmed.
     """
 
     id: str
@@ -127,7 +133,7 @@ Event: TypeAlias = Accepted | Claimed | Freed | Ended | Heartbeat | GivenUp | Ch
 
 
 class InvocationsVersionError(IndilogError):
-    """A later version of the platform wrote to the log of invocations."""
+    """A later version of the platform wrote a record of the log of invocations."""
 
 
 _FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="invocations", error=InvocationsVersionError)
@@ -140,10 +146,10 @@ def encoded(event: Event) -> bytes:
 
 
 def decoded(data: bytes) -> Event | None:
-    """Return the event in a record, or None for what is none.
+    """Return the event in a record; None if the data is not an event.
 
     Raises:
-        InvocationsVersionError: a later version wrote it, so it must not be passed over.
+        InvocationsVersionError: a later version wrote it, so it must not be skipped.
     """
     event: Event | None = _FORMAT.decoded(data, _decode)
     return event
@@ -157,7 +163,7 @@ def application_of(function: str) -> str:
 def stream_of(delay_s: float, key: str = "") -> str:
     """Return the stream (a tag) of an invocation that is due after `delay_s`."""
     stream = STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
-    return f"key:{stream}" if key else stream  # those with a key are kept longer
+    return f"key:{stream}" if key else stream  # invocations with a key are kept longer
 
 
 def schedule_tag(schedule: str) -> str:
@@ -166,7 +172,7 @@ def schedule_tag(schedule: str) -> str:
 
 
 def digest_of(arguments: bytes) -> bytes:
-    """Return what is equal for equal JSON arguments, however they are spelled."""
-    with contextlib.suppress(*_NO_JSON):  # what is none is refused elsewhere
+    """Return a digest that is equal for equal JSON values, whatever their spelling."""
+    with contextlib.suppress(*_NO_JSON):  # invalid JSON is refused elsewhere
         arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")
     return hashlib.blake2b(arguments, digest_size=16).digest()

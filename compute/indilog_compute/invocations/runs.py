@@ -1,4 +1,4 @@
-"""The invocations that run on this compute node: each is called, and what came of it recorded."""
+"""Runs invocations on this compute node: calls the function, and records the outcome."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from indilog_compute.invocations.records import (
 
 _PAUSE_S_MIN: Final = 0.05
 _PAUSE_S_MAX: Final = 5.0
-"""What cannot begin or be recorded at the moment is tried again after pauses that double."""
+"""Longest pause in seconds before a call or an append is retried; the pauses double up to it."""
 _FREE_S: Final = 1.0
-"""A platform that stops takes this long to say what it frees."""
+"""Seconds that a stopping platform has to record the invocations that it frees."""
 
 
 class StartedCall(Protocol):
@@ -46,7 +46,7 @@ class StartedCall(Protocol):
 
     @property
     def outcome(self) -> asyncio.Future[Returned | Failed]:
-        """Resolved once, with what came of it."""
+        """Resolved once, with the result or error."""
 
 
 CallT = TypeVar("CallT", bound=StartedCall)
@@ -69,10 +69,10 @@ class StartCall(Protocol[_CallT_co]):
 
 
 class Runs(Generic[CallT]):
-    """Runs invocations here.
+    """Runs invocations on this compute node.
 
     Args:
-        executor: gives the name under which this node runs them.
+        executor: returns the current name of this node's executor.
 
     Attributes:
         rerun: number of invocations begun here that another executor had begun before.
@@ -93,19 +93,19 @@ class Runs(Generic[CallT]):
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, invocation: Invocation) -> None:
-        """Run an invocation, and record what comes of it."""
+        """Run an invocation, and record its outcome."""
         self.rerun += invocation.tries > 1
         task = asyncio.get_running_loop().create_task(self._run(invocation, self._executor()))
         self._running[invocation.id] = task
         task.add_done_callback(partial(self._ended, invocation.id))
 
     def abandon(self, id: str) -> None:  # noqa: A002 - it is called so
-        """Stop running an invocation, if it runs."""
+        """Stop running an invocation, if it runs here."""
         if (task := self._running.pop(id, None)) is not None:
             task.cancel()
 
     async def stop(self, open_: Iterable[Invocation]) -> None:
-        """Stop running all; those that are open are said to be free."""
+        """Stop all invocations, and record the open ones as free."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -129,9 +129,9 @@ class Runs(Generic[CallT]):
     async def _run(self, invocation: Invocation, executor: str) -> None:
         try:
             outcome = await self._run_until_begun(await self._read_accepted(invocation))
-        except DataLossError as error:  # its arguments are lost
+        except DataLossError as error:  # its record with the arguments is lost
             outcome = failed(error)
-        except Exception:  # noqa: BLE001 - outermost: it must not stay open for ever
+        except Exception:  # noqa: BLE001 - outermost: the invocation must end
             structlog.get_logger().exception("invocation failed", invocation=invocation.id)
             sentence = "The platform failed on this invocation; its log says why."
             outcome = failed(IndilogError(sentence))
@@ -145,7 +145,7 @@ class Runs(Generic[CallT]):
             await self._record(_ended(executor, invocation.id, told), invocation)
 
     async def _read_accepted(self, invocation: Invocation) -> Accepted:
-        """Return what was recorded of it, as soon as that can be read."""
+        """Return its `Accepted` record, retrying until the log can be read."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -163,7 +163,7 @@ class Runs(Generic[CallT]):
             return accepted
 
     async def _run_until_begun(self, accepted: Accepted) -> Returned | Failed:
-        """Call the function until it has begun; return what came of it."""
+        """Call the function, retrying until it has begun; return its outcome."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -171,7 +171,7 @@ class Runs(Generic[CallT]):
             except UnknownFunctionError as error:
                 if pause_s == _PAUSE_S_MAX:
                     return failed(error)
-                outcome = None  # a node that takes over may not have its deployment yet
+                outcome = None  # this node may not have read the deployment yet
             except IndilogError as error:
                 outcome = failed(error)
             if outcome is not None and not _could_not_begin(outcome):
@@ -188,13 +188,13 @@ class Runs(Generic[CallT]):
             invocation=accepted.id,
         )
         try:
-            return await asyncio.shield(call.outcome)  # being cancelled is no outcome of the call
+            return await asyncio.shield(call.outcome)  # a cancellation must not reach the call
         except asyncio.CancelledError:
             self._stop(call)
             raise
 
     async def _record(self, event: Event, invocation: Invocation) -> None:
-        """Append until it is certain; a second copy has no effect."""
+        """Append an event, retrying until it is acknowledged; a second copy has no effect."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -216,7 +216,7 @@ def _could_not_begin(outcome: Returned | Failed) -> bool:
 
 
 def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
-    """Return what came of a function that ran, and whose result no record holds."""
+    """Return the failure of a call whose result is too large for a record."""
     return FunctionFailedError(
         f"{function} ran, and what it did stays, but its result cannot be kept: its record has "
         f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
@@ -233,7 +233,7 @@ def _ended(executor: str, id: str, outcome: Returned | Failed) -> Ended:  # noqa
 
 
 def outcome_in(event: Ended) -> Returned | Failed:
-    """Return the outcome that a record has."""
+    """Return the outcome in a record."""
     if event.failure is None:
         return Returned(event.position, event.result or b"null")
     failure = event.failure

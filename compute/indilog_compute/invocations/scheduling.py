@@ -1,14 +1,14 @@
-"""Which due times of the schedules become invocations now. `now` in, records out.
+"""Decides which due times of schedules become invocations. `now` in, records out.
 
-Due times follow the calendar, so `now` is the wall clock here, and here only.
+Due times follow the calendar, so `now` is the wall clock, in this module only.
 
-Every compute node that has workers watches all schedules; the first one accepts what is due at
-once, the others a lease later each, if it is not in the log by then. The log decides: a due time
-counts if the one that it says it follows is the last that counted.
+Every compute node with workers watches all schedules. The first node accepts a due time at once;
+each further node does so one lease later, unless the log has it by then. The log decides: a record
+names the due time that it follows, and takes effect only if that one was the last accepted one.
 
-A wall clock that is set back by less than `SET_BACK_S` has no due time run again, as with Debian's
-cron; one that is set back further, or was ahead by mistake, goes on with the next due time from
-there.
+If the wall clock is set back by less than `SET_BACK_S`, no due time runs again, as with Debian's
+cron. If it is set back further, or was ahead by mistake, the schedule continues with the next due
+time of the new clock.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from indilog_compute.invocations.fold import Fold
 from indilog_compute.invocations.records import Accepted, application_of, schedule_tag
 
 _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
-"""Its time zone is not known on this machine, or it was recorded by another version."""
+"""Raised for an unknown time zone, or a schedule recorded by another version."""
 
 
 SET_BACK_S: Final = 3 * 3600.0
-"""A due time that lies further ahead of the wall clock was noted by a wrong one."""
+"""Seconds. An accepted due time further ahead of the wall clock came from a wrong clock."""
 
 
 class Scheduled(NamedTuple):
     """A schedule of a deployed application.
 
-    `since`: when the first of the deployments was ordered that have had it up to now, one after the
-    other; seconds since 1970 by the log's time.
+    `since`: the time of the first deployment of the unbroken sequence of deployments with this
+    schedule; seconds since 1970 by the log's time.
     """
 
     function: str
@@ -49,7 +49,9 @@ class Scheduled(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the schedule in the log; another expression or time zone is another schedule."""
+        """The schedule's name in the log; a changed expression or time zone makes a new
+        schedule.
+        """
         return f"{self.function} {self.spec.expression} {self.spec.timezone}"
 
 
@@ -57,8 +59,8 @@ class _Watched:
     """A schedule, and its next due time.
 
     Attributes:
-        application: whose function it starts.
-        skipped_to: due times up to this are not run.
+        application: the application of its function.
+        skipped_to: due times up to this one are not run.
     """
 
     def __init__(self, scheduled: Scheduled, since: float) -> None:
@@ -68,17 +70,19 @@ class _Watched:
         self._since = since
         """`Scheduled.since` by the wall clock."""
         self._set_back_to: float | None = None
-        """Where the wall clock was when one of the times was first seen to lie too far ahead."""
+        """The wall clock when a time too far ahead was first noticed."""
         self._next_after: tuple[float, float | None] = -1.0, None
 
     def last_at(self, fold: Fold) -> float:
-        """Return the due time that was accepted last; 0: none."""
+        """Return the last accepted due time; 0 if there is none."""
         last = fold.last_due.get(self.scheduled.name)
         return last.at if last is not None else 0.0
 
     def after(self, fold: Fold, now: float) -> float:
-        """Return the time after which it is due next: a deployment skips nothing that the one
-        before had yet to run, and runs nothing from when none had it.
+        """Return the time after which it is due next.
+
+        A new deployment also runs due times that the previous one had not run yet, and none from
+        the time in which no deployment had the schedule.
         """
         latest = now + SET_BACK_S
         times = [self.last_at(fold), self.skipped_to]
@@ -93,8 +97,8 @@ class _Watched:
         return max(self._set_back_to, *(time for time in times if time <= latest))
 
     def next(self, fold: Fold, now: float) -> float | None:
-        """Return when it is due next, or was without having been accepted; never, if this machine
-        does not understand it.
+        """Return the next due time, or one that passed and was not accepted; None if this machine
+        cannot interpret the schedule.
         """
         after = self.after(fold, now)
         if after != self._next_after[0]:
@@ -112,7 +116,7 @@ class _Watched:
 
 
 class Schedules:
-    """Watches schedules for one compute node, the `rank`th of all, from 0."""
+    """Watches schedules for one compute node; `rank` is its index among all, from 0."""
 
     def __init__(self, rank: int, config: NodeConfig) -> None:
         self.rank = rank
@@ -123,8 +127,8 @@ class Schedules:
         self._watched: dict[str, _Watched] = {}
 
     def take(self, schedules: Iterable[Scheduled], *, ahead_s: float = 0.0) -> None:
-        """Watch these from now on, and no others; `ahead_s`: by how much the wall clock is ahead of
-        the log's time.
+        """Watch exactly these schedules; `ahead_s` is how far the wall clock is ahead of the log's
+        time.
         """
         before = self._watched
         self._watched = {}
@@ -136,10 +140,10 @@ class Schedules:
             )
 
     def next_due(self, fold: Fold, now: float) -> float | None:
-        """Return when to ask for what is due; None: never.
+        """Return when to call `due` next; None: never.
 
-        Schedules of an application without room do not count: it is asked again when an invocation
-        has ended.
+        Schedules of an application at its limit do not count: this is called again when an
+        invocation has ended.
         """
         times = [
             watched.next(fold, now)
@@ -149,7 +153,7 @@ class Schedules:
         return min((t + self._behind_s for t in times if t is not None), default=None)
 
     def due(self, fold: Fold, executor: str, now: float) -> list[Accepted]:
-        """Return what is to be accepted now: nothing of an application that has no room."""
+        """Return the invocations to accept now, except those of applications at their limit."""
         accepted: list[Accepted] = []
         open_ = fold.open_by_application.copy()
         for watched in self._watched.values():
@@ -168,7 +172,7 @@ class Schedules:
         return accepted
 
     def status(self, fold: Fold, now: float) -> list[dict[str, Any]]:
-        """Return when each was last due and is next, for people."""
+        """Return the last and next due time of each schedule, for `/status`."""
         return [
             {
                 "schedule": name,

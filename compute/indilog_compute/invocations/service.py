@@ -1,5 +1,5 @@
-"""The service of one compute node that runs invocations from the log: it follows `$invocations`,
-does what the node's `Executor` decides, and answers callers that start or query invocations.
+"""Runs recorded invocations on one compute node: follows `$invocations`, performs the actions of
+the node's `Executor`, and answers callers that start or query invocations.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
 from indilog_compute.invocations.scheduling import Scheduled, Schedules
 
 _AGAIN_S: Final = 1.0
-"""After an error it goes on after this."""
+"""Pause after an error, in seconds."""
 _ENTRIES_MAX: Final = 100
-"""What is appended at once, so that it fits however small a batch may be."""
+"""Most records appended together, so that they fit into the smallest allowed batch."""
 
 
 class InvocationService:
-    """Runs invocations on one compute node, and tells what came of any.
+    """Runs invocations on one compute node, and returns the outcome of any invocation.
 
     Args:
-        node: names the compute node; an earlier process of that name is surely dead. None: no
-            earlier process is known to be.
-        rank: which of the compute nodes it is, from 0.
-        record_bytes_max: data of a record, for checkpoints.
-        start: starts a call of a function here.
-        stop: stops one.
+        node: name of the compute node; earlier processes of that name are certainly dead. None: no
+            earlier process is known to be dead.
+        rank: index of the compute node, from 0.
+        record_bytes_max: most bytes of data in a record, for checkpoints.
+        start: starts a call of a function on this node.
+        stop: stops such a call.
         is_shared: tells whether several applications are deployed.
     """
 
@@ -126,7 +126,7 @@ class InvocationService:
         self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
 
     async def start(self) -> None:
-        """Follow the log, and run what is to run, from now on.
+        """Start to follow the log and to run invocations.
 
         Raises:
             NotReadyError: the log cannot be read.
@@ -136,7 +136,7 @@ class InvocationService:
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._run_rounds())]
 
     async def stop(self) -> None:
-        """Stop: what runs is freed, to be run again."""
+        """Stop; running invocations are freed, so that they run again."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -159,11 +159,11 @@ class InvocationService:
     ) -> str:
         """Record that `function` is to run after `delay_s`; return the invocation's id.
 
-        With a `key`, the first invocation of the function that was recorded with it is the one that
-        runs, and its id is returned.
+        With a `key`, only the first recorded invocation of the function with that key runs; its id
+        is returned.
 
         Raises:
-            InvalidArgumentsError: the key was used with other arguments, or is none.
+            InvalidArgumentsError: the key was used with other arguments, or is invalid.
             OverloadedError, NotReadyError: nothing was done; try again later.
             CallOutcomeUnknownError: it may run or not.
         """
@@ -185,7 +185,7 @@ class InvocationService:
         if not key:
             await self._append_accepted(event)
             return event.id
-        with self._waiters.reserve_record_wait():  # refused now, while nothing is done
+        with self._waiters.reserve_record_wait():  # before anything is appended
             seqnum = await self._append_accepted(event)
         await self._waiters.wait_for_record(seqnum, self._fold.end)
         decided = self.known(function, arguments, key)
@@ -197,8 +197,8 @@ class InvocationService:
         return decided
 
     def known(self, function: str, arguments: bytes, key: str) -> str | None:
-        """Return the id of the invocation of `function` that has the key, as far as the log is read
-        here; None: there is none, or no key.
+        """Return the id of the invocation of `function` with this key, as of the records read here;
+        None if there is none, or no key.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
@@ -206,7 +206,7 @@ class InvocationService:
         return known_with(self._fold, function, arguments, key)
 
     async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
-        """Return what `known` does, on whichever node it was recorded before this was asked.
+        """As `known`, including all records appended by any node before this call.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
@@ -230,7 +230,7 @@ class InvocationService:
                 ) from error
             raise
         self._admission.appended(application, seqnum)
-        self._admission.read(self._fold.end)  # it may have been read before this task went on
+        self._admission.read(self._fold.end)  # may have been read before this task resumed
         return seqnum
 
     def _check_followed(self) -> None:
@@ -238,10 +238,10 @@ class InvocationService:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
 
     async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - it is called so
-        """Cancel an invocation, durably; return it as it is then, None: it is not known.
+        """Cancel an invocation, durably; return its status after that, None if it is unknown.
 
-        One that waits never begins. One that runs is cancelled, and may have had effects. Of
-        one that is over nothing changes.
+        A waiting invocation never begins. A running one is cancelled, and may have had effects. An
+        ended one does not change.
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
@@ -260,17 +260,17 @@ class InvocationService:
         return await read_status(self._log, found) if found is not None else None
 
     def open_of(self, application: str) -> int:
-        """Return how many invocations of an application wait or run."""
+        """Return the number of open invocations of an application."""
         return self._fold.open_by_application[application]
 
     # --- asking for them
 
     async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - it is called so
-        """Return an invocation, waiting up to `wait_s` for its outcome; None: there was none, or it
-        was forgotten.
+        """Return the status of an invocation, waiting up to `wait_s` for its outcome; None if it
+        never existed or was forgotten.
 
         Raises:
-            DataLossError: it is not known, and records of invocations are lost.
+            DataLossError: it is unknown, and records of invocations are lost.
         """
         found = self._fold.get(id)
         if found is None:
@@ -293,8 +293,8 @@ class InvocationService:
         reserved room (`reserve_outcome_wait`).
 
         Raises:
-            CallOutcomeUnknownError: it is forgotten already.
-            NotReadyError, QuorumUnavailableError: the log cannot be read; it goes on.
+            CallOutcomeUnknownError: its outcome was forgotten.
+            NotReadyError, QuorumUnavailableError: the log cannot be read; the invocation continues.
         """
         if self._fold.get(id) is None:
             await self._read_up_to_now()
@@ -307,7 +307,7 @@ class InvocationService:
                     return outcome_in(event)
                 continue
             told = await read_status(self._log, found)
-            if told is None or told.outcome is None:  # trimmed: others have forgotten it already
+            if told is None or told.outcome is None:  # trimmed: other nodes have forgotten it
                 raise forgotten(id)
             return told.outcome
 
@@ -341,7 +341,7 @@ class InvocationService:
                 return last.seqnum if last is not None else None
 
     def schedule(self, schedules: Iterable[Scheduled]) -> None:
-        """Keep these schedules from now on, and no others."""
+        """Set the schedules to run."""
         self._given = tuple(schedules)
         self._take_schedules()
         self._news.set()
@@ -351,11 +351,11 @@ class InvocationService:
             self._schedules.take(self._given, ahead_s=time.time() - self._clock.now())
 
     def schedules(self) -> list[dict[str, Any]]:
-        """Return when each schedule was last due and is next, ISO 8601."""
+        """Return the last and next due time of each schedule, in ISO 8601."""
         return self._schedules.status(self._fold, time.time())
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people and metrics."""
+        """Return figures for `/status` and `/metrics`."""
         open_ = self._fold.open.values()
         return {
             "open": len(open_),
@@ -377,14 +377,14 @@ class InvocationService:
             try:
                 if not await self._read_on():
                     await self._restore()
-            except Exception as error:  # noqa: BLE001 - outermost: others depend on it
+            except Exception as error:  # noqa: BLE001 - outermost: following must continue
                 self._unread.tell("invocations not followed", error, time.monotonic())
                 self._broken = _broken_by(error)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read_on(self) -> bool:
-        """Apply records until some are lost, which are passed over; False: until it is known that
-        others have trimmed some that were not read here.
+        """Apply records until some are lost; lost ones are skipped. False: other nodes have trimmed
+        records that this node has not read.
         """
         try:
             async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
@@ -401,8 +401,8 @@ class InvocationService:
         return True
 
     async def _restore(self) -> None:
-        """Begin with the newest checkpoint, if there is one; nothing is done before what follows it
-        is read.
+        """Restore the newest checkpoint, if there is one; no action is performed before the records
+        after it are read.
         """
         found = await self._checkpoints.newest()
         await self._clock.begin(self._log)
@@ -417,7 +417,7 @@ class InvocationService:
         self._passed_over = self._disagreed
 
     def _apply_page(self, page: Sequence[Record]) -> bool:
-        """Apply records; False: a checkpoint tells that some before it were not read here."""
+        """Apply records; False: a checkpoint shows that earlier records were not read here."""
         for record in page:
             event = decoded(record.data)
             if event is None:
@@ -434,22 +434,22 @@ class InvocationService:
         return True
 
     def _agrees(self, event: Checkpointed) -> bool:
-        """Tell whether a checkpoint says what is known here, or cannot be read whole."""
+        """Tell whether a checkpoint agrees with the fold, or cannot be read completely."""
         if self._fold.agrees(event):
             return True
-        if event.id != self._passed_over:  # otherwise `_restore` has looked for it already
+        if event.id != self._passed_over:  # otherwise `_restore` has skipped it already
             self._disagreed = event.id
             return False
         structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)
         return True
 
     async def _run_rounds(self) -> None:
-        """Do what the executor decides, one round after the other."""
+        """Perform the executor's actions, one round after the other."""
         while True:
             self._news.clear()
             try:
                 did = await self._run_round()
-            except Exception as error:  # noqa: BLE001 - outermost: the next round may do better
+            except Exception as error:  # noqa: BLE001 - outermost: the next round may succeed
                 self._unadvanced.tell("invocations not advanced", error, time.monotonic())
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -458,7 +458,7 @@ class InvocationService:
                 await self._wait_for_work()
 
     async def _run_round(self) -> bool:
-        """Do what is to be done now; return whether something was recorded for it."""
+        """Perform the current actions; return whether a record was appended."""
         if self._read_to is not None:
             await self._waiters.wait_for_record(self._read_to, self._fold.end)
         if self._fold.is_given_up(self._executor.name):
@@ -476,12 +476,12 @@ class InvocationService:
             self._executor.note_recorded(time.monotonic())
             if self._claimed_too_early(actions):
                 await self._clock.ask(self._log)
-        if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
+        if WriteCheckpoint() in actions:  # last, so that its failure delays nothing
             await self._checkpoints.write()
         return bool(entries)
 
     def _claimed_too_early(self, actions: Sequence[Action]) -> bool:
-        """Whether something was claimed that was not due yet when the log ordered the claim."""
+        """Whether an invocation was claimed that was not due at the log's time of the claim."""
         fold = self._fold
         claims = (a.event for a in actions if isinstance(a, Append))
         ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
@@ -491,7 +491,7 @@ class InvocationService:
         return Now(time.monotonic(), self._clock.now(), time.time())
 
     def _perform(self, action: Action) -> Entry | None:
-        """Do an action, or return what is to be appended for it."""
+        """Perform an action, or return the record to append for it."""
         match action:
             case Begin(invocation):
                 self._runs.begin(invocation)
@@ -506,7 +506,7 @@ class InvocationService:
         return None
 
     async def _wait_for_work(self) -> None:
-        """Wait for a record, or until it is time to do something."""
+        """Wait for a record, or until the next action is due."""
         with suppress(TimeoutError):
             # `wait_for` may lose a cancellation
             async with asyncio.timeout(self._executor.rest_s(self._now())):
@@ -514,12 +514,12 @@ class InvocationService:
 
 
 def _passed_s() -> float:
-    """Return seconds that nothing sets and that pass while the machine sleeps, too."""
+    """Return monotonic seconds that include the machine's sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _broken_by(error: Exception) -> IndilogError | None:
-    """Return why nothing can be run here after `error`; None: it may pass."""
+    """Return the lasting problem that `error` shows; None if `error` may be transient."""
     if isinstance(error, IndilogError):
         return None if error.retryable else error
     return IndilogError(f"{type(error).__name__}; the log says why.")
@@ -538,9 +538,9 @@ def _limits(config: NodeConfig) -> FoldLimits:
 
 
 def _cancelled(invocation: Invocation) -> Failure:
-    """Return the answer to callers of a cancelled invocation.
+    """Return the failure of a cancelled invocation.
 
-    It may begin while that is recorded.
+    The invocation may begin before the cancellation is recorded.
     """
     told = (
         f"{invocation.function} was cancelled; if it had begun, it was asked to stop, and may have "

@@ -1,7 +1,7 @@
-"""The states of a recorded invocation, and what the records of the log change about them, as data.
+"""The states of a recorded invocation and their transitions, as a table.
 
-The fold follows this table: a record that no entry has for an invocation's state changes nothing.
-The state diagram in docs/ARCHITECTURE.md is generated from it (`tests.support.state_diagrams`).
+The fold uses this table. A record without an entry for the invocation's state has no effect. The
+state diagram in docs/ARCHITECTURE.md is generated from it (`tests.support.state_diagrams`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from indilog_compute.invocations.checkpoint import Invocation
 
 
 class State(enum.StrEnum):
-    """How far an invocation is, as callers see it.
+    """The public state of an invocation.
 
     Attributes:
         SCHEDULED: it waits until it is due, and then for an executor that claims it.
         RUNNING: one executor runs it.
         DONE: it ended with a result.
-        FAILED: it ended with a failure, which a cancellation is too.
+        FAILED: it ended with a failure or was cancelled.
     """
 
     SCHEDULED = "scheduled"
@@ -30,11 +30,11 @@ class State(enum.StrEnum):
 
 
 class Change(enum.StrEnum):
-    """What the fold reads in the log about an invocation.
+    """An event about an invocation, as the fold reads it from the log.
 
     Attributes:
         ACCEPTED: it was recorded, due at once, by a live executor, which runs it.
-        DELAYED: it was recorded with a delay, or by an executor that was given up before.
+        DELAYED: it was recorded with a delay, or by an executor that had been given up.
         CLAIMED: an executor claimed it, after it was due.
         FREED: its executor does not run it any more, and it has no outcome.
         EXECUTOR_GIVEN_UP: its executor is dead.
@@ -67,7 +67,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Change], State]] = {
 
 
 def state_of(invocation: Invocation | None) -> State | None:
-    """Return the state of an invocation; None of one that the fold does not have."""
+    """Return the state of an invocation; None for an unknown one."""
     if invocation is None:
         return None
     if invocation.ended is not None:
@@ -76,5 +76,5 @@ def state_of(invocation: Invocation | None) -> State | None:
 
 
 def next_state(invocation: Invocation | None, change: Change) -> State | None:
-    """Return the state that a change brings an invocation to; None: it changes nothing."""
+    """Return the state after a change; None if the change has no effect."""
     return TRANSITIONS.get((state_of(invocation), change))

@@ -25,7 +25,7 @@ def seconds_now() -> float:
     return time.time()
 
 
-def steady_now() -> float:
+def monotonic_now() -> float:
     """Return seconds of a clock that cannot be set and stops while the machine sleeps."""
     return time.monotonic()
 

@@ -153,7 +153,7 @@ class _Death:
 
 
 class DeadExecutors:
-    """The dead executors whose streams are read again, and when: steady time of this process."""
+    """The dead executors whose streams are read again, and when: monotonic time of this process."""
 
     def __init__(self) -> None:
         self._names: dict[str, _Death] = {}

@@ -5,10 +5,10 @@ meanwhile. When its lease has ended, the order of the log chooses a new owner, w
 over one by one. The name of a dead executor is never used again.
 
 **Clocks.** Correctness does not depend on clocks of other machines. Each process counts a lease by
-its own steady clock from when it read the heartbeat. The executor itself counts from before it sent
-the heartbeat, so its own lease always ends first. A process that finds a lease ended records up to
-which seqnum it has read. The claim takes effect if no record at or after that seqnum is about the
-executor. So its effect follows from the records alone, in every process.
+its own monotonic clock from when it read the heartbeat. The executor itself counts from before it
+sent the heartbeat, so its own lease always ends first. A process that finds a lease ended records
+up to which seqnum it has read. The claim takes effect if no record at or after that seqnum is about
+the executor. So its effect follows from the records alone, in every process.
 
 **Unreadable records** are skipped: a lost one may have been any record, which `Executors.lost`
 compensates for; one of a later version is left to that version (`Executors.skip_later_version`).
@@ -36,7 +36,7 @@ class KnownExecutor:
 
     Attributes:
         lease_s: of its last heartbeat, seconds.
-        until: when a new owner may be chosen, by this process's steady clock.
+        until: when a new owner may be chosen, by this process's monotonic clock.
         seqnum: of its last heartbeat.
         last_record_at: seqnum of the last record about it.
         new_owner: which takes over its runs; None: it counts as alive.
@@ -56,7 +56,7 @@ class KnownExecutor:
 class Executors:
     """Applies the records of executors in order.
 
-    Times are those of this process's steady clock (`waiting.steady_now`).
+    Times are those of this process's monotonic clock (`waiting.monotonic_now`).
 
     Attributes:
         end: records below this seqnum are applied or skipped.

@@ -176,10 +176,10 @@ class HeartbeatSender(ABC):
         """
         CALL.set(None)  # the task outlives the call that started it
         log = logs.log(self.log_name)
-        said_at = waiting.steady_now()
+        said_at = waiting.monotonic_now()
         while self._is_busy:
-            await waiting.pause(max(0.0, said_at + self.lease_s / BEATS - waiting.steady_now()))
-            said_at = waiting.steady_now()
+            await waiting.pause(max(0.0, said_at + self.lease_s / BEATS - waiting.monotonic_now()))
+            said_at = waiting.monotonic_now()
             try:
                 await self._renew(log)
             except (IndilogError, Stopped) as error:
@@ -233,10 +233,10 @@ class HeartbeatSender(ABC):
             except DataLossError as error:
                 if error.next_seqnum is not None and error.next_seqnum <= executors.end:
                     continue  # a concurrent look has skipped it
-                executors.lost(seqnum_after_loss(error, executors.end), waiting.steady_now())
+                executors.lost(seqnum_after_loss(error, executors.end), waiting.monotonic_now())
                 _tell(_LOST, log, error)
                 continue
-            now = waiting.steady_now()  # not earlier: a lease is counted from when it was read
+            now = waiting.monotonic_now()  # not earlier: a lease is counted from when it was read
             for record in page:
                 if record.seqnum >= executors.end:
                     self._on_readable(log, record, now)
@@ -280,14 +280,14 @@ class HeartbeatSender(ABC):
     # --- the end
 
     def rests_at(self) -> float | None:
-        """Return when to call `rest`, by `waiting.steady_now`; None: no need."""
+        """Return when to call `rest`, by `waiting.monotonic_now`; None: no need."""
         renewed_at, beating = self.lease.renewed_at, self._beating
         if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
             return None
         if self.executors.left_to(self.lease.name):
             return None
         in_s = renewed_at + self.lease_s * _RESTS - waiting.passed_now()
-        return waiting.steady_now() + in_s
+        return waiting.monotonic_now() + in_s
 
     async def rest(self, log: Log) -> None:
         """Leave while idle, shortly before the lease ends, so that no process needs to look."""

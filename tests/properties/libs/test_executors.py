@@ -30,7 +30,7 @@ SEEDS = 150
 
 @dataclass
 class Process:
-    """One that executes runs and drives, with a steady clock of its own.
+    """One that executes runs and drives, with a monotonic clock of its own.
 
     Attributes:
         sent_at: when it sent the last heartbeat of its name.

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio
 LEASE_S = 1.0  # a busy machine does not lose it
 HOUR_S = 3600.0
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
-"""How far the clocks of the machine are ahead whose tasks run; its steady clock began elsewhere."""
+"""Lead of the running tasks' machine clocks; its monotonic clock has another start."""
 
 
 class Machine(ShopProcess):
@@ -62,10 +62,10 @@ class Machine(ShopProcess):
 
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> MemoryLogs:
-    wall, steady = time.time, time.monotonic
+    wall, monotonic = time.time, time.monotonic
     monkeypatch.setattr(waiting, "seconds_now", lambda: wall() + AHEAD.get())
-    monkeypatch.setattr(waiting, "steady_now", lambda: steady() + 5 * AHEAD.get())
-    monkeypatch.setattr(waiting, "passed_now", lambda: steady() + 7 * AHEAD.get())
+    monkeypatch.setattr(waiting, "monotonic_now", lambda: monotonic() + 5 * AHEAD.get())
+    monkeypatch.setattr(waiting, "passed_now", lambda: monotonic() + 7 * AHEAD.get())
     return MemoryLogs(clock=lambda: wall() + AHEAD.get())
 
 

@@ -80,19 +80,19 @@ async def test_the_claim_rate_is_bounded_on_a_log_without_time() -> None:
 async def test_the_next_record_corrects_an_estimate_that_is_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, steady = [1000.0], [0.0]
+    now, monotonic = [1000.0], [0.0]
     log = log_with(lambda: now[0])
-    monkeypatch.setattr(waiting, "seconds_now", lambda: steady[0])
+    monkeypatch.setattr(waiting, "seconds_now", lambda: monotonic[0])
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=20)
-    steady[0] += 50  # which the log does not count
+    monotonic[0] += 50  # which the log does not count
     assert await queue.take() is None
     assert log.claims == 1
     now[0] += 1
     await queue.push(b"now")
     assert await queue.take() is not None
     now[0] += 19
-    steady[0] += 19
+    monotonic[0] += 19
     delivery = await queue.take()
     assert delivery is not None
     assert delivery.data == b"x"

@@ -8,8 +8,8 @@ from indilog.sdk.log_clock import LogClock
 from indilog.testing import MemoryLog, MemoryLogs
 
 
-class Steady:
-    """A steady clock that the test moves."""
+class Monotonic:
+    """A monotonic clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 7.0
@@ -23,18 +23,18 @@ def log_at(now: list[float]) -> MemoryLog:
 
 
 def test_it_advances_between_records_by_the_steady_clock() -> None:
-    steady = Steady()
-    clock = LogClock(steady)
+    monotonic = Monotonic()
+    clock = LogClock(monotonic)
     clock.read(1000.0)
-    steady.now += 2.5
+    monotonic.now += 2.5
     assert clock.now() == 1002.5
 
 
 def test_a_record_that_is_read_late_does_not_take_it_back() -> None:
-    steady = Steady()
-    clock = LogClock(steady)
+    monotonic = Monotonic()
+    clock = LogClock(monotonic)
     clock.read(1000.0)
-    steady.now += 50.0
+    monotonic.now += 50.0
     clock.read(1010.0)
     assert clock.now() == 1050.0
     clock.read(2000.0)
@@ -43,11 +43,11 @@ def test_a_record_that_is_read_late_does_not_take_it_back() -> None:
 
 @pytest.mark.asyncio
 async def test_what_the_log_says_corrects_it_both_ways() -> None:
-    steady, now = Steady(), [1000.0]
-    clock = LogClock(steady)
+    monotonic, now = Monotonic(), [1000.0]
+    clock = LogClock(monotonic)
     for ahead_s in (50.0, -50.0):
         await clock.ask(log_at(now))
-        steady.now += 10.0
+        monotonic.now += 10.0
         now[0] += 10.0 + ahead_s
         await clock.ask(log_at(now))
         assert clock.now() == now[0]
@@ -55,8 +55,8 @@ async def test_what_the_log_says_corrects_it_both_ways() -> None:
 
 @pytest.mark.asyncio
 async def test_it_asks_once_to_begin_with() -> None:
-    steady, now = Steady(), [1000.0]
-    clock = LogClock(steady)
+    monotonic, now = Monotonic(), [1000.0]
+    clock = LogClock(monotonic)
     clock.read(10.0)  # an old one
     await clock.begin(log_at(now))
     assert clock.now() == 1000.0
