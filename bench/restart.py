@@ -149,7 +149,7 @@ def _batch(shard: ShardId, epoch: Epoch, first: LocalId, records: int) -> bytes:
     builder = BatchBuilder()
     for number in range(first, first + records):
         columns = tag_columns(_LOG, (f"t{number % TAGS}",))
-        builder.add(b"x" * RECORD_BYTES, *columns)
+        builder.add(b"x" * RECORD_BYTES, columns)
     return builder.build(shard=shard, epoch=epoch, first=first, time_us=int(time.time() * 1e6))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NoReturn, assert_never
+from typing import Final, assert_never
 
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import (
@@ -25,7 +25,9 @@ from indilog.base.ids import (
     MetalogPosition,
     NodeId,
     SeqNum,
+    TagColumns,
     TagHash,
+    tags_unpacked,
 )
 from indilog.base.log import Record
 from indilog.base.resend import Resend
@@ -152,30 +154,39 @@ class Engine:
         """The first seqnum not known to be ordered; may lag behind the primary's."""
         return self._replay.tail
 
-    def append(self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object) -> None:
+    def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
         """Put a record into the open batch; `Appended` tells the waiter its seqnum.
 
-        Raises:
-            OverloadedError, SealedError: as `ShardWriter.add`.
-            NotReadyError: this node has no shard.
-        """
-        (self._writer or self._without_shard()).add(data, tags, names, waiter)
-        if self._extended:
-            self._reads.questions.appended(tags)
+        Return whether this role must be called; False: it was to be called already, for a record
+        before this one.
 
-    def append_batch(
-        self, records: Sequence[tuple[bytes, Sequence[TagHash], bytes]], waiter: object
-    ) -> None:
-        """Put records, all or none, into a batch of their own; the waiter gets the first seqnum.
+        Raises:
+            OverloadedError, SealedError, DiskFullError: as `ShardWriter.add`.
+            NotReadyError: this node has no shard, or has stopped.
+        """
+        if self._writer is None:
+            raise self._without_shard()
+        first = self._writer.add(data, columns, waiter)
+        if self._extended:
+            self._reads.questions.appended(tags_unpacked(columns.tags))
+        return first
+
+    def append_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
+        """Put records, all or none, into one batch; the waiter gets the first seqnum.
+
+        Then this role must be called.
 
         Raises: as `append`.
         """
-        (self._writer or self._without_shard()).add_batch(records, waiter)
+        if self._writer is None:
+            raise self._without_shard()
+        self._writer.add_batch(records, waiter)
         if self._extended:
-            self._reads.questions.appended(tag for _, tags, _ in records for tag in tags)
+            for _, columns in records:
+                self._reads.questions.appended(tags_unpacked(columns.tags))
 
-    def _without_shard(self) -> NoReturn:
-        raise NotReadyError("This compute node has no shard to append to (yet).")
+    def _without_shard(self) -> NotReadyError:
+        return NotReadyError("This compute node has no shard to append to (yet).")
 
     def read(
         self,

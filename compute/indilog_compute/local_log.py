@@ -42,7 +42,7 @@ from indilog.base.log import (
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import ClusterConfig
 from indilog.kernel.metalog import Floor
-from indilog.kernel.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.kernel.records import HEADER_BYTES, record_bytes
 from indilog.roles.role import Ordered
 from indilog.runtime.node import NodeShell
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
@@ -140,14 +140,15 @@ class LocalLog(Log):
             tags = _as_tuple(tags)
         if type(data) is not bytes or len(data) > self._bytes_max or len(tags) > self._tags_max:
             check_record(data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
-        hashes, names = tag_columns(self.name, tags)
+        columns = tag_columns(self.name, tags)
         waiter = self._future()
-        engine = self._engine
-        self._wake()
-        engine.append(data, hashes, names, waiter)
+        if self._engine.append(data, columns, waiter):
+            self._wake()
         ordered: Ordered = await waiter
         seqnum, position = ordered
-        self._session.position = max(self._session.position, position)
+        session = self._session
+        if position > session.position:  # noqa: PLR1730 - as `Session.saw`, without two calls
+            session.position = position
         return seqnum
 
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
@@ -160,9 +161,9 @@ class LocalLog(Log):
         for entry in entries:
             tags = _as_tuple(entry.tags)
             check_record(entry.data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
-            hashes, names = tag_columns(self.name, tags)
-            records.append((entry.data, hashes, names))
-            size += len(entry.data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES
+            columns = tag_columns(self.name, tags)
+            records.append((entry.data, columns))
+            size += record_bytes(entry.data, columns)
         if size > limits.batch_bytes_max:
             raise TooLargeError(
                 "The batch's size in bytes", size=size, limit=limits.batch_bytes_max

@@ -31,11 +31,16 @@ from indilog.base.errors import (
     OverloadedError,
     SealedError,
 )
-from indilog.base.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, ShardId, TagHash
+from indilog.base.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, ShardId, TagColumns
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import Span
-from indilog.kernel.records import RECORD_OVERHEAD_BYTES, BatchBuilder, record_bytes, tags_bytes_max
+from indilog.kernel.records import (
+    HEADER_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    BatchBuilder,
+    record_bytes,
+)
 from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
 from indilog.wire.messages import (
     AppendBatch,
@@ -58,16 +63,29 @@ class Takeover(enum.Enum):
     OPEN = enum.auto()
     LOST = enum.auto()
     """A writer with a newer epoch has it."""
+    STOPPED = enum.auto()
+    """This node has stopped."""
 
 
 class _Batch:
-    """Records that go together; sent when it has bytes, ordered when it leaves the queue."""
+    """Records that go together; sent when it is encoded, ordered when it leaves the queue.
 
-    __slots__ = ("accepted", "builder", "encoded", "end", "first", "sent", "waiters")
+    Attributes:
+        bytes: the size that it will have, encoded.
+        bytes_max, records_max: up to which it takes records without a further check of any limit. A
+            batch without records has not been checked yet and takes none.
+    """
+
+    __slots__ = (
+        "accepted", "builder", "bytes", "bytes_max", "encoded", "end", "first", "records_max",
+        "sent", "waiters",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.builder = BatchBuilder()
         self.waiters: list[object | None] = []
+        self.bytes = HEADER_BYTES
+        self.bytes_max = self.records_max = 0
         self.first: LocalId = -1
         self.end: LocalId = -1
         self.encoded = b""
@@ -84,7 +102,7 @@ class OrderedBatch:
         self.first_seqnum = first_seqnum
         self.data = batch.builder.data
         self.names = batch.builder.names
-        self.size_bytes = batch.builder.bytes
+        self.size_bytes = batch.bytes
         self.time = int(batch.accepted * 1e6) / 1e6
         """As readers of the stored batch see it, which counts in microseconds."""
         self.waiters = batch.waiters
@@ -104,8 +122,6 @@ class ShardWriter:
         self._frame_records_max = node.appends.frame_records_max
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
         self._frame_bytes = min(node.appends.frame_bytes, config.cluster.batch_bytes_max)
-        self._room = config.cluster.batch_bytes_max - tags_bytes_max(config.cluster.record_tags_max)
-        """Bytes that an open batch may reach with the data of one more record."""
         self._frames_in_flight_max = node.appends.frames_in_flight_max
         self._pending_max = node.appends.append_pending_max
         self._pending_bytes_max = node.appends.append_pending_bytes_max
@@ -124,8 +140,9 @@ class ShardWriter:
         """How much of the shard is ordered, once that is known."""
         self._opened: set[NodeId] = set()
         self._next: LocalId = -1
-        self._pending = 0
-        self._pending_bytes = 0
+        self._closed_records = 0
+        """Records in batches that are closed and not ordered."""
+        self._closed_bytes = 0
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
         self._reopening: dict[NodeId, Resend] = {}
@@ -136,7 +153,11 @@ class ShardWriter:
     @property
     def pending(self) -> int:
         """Appends that wait to be ordered."""
-        return self._pending
+        return self._closed_records + len(self._open.waiters)
+
+    @property
+    def _pending_bytes(self) -> int:
+        return self._closed_bytes + (self._open.bytes if self._open.waiters else 0)
 
     @property
     def is_read_only(self) -> bool:
@@ -145,83 +166,88 @@ class ShardWriter:
 
     # --- appends
 
-    def add(
-        self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object | None
-    ) -> None:
-        """Put one record into the open batch.
+    def add(self, data: bytes, columns: TagColumns, waiter: object | None) -> bool:
+        """Put one record into the open batch; return whether `flush` must be called for it.
+
+        It need not be called for a record that follows on others in the open batch.
 
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
             SealedError: another writer has the shard.
             DiskFullError: a replica, or the primary, has no disk space left.
+            NotReadyError: this node has stopped.
         """
-        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
-            raise self._overloaded()
-        if self._full_disks.until or self.takeover is Takeover.LOST:
-            raise self._refusal()
-        size = len(data)
-        self._pending += 1
-        self._pending_bytes += size
+        tags, names = columns
+        size = len(data) + len(tags) + len(names) + RECORD_OVERHEAD_BYTES  # as `record_bytes`
         batch = self._open
-        if batch.builder.bytes + size > self._room:
-            self._close()
-            batch = self._open
-        builder, waiters = batch.builder, batch.waiters
+        waiters = batch.waiters
+        first = batch.bytes + size > batch.bytes_max or len(waiters) >= batch.records_max
+        if first:
+            batch = self._open_for(1, size)
+            waiters = batch.waiters
+        batch.bytes += size
         # As `BatchBuilder.add`, without the call.
+        builder = batch.builder
         builder.data.append(data)
-        builder.names.append(names)
-        builder.tags.extend(tags)
-        builder.counts.append(len(tags))
-        builder.bytes += size + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+        builder.columns.append(columns)
         waiters.append(waiter)
-        if len(waiters) >= self._frame_records_max or builder.bytes >= self._frame_bytes:
-            self._close()
+        return first
 
-    def add_batch(
-        self,
-        records: Sequence[tuple[bytes, Sequence[TagHash], bytes]],
-        waiter: object,
-    ) -> None:
+    def add_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
         """Put records into one batch, so that they are stored and ordered together, or not at all.
 
-        They share the open batch with others if there is room: a batch is atomic as a whole.
+        They share the open batch with others if there is room: a batch is atomic as a whole. Then
+        `flush` must be called.
 
         Raises: as `add`; then none of them is taken.
         """
-        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
-            raise self._overloaded()
-        if self.takeover is Takeover.LOST or self._full_disks:
-            raise self._refusal()
-        size = sum(len(data) for data, _, _ in records)
-        whole = sum(record_bytes(*record) for record in records)
-        if self._is_full(len(records), whole):
-            self._close()
-        for data, tags, names in records:
-            self._open.builder.add(data, tags, names)
-        self._open.waiters += [waiter, *[None] * (len(records) - 1)]
-        self._pending += len(records)
-        self._pending_bytes += size
-        if self._is_full():
-            self._close()
+        size = sum(record_bytes(*record) for record in records)
+        batch = self._open_for(len(records), size)
+        batch.bytes += size
+        for data, columns in records:
+            batch.builder.add(data, columns)
+        batch.waiters += [waiter, *[None] * (len(records) - 1)]
 
-    def _is_full(self, records: int = 0, size_bytes: int = 0) -> bool:
-        """Whether the open batch has reached its limits, or would with so much more."""
+    def _open_for(self, records: int, size_bytes: int) -> _Batch:
+        """Return the open batch for so many records: another one, if they do not fit any more.
+
+        This checks all limits, and sets those of the batch. They stay right, because what else
+        waits only decreases while the batch is open.
+        """
+        records_left = self._pending_max - self.pending
+        bytes_left = self._pending_bytes_max - self._pending_bytes
+        if records_left <= 0 or bytes_left <= 0:
+            raise self._overloaded()
+        if self._full_disks or self.takeover in (Takeover.LOST, Takeover.STOPPED):
+            raise self._refusal()
         batch = self._open
-        return (
-            len(batch.waiters) + records >= self._frame_records_max
-            or batch.builder.bytes + size_bytes >= self._frame_bytes
-        )
+        if (
+            len(batch.waiters) + records > self._frame_records_max
+            or batch.bytes + size_bytes > self._frame_bytes
+        ):
+            self._close()
+            batch = self._open
+        batch.records_max = min(self._frame_records_max, len(batch.waiters) + records_left)
+        batch.bytes_max = min(self._frame_bytes, batch.bytes + bytes_left)
+        return batch
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(
-            f"{self._pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
+            f"{self.pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
             "try again when some are done."
         )
 
     def _close(self) -> None:
         if self._open.waiters:
             self._closed.append(self._open)
+            self._closed_records += len(self._open.waiters)
+            self._closed_bytes += self._open.bytes
             self._open = _Batch()
+
+    def _forget(self, batch: _Batch) -> None:
+        """Note that a closed batch does not wait to be ordered any more."""
+        self._closed_records -= len(batch.waiters)
+        self._closed_bytes -= batch.bytes
 
     def flush(self, now: Instant) -> list[Effect]:
         """Send the open batches, within the limit of frames in flight."""
@@ -269,8 +295,7 @@ class ShardWriter:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
             assert batch.first >= span.first_localid, "spans of a shard follow on"
-            self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.data))
+            self._forget(batch)
             offset = batch.first - span.first_localid
             done.append(OrderedBatch(batch, span.first_seqnum + offset))
         return done
@@ -331,8 +356,7 @@ class ShardWriter:
         while self._in_flight and self._in_flight[0].end <= cut:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
-            self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.data))
+            self._forget(batch)
             effects += _answers(batch, unknown)
         return effects + self._open_shard(now)
 
@@ -420,8 +444,8 @@ class ShardWriter:
             return []
         self._close()
         effects = [e for batch in self._closed for e in _answers(batch, self._full_disks.error())]
-        self._pending = sum(len(batch.waiters) for batch in self._in_flight)
-        self._pending_bytes -= sum(sum(map(len, b.builder.data)) for b in self._closed)
+        for batch in self._closed:
+            self._forget(batch)
         self._closed.clear()
         return effects
 
@@ -440,6 +464,7 @@ class ShardWriter:
             "The platform was closed before the append was ordered; the record may or may not be "
             "in the log."
         )
+        self.takeover = Takeover.STOPPED
         return self._tell_all(unsent=unsent, sent=unknown)
 
     def _tell_all(self, *, unsent: IndilogError, sent: IndilogError) -> list[Effect]:
@@ -449,10 +474,12 @@ class ShardWriter:
         effects += [e for batch in self._in_flight for e in _answers(batch, sent)]
         self._closed.clear()
         self._in_flight.clear()
-        self._pending = self._pending_bytes = self._in_flight_bytes = 0
+        self._closed_records = self._closed_bytes = self._in_flight_bytes = 0
         return effects
 
     def _refusal(self) -> IndilogError:
+        if self.takeover is Takeover.STOPPED:
+            return NotReadyError("The platform has stopped; open it again.")
         return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
 
     def _lost(self) -> SealedError:
@@ -515,8 +542,7 @@ class ShardWriter:
             batch.accepted = batch.accepted or now
         while self._closed and now >= self._closed[0].accepted + self._timeout_s:
             batch = self._closed.popleft()
-            self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.data))
+            self._forget(batch)
             effects += _answers(
                 batch,
                 NotReadyError(
@@ -530,9 +556,11 @@ class ShardWriter:
         return [Send(replica, message) for replica in self.replicas]
 
     def check_invariants(self) -> None:
-        """In flight, batches follow on; the count of pending appends is what the queues hold."""
-        batches = [*self._in_flight, *self._closed, self._open]
-        assert self._pending == sum(len(b.waiters) for b in batches)
+        """In flight, batches follow on; what waits is what the queues hold."""
+        batches = [*self._in_flight, *self._closed]
+        assert self._closed_records == sum(len(b.waiters) for b in batches)
+        assert self._closed_bytes == sum(b.bytes for b in batches)
+        assert bool(self._open.waiters) == bool(self._open.records_max)
         for before, after in zip(self._in_flight, list(self._in_flight)[1:], strict=False):
             assert before.end == after.first
 

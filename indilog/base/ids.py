@@ -9,9 +9,10 @@ record.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NewType, TypeAlias
+from typing import Final, NamedTuple, NewType, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
@@ -49,6 +50,8 @@ UserTag: TypeAlias = str | int
 MAX_SEQNUM: Final = 2**63 - 1
 """The greatest seqnum; as a bound it means the end of the log."""
 EMPTY_TAG: Final[TagHash] = 0
+HASH_BYTES: Final = 8
+"""Bytes of a `TagHash` in batches and index data."""
 TAG_BYTES_MAX: Final = 256
 """Bytes of a text tag, in UTF-8, at most."""
 LOG_NAME_BYTES_MAX: Final = 128
@@ -121,14 +124,21 @@ def tag_hash(log: str, tag: UserTag) -> TagHash:
     return _folded(log, _spelled(tag))
 
 
-TagColumns: TypeAlias = tuple[tuple[TagHash, ...], bytes]
-"""What a record carries: its hashes, the log's first, and its names."""
+class TagColumns(NamedTuple):
+    """What a record carries beside its data, as batches have it."""
+
+    tags: bytes
+    """Its hashes, the log's first: u64 each, little endian."""
+    names: bytes
+    """The spelling of its log and tags (`names_decoded`)."""
+
 
 _COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
 _COLUMNS_OVERHEAD_BYTES: Final = 512
-_HASH_BYTES: Final = 128
-"""A hash and its tag: an integer, a text's header, their places in tuples."""
+_TAG_BYTES: Final = 128
+"""A tag's hash, a text's header, its place in a tuple."""
 _CHAR_BYTES_MAX: Final = 4
+_TAG_TYPES: Final = frozenset({str, int})
 
 
 class _ColumnsCache:
@@ -142,28 +152,37 @@ class _ColumnsCache:
     __slots__ = ("_bytes", "_bytes_max", "_old", "young")
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
         self._bytes = 0
-        self.young: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
-        self._old: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+        self._bytes_max = bytes_max
+        self.young: dict[tuple[object, ...], TagColumns] = {}
+        """By log and tags; beside them the types of the tags, if one is an integer."""
+        self._old: dict[tuple[object, ...], TagColumns] = {}
 
-    def get(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns | None:
-        key = log, tags
-        if (columns := self.young.get(key)) is not None:
-            return columns
-        if (columns := self._old.get(key)) is not None:
-            self.put(log, tags, columns)
+    def columns(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns:
+        """Return the columns, kept or made.
+
+        Raises:
+            InvalidTagError: a tag is empty, zero, too long or of a wrong type.
+        """
+        types = tuple(map(type, tags))
+        if not _TAG_TYPES.issuperset(types):
+            return _columns_of(log, tags)
+        # Only text equals nothing of another type: True and 7.0 equal the integers 1 and 7.
+        key = (log, tags, types) if int in types else (log, tags)
+        columns = self.young.get(key)
+        if columns is None:
+            columns = self._old.get(key) or _columns_of(log, tags)
+            self._put(key, columns, len(tags))
         return columns
 
-    def put(self, log: str, tags: tuple[UserTag, ...], columns: TagColumns) -> None:
-        hashes, names = columns
+    def _put(self, key: tuple[object, ...], columns: TagColumns, tags: int) -> None:
         # The key has the names once more, as text of up to four bytes a character.
-        size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(names)
-        size_bytes += _HASH_BYTES * len(hashes)
+        size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(columns.names)
+        size_bytes += _TAG_BYTES * (1 + tags)
         if 2 * (self._bytes + size_bytes) > self._bytes_max:
             self._old, self.young = self.young, {}
             self._bytes = 0
-        self.young[log, tags] = columns
+        self.young[key] = columns
         self._bytes += size_bytes
 
     def __len__(self) -> int:
@@ -174,27 +193,31 @@ _columns = _ColumnsCache(_COLUMNS_BYTES_MAX)
 
 
 def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-    """Return what a record of `log` with `tags` carries: its hashes, the log's first, and its
-    names.
+    """Return what a record of `log` with `tags` carries.
 
     Raises:
         InvalidTagError: a tag is empty, zero, too long or of a wrong type.
     """
-    for tag in tags:
-        # Only of exact types equal means the same: True and 7.0 equal the integers 1 and 7.
-        if type(tag) is not str and type(tag) is not int:
-            return _columns_of(log, tags)
-    columns = _columns.young.get((log, tags))  # the hit of every append, without a call
-    if columns is None and (columns := _columns.get(log, tags)) is None:
-        columns = _columns_of(log, tags)
-        _columns.put(log, tags, columns)
-    return columns
+    try:  # the hit of nearly every append, without a call: a key without types has text alone
+        return _columns.young[log, tags]
+    except (KeyError, TypeError):  # TypeError: something that is no tag, and has no hash
+        return _columns.columns(log, tags)
 
 
 def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     spelled = dict.fromkeys(map(_spelled, tags))
     hashes = (log_tag(log), *(_folded(log, name) for name in spelled))
-    return hashes, "\x1f".join([log, *spelled]).encode()
+    return TagColumns(tags_packed(*hashes), "\x1f".join([log, *spelled]).encode())
+
+
+def tags_packed(*tags: TagHash) -> bytes:
+    """Return hashes as batches have them: u64 each, little endian."""
+    return b"".join(tag.to_bytes(HASH_BYTES, "little") for tag in tags)
+
+
+def tags_unpacked(packed: bytes) -> array[TagHash]:
+    """Return the hashes that `tags_packed` packed."""
+    return array("Q", packed)
 
 
 def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:

@@ -188,7 +188,7 @@ class AppendsConfig(Group):
     frame_records_max: int = 256
     """Records after which an open batch is closed."""
     frame_bytes: int = 384 * KIB
-    """Bytes after which an open batch is closed; at most `batch_bytes_max` counts."""
+    """Bytes of an open batch, unless one append has more; at most `batch_bytes_max` counts."""
     frames_in_flight_max: int = 8
     """Batches sent and not yet ordered. At this number further appends wait in the open batch."""
     append_pending_max: int = 65_536

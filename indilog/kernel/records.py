@@ -30,12 +30,13 @@ from crc32c import crc32c
 
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import (
+    HASH_BYTES,
     LOG_NAME_BYTES_MAX,
     TAG_BYTES_MAX,
     Epoch,
     LocalId,
     ShardId,
-    TagHash,
+    TagColumns,
 )
 
 MAGIC: Final = b"ILRB"
@@ -47,9 +48,10 @@ RECORD_OVERHEAD_BYTES: Final = 13
 """Bytes that a record adds to its batch besides its tags (8 each), names and data."""
 
 
-def record_bytes(data: bytes, tags: Sequence[TagHash], names: bytes) -> int:
+def record_bytes(data: bytes, columns: TagColumns) -> int:
     """Return how many bytes a record adds to its batch."""
-    return len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+    tags, names = columns
+    return len(data) + len(tags) + len(names) + RECORD_OVERHEAD_BYTES
 
 
 def tags_bytes_max(tags_max: int) -> int:
@@ -100,57 +102,54 @@ class RawRecord(NamedTuple):
 class BatchBuilder:
     """Collects records until they are packed; the open batch of a writer.
 
-    Every append runs `add`, so it is kept to a few list operations.
+    Every append runs `add`, or does the same without the call.
 
     Attributes:
-        data, names: of each record. Others keep these lists after the batch is packed, so they must
-            not change then.
-        tags: of all records.
-        counts: the number of tags of each record.
-        bytes: the size that the batch will have.
+        data: of each record. Others keep this list after the batch is packed, so it must not change
+            then.
+        columns: the tags and names of each record; at most 255 tags. The caller checks limits.
+        names: of each record, once they are packed.
     """
 
-    __slots__ = ("bytes", "counts", "data", "names", "tags")
+    __slots__ = ("columns", "data", "names")
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
-        self.names: list[bytes] = []
-        self.tags: list[TagHash] = []
-        self.counts = bytearray()
-        self.bytes = HEADER_BYTES
+        self.columns: list[TagColumns] = []
+        self.names: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
-        """Add one record with at most 255 tags; the caller checks limits."""
+    def add(self, data: bytes, columns: TagColumns) -> None:
+        """Add one record."""
         self.data.append(data)
-        self.names.append(names)
-        self.tags.extend(tags)
-        self.counts.append(len(tags))
-        self.bytes += len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+        self.columns.append(columns)
 
     def build(
         self, *, shard: ShardId, epoch: Epoch, first: LocalId, time_us: int, logspace: int = 0
     ) -> bytes:
         """Pack the records, as localids `first` and up of `shard`."""
         assert self.data, "an empty batch has no place in a shard"
+        tags, self.names = zip(*self.columns, strict=True)
         data_ends = array("I", accumulate(map(len, self.data)))
         names_ends = array("I", accumulate(map(len, self.names)))
+        packed_tags = b"".join(tags)
         columns = b"".join(
             (
-                array("Q", self.tags).tobytes(),
-                data_ends.tobytes(),
-                names_ends.tobytes(),
-                array("I", map(crc32c, self.data)).tobytes(),
-                self.counts,
+                packed_tags,
+                data_ends,
+                names_ends,
+                array("I", map(crc32c, self.data)),
+                bytes([len(own) // HASH_BYTES for own in tags]),
                 *self.names,
             )
         )
         data = self.data[0] if len(self.data) == 1 else b"".join(self.data)
         header = _HEADER.pack(
             MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us, len(data_ends),
-            len(self.tags), names_ends[-1], data_ends[-1], crc32c(columns), crc32c(data),
+            len(packed_tags) // HASH_BYTES, names_ends[-1], data_ends[-1], crc32c(columns),
+            crc32c(data),
         )  # fmt: skip
         return b"".join((header, _CRC.pack(crc32c(header)), columns, data))
 
@@ -285,15 +284,15 @@ class RecordBatch:
         """Return a batch of as many records in which the dead ones are tombstones: no tags, not
         even that of a log, no names, no data.
         """
-        header, builder, at = self.header, BatchBuilder(), 0
-        tags = array("Q", self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * header.tags])
+        header, builder, at = self.header, BatchBuilder(), HEADER_BYTES
         for index, (count, is_dead) in enumerate(zip(self.tag_counts, dead, strict=True)):
+            end = at + HASH_BYTES * count
             if is_dead:
-                builder.add(b"", (), b"")
+                builder.add(b"", TagColumns(b"", b""))
             else:
                 raw = self.record(index)
-                builder.add(raw.data, tags[at : at + count], raw.names)
-            at += count
+                builder.add(raw.data, TagColumns(self.buffer[at:end], raw.names))
+            at = end
         return builder.build(
             shard=header.shard,
             epoch=header.epoch,

@@ -75,7 +75,7 @@ from indilog.runtime.snapshot_files import SnapshotFiles
 from indilog.runtime.transport.fence import Fence, Refused
 from indilog.runtime.transport.outbox import Outbox
 from indilog.runtime.transport.transport import Transport
-from indilog.runtime.waiters import resolve, resolve_all, resolve_each
+from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_ordered
 
 _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the event loop continues with other tasks."""
@@ -525,11 +525,7 @@ class NodeShell:
         for effect in held:
             if isinstance(effect, Appended):
                 self.metrics.appended += len(effect.waiters)
-                seqnum, position = effect.first, effect.position
-                for waiter in effect.waiters:
-                    if waiter is not None and not waiter.done():  # type: ignore[attr-defined]
-                        waiter.set_result((seqnum, position))  # type: ignore[attr-defined]
-                    seqnum += 1
+                resolve_ordered(effect)
             else:
                 resolve(effect.waiter, effect.outcome)
 

@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from indilog.roles.role import Appended
+
 
 def resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
     """Resolve all of these futures with None."""
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+def resolve_ordered(appended: Appended) -> None:
+    """Give the callers of appends their seqnums, except those that were cancelled."""
+    position = appended.position
+    for seqnum, waiter in enumerate(appended.waiters, appended.first):
+        if waiter is not None:
+            try:
+                waiter.set_result((seqnum, position))  # type: ignore[attr-defined]
+            except asyncio.InvalidStateError:
+                assert waiter.cancelled(), "an append has one outcome"  # type: ignore[attr-defined]
 
 
 def resolve_each(waiters: Iterable[object | None], outcome: object) -> None:

@@ -40,7 +40,7 @@ from indilog.base.log import (
 )
 from indilog.base.retention import Retention, checked_retention
 from indilog.config import MIB, ClusterConfig
-from indilog.kernel.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.kernel.records import HEADER_BYTES, record_bytes
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
@@ -179,7 +179,7 @@ class MemoryLog(Log):
         return self.logs
 
     def _stream(self, tag: UserTag | None) -> bytes:
-        return tag_columns(self.name, () if tag is None else (tag,))[1]
+        return tag_columns(self.name, () if tag is None else (tag,)).names
 
     def _checked(self, data: bytes, tags: Iterable[UserTag]) -> tuple[bytes, bytes, int]:
         """Return data, names and the bytes that the record takes in a batch."""
@@ -188,8 +188,8 @@ class MemoryLog(Log):
         check_record(
             data, listed, bytes_max=config.record_bytes_max, tags_max=config.record_tags_max
         )
-        hashes, names = tag_columns(self.name, tuple(listed))
-        return data, names, len(data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES
+        columns = tag_columns(self.name, tuple(listed))
+        return data, columns.names, record_bytes(data, columns)
 
     def _saw(self) -> None:
         self.session.saw(self.logs.position)

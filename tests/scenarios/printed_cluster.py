@@ -233,7 +233,7 @@ class PrintedCluster:
 
     # --- turns
 
-    def call(self, node: Node, waiter: str, call: Callable[[], None]) -> None:
+    def call(self, node: Node, waiter: str, call: Callable[[], object]) -> None:
         """Let a caller call an engine, and the engine have its turn."""
         self.lines.append(f"{waiter} at {node.name}")
         try:

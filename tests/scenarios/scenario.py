@@ -130,7 +130,7 @@ class Scenario:
         self._name_tags(log, tags)
         columns = tag_columns(log, tuple(tags))
         waiter = self._number_waiter("append")
-        self._cluster.call(node, waiter, lambda: engine.append(data.encode(), *columns, waiter))
+        self._cluster.call(node, waiter, lambda: engine.append(data.encode(), columns, waiter))
 
     def read(self, command: Command) -> None:
         """Read the next record with a tag from a seqnum on; `*`: with any tag."""

@@ -286,10 +286,8 @@ BUGS: Final = (
     Bug(
         "the limit of waiting appends is ignored",
         "compute/indilog_compute/shard_writer.py",
-        "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
-        " waiter: object | None\n    ) -> None:",
-        "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
-        " waiter: object | None\n    ) -> None:\n        self._pending_max = 1 << 62",
+        "        records_left = self._pending_max - self.pending\n",
+        "        records_left = 1 << 62\n",
     ),
     Bug(
         "reads are answered before the session's position is applied",
@@ -326,8 +324,8 @@ BUGS: Final = (
     Bug(
         "a session does not remember what it has appended",
         "compute/indilog_compute/local_log.py",
-        "        self._session.position = max(self._session.position, position)\n",
-        "        del position\n",
+        "            session.position = position\n",
+        "            pass\n",
     ),
     Bug(
         "an answer over a link has the position from before the operation",

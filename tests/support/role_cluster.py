@@ -150,9 +150,8 @@ class RoleCluster:
     # --- what callers do
 
     def append(self, data: bytes, *tags: str, engine: int = 0) -> Waiter:
-        hashes, names = tag_columns(LOG, tags)
         waiter = Waiter(data, tags)
-        self.engine(engine).append(data, hashes, names, waiter)
+        self.engine(engine).append(data, tag_columns(LOG, tags), waiter)
         return waiter
 
     def read(

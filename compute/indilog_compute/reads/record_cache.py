@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from indilog.base.ids import SeqNum
@@ -31,14 +32,14 @@ _DEAD_MAX: Final = 256
 class _Span(NamedTuple):
     """Consecutive records that one cut ordered, as they were appended."""
 
-    datas: list[bytes]
-    names: list[bytes]
+    datas: Sequence[bytes]
+    names: Sequence[bytes]
     time: float
     ordered_at: float
     size_bytes: int
 
 
-_EVICTED: Final = _Span([], [], 0.0, 0.0, 0)
+_EVICTED: Final = _Span((), (), 0.0, 0.0, 0)
 
 
 class RecordCache:
@@ -79,15 +80,15 @@ class RecordCache:
     def add_span(
         self,
         first_seqnum: SeqNum,
-        datas: list[bytes],
-        names: list[bytes],
+        datas: Sequence[bytes],
+        names: Sequence[bytes],
         time: float,
         ordered_at: float,
         size_bytes: int,
     ) -> None:
         """Keep own appends that were ordered from `first_seqnum` on; calls ascend by seqnum.
 
-        The lists are kept, not copied: the caller must not change them afterwards.
+        The sequences are kept, not copied: the caller must not change them afterwards.
 
         Args:
             first_seqnum: where the first record is.

@@ -5,7 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
+from indilog.base.ids import (
+    Epoch,
+    Instant,
+    NodeId,
+    ShardId,
+    TagColumns,
+    ViewNumber,
+    tag_columns,
+    tags_packed,
+)
 from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords
 from indilog.kernel.view import view_of
@@ -30,7 +39,12 @@ SHARD = ShardId(0)
 JOIN = 1 << 32
 """The first request number of epoch 1."""
 TAG, LOG = 77, 11
-NAMES = tag_columns("orders", ("x",))[1]
+NAMES = tag_columns("orders", ("x",)).names
+
+
+def carrying(*tags: int) -> TagColumns:
+    """Return the columns of a record with these hashes."""
+    return TagColumns(tags_packed(*tags), NAMES)
 
 
 class Driver:

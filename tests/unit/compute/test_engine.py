@@ -53,6 +53,7 @@ from tests.unit.compute.engine_driver import (
     B,
     Driver,
     answers,
+    carrying,
     joined,
     sends,
     stored,
@@ -61,7 +62,7 @@ from tests.unit.compute.engine_driver import (
 
 def test_an_appended_record_is_acknowledged_with_its_seqnum_and_read_from_memory() -> None:
     driver = joined()
-    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
     sent = sends(driver.turn(), AppendBatch)
     assert [to for to, _ in sent] == [A, B]
     effects = driver.order(1)
@@ -76,7 +77,7 @@ def test_a_node_without_a_shard_refuses_appends() -> None:
     engine = Engine(NodeId("engine-9"), [view], Config())
     engine.handle([Started(Epoch(1))], Instant(0))
     with pytest.raises(NotReadyError):
-        engine.append(b"", (), b"", "waiter")
+        engine.append(b"", carrying(), "waiter")
 
 
 def test_a_join_is_resent_until_the_primary_answers() -> None:
@@ -87,7 +88,7 @@ def test_a_join_is_resent_until_the_primary_answers() -> None:
 
 def test_a_read_waits_until_index_data_of_its_session_is_applied() -> None:
     driver = joined()
-    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
     driver.turn()
     driver.order(1, index_data=False)
     assert driver.read(0, position=1) is PENDING
@@ -187,10 +188,10 @@ def test_a_lookup_without_answer_is_restarted_and_its_late_answer_is_ignored() -
 def test_a_page_is_gathered_from_cache_and_storage_in_order() -> None:
     driver = joined(record_cache_bytes_max=1500)
     for data in (b"old" * 400, b"own"):
-        driver.engine.append(data, (LOG, TAG), NAMES, "waiter")
+        driver.engine.append(data, carrying(LOG, TAG), "waiter")
         driver.turn()
         driver.order(1)
-    driver.engine.append(b"new" * 100, (LOG, TAG), NAMES, "waiter")
+    driver.engine.append(b"new" * 100, carrying(LOG, TAG), "waiter")
     driver.turn()
     driver.order(1)
     driver.engine.read_page(TAG, 0, 0, 10, "pager")
@@ -352,9 +353,9 @@ def test_a_trim_that_was_sent_when_the_node_stops_may_still_happen() -> None:
 
 def test_a_stopping_node_answers_all_waiting_callers() -> None:
     driver = joined()
-    driver.engine.append(b"sent", (LOG, TAG), NAMES, "sent")
+    driver.engine.append(b"sent", carrying(LOG, TAG), "sent")
     driver.turn()
-    driver.engine.append(b"kept", (LOG, TAG), NAMES, "kept")
+    driver.engine.append(b"kept", carrying(LOG, TAG), "kept")
     driver.engine.watches.add(TAG, 0, "watcher")
     driver.read(7, tag=99)
     told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
@@ -391,7 +392,7 @@ def test_a_read_through_the_suffix_moves_the_session_to_the_metalogs_position() 
 def test_a_record_has_one_time_from_memory_and_from_storage() -> None:
     driver = joined()
     driver.now = 1_700_000_000.123_456_789
-    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
     ((_, sent), _) = sends(driver.turn(), AppendBatch)
     driver.order(1)
     record = driver.read(0)

@@ -22,7 +22,6 @@ from indilog.wire.messages import (
 from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     JOIN,
-    NAMES,
     PRIMARY,
     SHARD,
     TAG,
@@ -30,6 +29,7 @@ from tests.unit.compute.engine_driver import (
     Driver,
     answered,
     answers,
+    carrying,
     joined,
     sends,
 )
@@ -75,7 +75,7 @@ def test_an_engine_that_applied_replaced_entries_joins_again() -> None:
 
 def test_the_caches_are_empty_after_joining_again() -> None:
     driver = joined()
-    driver.engine.append(b"mine", (TAG,), NAMES, "caller")
+    driver.engine.append(b"mine", carrying(TAG), "caller")
     driver.turn()
     driver.order(1)
     assert driver.engine.status()["record_cache"]["entries"] == 1
@@ -88,9 +88,9 @@ def test_an_append_that_was_ordered_while_joining_again_has_an_unknown_outcome()
     driver = joined()
     driver.order(1)
     driver.order(1)
-    driver.engine.append(b"lost sight of", (TAG,), NAMES, "first")
+    driver.engine.append(b"lost sight of", carrying(TAG), "first")
     driver.turn()
-    driver.engine.append(b"still under way", (TAG,), NAMES, "second")
+    driver.engine.append(b"still under way", carrying(TAG), "second")
     driver.turn()
     ((_, question),) = sends(after_a_replacement(driver), TailWanted)
     assert isinstance(question, TailWanted)
@@ -132,7 +132,7 @@ def test_batches_are_sent_as_before_after_joining_again() -> None:
     driver.order(1)
     ((_, question),) = sends(after_a_replacement(driver), TailWanted)
     assert isinstance(question, TailWanted)
-    driver.engine.append(b"waits", (TAG,), NAMES, "caller")
+    driver.engine.append(b"waits", carrying(TAG), "caller")
     assert sends(driver.turn(), AppendBatch) == []
     told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
     assert len(sends(told, AppendBatch)) == 2

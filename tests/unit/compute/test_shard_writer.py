@@ -31,7 +31,7 @@ A, B = NodeId("storage-0"), NodeId("storage-1")
 SHARD = ShardId(3)
 EPOCH = Epoch(7)
 ASKED = ShardStoredWanted(SHARD, EPOCH)
-TAGS, NAMES = tag_columns("orders", ("new",))
+COLUMNS = tag_columns("orders", ("new",))
 
 
 def at(seconds: float) -> Instant:
@@ -61,7 +61,7 @@ def opened(*, stored: int = 0, **settings: float) -> ShardWriter:
 
 def append(shard: ShardWriter, *data: bytes) -> None:
     for item in data:
-        shard.add(item, TAGS, NAMES, item)
+        shard.add(item, COLUMNS, item)
 
 
 def batches(effects: list[Effect]) -> list[RecordBatch]:
@@ -146,7 +146,7 @@ def test_a_full_disk_refuses_unsent_and_new_appends() -> None:
         append(shard, b"late")
     full = [shard.is_read_only]
     with pytest.raises(DiskFullError):
-        shard.add_batch([(b"late", TAGS, NAMES)], b"late")
+        shard.add_batch([(b"late", COLUMNS)], b"late")
     shard.check_invariants()
     assert shard.pending == 1
     shard.on_disk_full(A, full=False, now=at(2))
@@ -327,10 +327,55 @@ def test_the_append_beyond_the_limit_is_refused_whole() -> None:
     assert contents(batch) == [b"a", b"b"]
 
 
+def test_appends_beyond_the_limit_of_bytes_are_refused_until_some_are_ordered() -> None:
+    shard = opened(append_pending_bytes_max=5_000)
+    while shard.pending < 5:
+        append(shard, b"x" * 1_000)
+    with pytest.raises(OverloadedError, match="5 appends"):
+        append(shard, b"one more")
+    shard.flush(at(0))
+    with pytest.raises(OverloadedError, match="5 appends"):
+        append(shard, b"in flight")
+    shard.ordered(Span(SHARD, 0, 0, 5))
+    append(shard, b"room again")
+    shard.check_invariants()
+
+
+def test_an_open_batch_takes_more_records_once_others_are_ordered() -> None:
+    shard = opened(append_pending_max=3)
+    append(shard, b"a", b"b")
+    shard.flush(at(0))
+    append(shard, b"c")
+    with pytest.raises(OverloadedError):
+        append(shard, b"refused")
+    shard.ordered(Span(SHARD, 0, 0, 2))
+    append(shard, b"d", b"e")
+    (batch,) = batches(shard.flush(at(0)))
+    assert contents(batch) == [b"c", b"d", b"e"]
+
+
+def test_only_the_first_record_of_an_open_batch_needs_a_flush() -> None:
+    shard = opened(frame_records_max=2)
+    assert [shard.add(b"x", COLUMNS, n) for n in range(5)] == [True, False, True, False, True]
+    shard.flush(at(0))
+    assert shard.add(b"x", COLUMNS, 5)
+
+
+def test_a_stopped_node_refuses_appends() -> None:
+    shard = opened()
+    append(shard, b"a")
+    assert len(shard.abandon()) == 1
+    with pytest.raises(NotReadyError, match="has stopped"):
+        append(shard, b"b")
+    with pytest.raises(NotReadyError, match="has stopped"):
+        shard.add_batch([(b"c", COLUMNS)], "caller")
+    assert shard.pending == 0
+
+
 def test_a_batch_of_a_caller_is_not_split_by_the_frame_limit() -> None:
     shard = opened(frame_records_max=2)
     append(shard, b"before")
-    shard.add_batch([(bytes([n]), TAGS, NAMES) for n in range(5)], "caller")
+    shard.add_batch([(bytes([n]), COLUMNS) for n in range(5)], "caller")
     append(shard, b"after")
     sent = [contents(batch) for batch in batches(shard.flush(at(0)))]
     assert sent == [[b"before"], [bytes([n]) for n in range(5)], [b"after"]]
@@ -341,9 +386,9 @@ def test_a_batch_of_a_caller_is_not_split_by_the_frame_limit() -> None:
 
 def test_small_batches_of_callers_share_a_frame() -> None:
     shard = opened(frame_records_max=100)
-    shard.add_batch([(b"a", TAGS, NAMES), (b"b", TAGS, NAMES)], "first")
+    shard.add_batch([(b"a", COLUMNS), (b"b", COLUMNS)], "first")
     append(shard, b"c")
-    shard.add_batch([(b"d", TAGS, NAMES), (b"e", TAGS, NAMES)], "second")
+    shard.add_batch([(b"d", COLUMNS), (b"e", COLUMNS)], "second")
     (batch,) = batches(shard.flush(at(0)))
     assert contents(batch) == [b"a", b"b", b"c", b"d", b"e"]
     (done,) = shard.ordered(Span(SHARD, 0, 10, 5))
@@ -384,11 +429,11 @@ def test_no_frame_exceeds_the_limit_of_storage_for_any_tags() -> None:
     limit = Config().cluster.batch_bytes_max
     shard = opened(frame_bytes=limit, frame_records_max=10_000, frames_in_flight_max=100)
     many = tuple(f"{n:0>250}" for n in range(64))
-    hashes, names = tag_columns("orders", many)
+    columns = tag_columns("orders", many)
     append(shard, b"x" * 350_000)
-    shard.add_batch([(b"", hashes, names)] * 240, "caller")
+    shard.add_batch([(b"", columns)] * 240, "caller")
     for _ in range(8):
-        shard.add(b"y" * 1_000_000, hashes, names, "big")
+        shard.add(b"y" * 1_000_000, columns, "big")
     sent: list[RecordBatch] = []
     while shard.pending:
         sent += batches(shard.flush(at(0)))

@@ -71,8 +71,7 @@ def test_a_trim_covered_by_the_index_data_needs_no_index_tier() -> None:
 def with_a_cached_record(*tags: str) -> Driver:
     """Return a driver whose engine has appended one record of log `orders` with these tags."""
     driver = joined()
-    hashes, names = tag_columns("orders", tags)
-    driver.engine.append(b"d", hashes, names, "writer")
+    driver.engine.append(b"d", tag_columns("orders", tags), "writer")
     driver.turn()
     driver.order(1)
     return driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId
+from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId, TagColumns, tags_packed
 from indilog.base.telemetry import Metrics
 from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, batch_header
@@ -25,7 +25,7 @@ Held = tuple[FrameKind, bytes]
 def batch(first: LocalId, records: int = 2, size: int = 100, shard: int = 0) -> bytes:
     builder, chance = BatchBuilder(), random.Random(first)
     for _ in range(records):
-        builder.add(chance.randbytes(size), (1, 2), b"log")
+        builder.add(chance.randbytes(size), TagColumns(tags_packed(1, 2), b"log"))
     return builder.build(shard=ShardId(shard), epoch=Epoch(1), first=first, time_us=1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from indilog.base.ids import MAX_SEQNUM, NodeId, ShardId, tag_columns
+from indilog.base.ids import MAX_SEQNUM, NodeId, ShardId, log_tag, tag_hash
 from indilog.base.log import Record
 from indilog.roles.role import Effect, Ignore
 from indilog.wire.messages import (
@@ -19,18 +19,17 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN, TagFirsts, TagFirstsWanted
 from indilog_compute.reads.operation import PENDING, Answered
-from tests.unit.compute.engine_driver import A, Driver, answers, joined, sends, stored
+from tests.unit.compute.engine_driver import A, Driver, answers, carrying, joined, sends, stored
 
 INDEX = (NodeId("index-0-0"), NodeId("index-1-0"))
 AGGREGATOR = NodeId("aggregator-0")
 SHARD = ShardId(0)
-HASHES, NAMES = tag_columns("orders", ("x",))
-LOG, TAG = HASHES
+LOG, TAG = log_tag("orders"), tag_hash("orders", "x")
 
 
 def appended(driver: Driver, tag: int = TAG) -> list[TagFirstsWanted]:
     """Append a record; return what the index tier is asked in this turn."""
-    driver.engine.append(b"d", (LOG, tag), NAMES, "writer")
+    driver.engine.append(b"d", carrying(LOG, tag), "writer")
     wanted = [message for _, message in sends(driver.turn(), TagFirstsWanted)]
     assert all(isinstance(message, TagFirstsWanted) for message in wanted)
     return wanted  # type: ignore[return-value]
@@ -72,7 +71,7 @@ def read_on_the_spot(driver: Driver, bound: int, direction: Direction = Directio
 
 def test_an_append_with_unknown_tags_asks_every_index_shard_about_all_of_them_once() -> None:
     driver = extended()
-    driver.engine.append(b"d", (LOG, TAG), NAMES, "writer")
+    driver.engine.append(b"d", carrying(LOG, TAG), "writer")
     asked = sends(driver.turn(), TagFirstsWanted)
     assert {node for node, _ in asked} == set(INDEX)
     (message,) = {message for _, message in asked}
@@ -179,7 +178,7 @@ def test_a_question_without_an_answer_is_given_up() -> None:
 
 def test_no_more_tags_are_asked_about_at_once_than_configured() -> None:
     driver = extended(new_tags_pending_max=3)
-    driver.engine.append(b"d", (LOG, 2, 3, 4, 5), NAMES, "writer")
+    driver.engine.append(b"d", carrying(LOG, 2, 3, 4, 5), "writer")
     (message, _) = (message for _, message in sends(driver.turn(), TagFirstsWanted))
     assert isinstance(message, TagFirstsWanted)
     assert array("Q", message.tags).tolist() == [LOG, 2, 3]
@@ -285,7 +284,7 @@ def test_an_answer_that_can_never_change_is_not_asked_for_again() -> None:
 
 def test_a_record_at_the_bound_that_is_cached_needs_no_index() -> None:
     driver = joined(local_index="none")  # type: ignore[arg-type]
-    driver.engine.append(b"mine", (LOG, TAG), NAMES, "writer")
+    driver.engine.append(b"mine", carrying(LOG, TAG), "writer")
     driver.turn()
     order(driver, TAG)
     assert read_on_the_spot(driver, 0) is PENDING
@@ -301,7 +300,7 @@ def test_a_record_at_the_bound_that_is_cached_needs_no_index() -> None:
 def test_who_often_has_the_records_asks_to_be_told_them_first() -> None:
     """3 trips where the record is here, 5 where not, for 4: worth it from one half on."""
     driver = joined(local_index="none")  # type: ignore[arg-type]
-    driver.engine.append(b"mine", (LOG, TAG), NAMES, "writer")
+    driver.engine.append(b"mine", carrying(LOG, TAG), "writer")
     driver.turn()
     order(driver, TAG)
     first: list[bool] = []

@@ -13,12 +13,12 @@ from indilog.wire.messages import Direction, IndexData, TailIs, TailWanted
 from indilog_compute.reads.operation import PENDING, Answered, Tail
 from tests.unit.compute.engine_driver import (
     LOG,
-    NAMES,
     PRIMARY,
     TAG,
     A,
     Driver,
     answered,
+    carrying,
     joined,
     sends,
 )
@@ -67,7 +67,7 @@ def test_a_fresh_read_is_not_served_by_a_question_asked_before_it_came() -> None
 
 def test_a_fresh_read_waits_until_what_was_committed_is_applied_here() -> None:
     driver = joined()
-    driver.engine.append(b"one", (LOG, TAG), NAMES, "writer")
+    driver.engine.append(b"one", carrying(LOG, TAG), "writer")
     driver.turn()
     fresh(driver, "reader", TAG)
     (request,) = questions(driver.turn())
