@@ -13,92 +13,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from indilog.base.errors import NotReadyError
 from indilog.config import NodeConfig
+from indilog.runtime.cluster.held_process import (
+    STATUS_UNKNOWN,
+    Process,
+    Start,
+    connected,
+    executed,
+)
 from indilog.runtime.cluster.supervisor_link import HEARTBEATS_PER_HANG
 
 _LINE_BYTES_MAX: Final = 16 * 1024
-_CREDENTIALS: Final = struct.Struct("3i")
-"""`struct ucred`: process id, user, group."""
-_STATUS_UNKNOWN: Final = -1
-"""The exit status of a process that another one started."""
 _log = structlog.get_logger(__name__)
-
-
-class _Process(Protocol):
-    """What is common to a process that was started here and to one that was adopted."""
-
-    @property
-    def pid(self) -> int:
-        """Its id."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-    async def wait(self) -> int:
-        """Wait until it is gone; return its exit status."""
-
-
-class _Adopted:
-    """A running process that another supervisor started."""
-
-    def __init__(self, pid: int, descriptor: int) -> None:
-        self.pid = pid
-        self._descriptor = descriptor
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
-
-    async def wait(self) -> int:
-        """Wait until it is gone; its exit status is its parent's to know."""
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.add_reader(self._descriptor, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-        return _STATUS_UNKNOWN
-
-
-def _connected(control: Path) -> tuple[socket.socket, _Adopted] | None:
-    """Connect to the process that listens at `control`; None: there is none."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(0)  # a process that hangs and whose queue is full would block us
-    try:
-        connection.connect(str(control))
-        size = _CREDENTIALS.size
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, _, _ = _CREDENTIALS.unpack(peer)
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        connection.close()
-        return None
-    with contextlib.suppress(BlockingIOError):
-        # The process may have died before its descriptor was opened, and its id been given anew.
-        if not connection.recv(1, socket.MSG_PEEK):
-            connection.close()
-            os.close(descriptor)
-            return None
-    return connection, _Adopted(pid, descriptor)
 
 
 class SupervisedProcess:
@@ -117,6 +51,7 @@ class SupervisedProcess:
         failures_max: how often it may end before it was ready the first time until that is
             final. Ends with status `os.EX_TEMPFAIL` (it waits for others) do not count; nor does
             any once it was ready: then it is restarted without limit.
+        start: how it is started.
 
     Attributes:
         restarts: how often it was started again.
@@ -134,6 +69,7 @@ class SupervisedProcess:
         control: Path | None = None,
         inherited: Sequence[int] = (),
         failures_max: int = 3,
+        start: Start = executed,
     ) -> None:
         self.name = name
         self.restarts = 0
@@ -144,6 +80,7 @@ class SupervisedProcess:
         self._config = config
         self._control = control
         self._inherited = tuple(inherited)
+        self._start = start
         self._heard_at = 0.0
         """When the process was started or sent its last heartbeat, on the loop's clock."""
         self._silent_s_max = 0.0
@@ -194,7 +131,7 @@ class SupervisedProcess:
         """
         assert self._control is not None, "it is found there"
         self._stopping.set()
-        if (found := _connected(self._control)) is not None:
+        if (found := connected(self._control)) is not None:
             await self._watched_until_gone(found[1], found[0])
         return found is not None
 
@@ -227,28 +164,26 @@ class SupervisedProcess:
 
     async def _run_once(self) -> int:
         """Adopt or start the process, and return its exit status when it is gone."""
-        found = _connected(self._control) if self._control is not None else None
+        found = connected(self._control) if self._control is not None else None
         self.adopted = found is not None
         self._heard_at = asyncio.get_running_loop().time()
         self._silent_s_max = self._config.processes.start_timeout_s
-        process: _Process
+        process: Process
         if found is not None:
             ours, process = found
             # It was ready once. A stopped one accepts the connection and stays silent.
             self._silent_s_max = self._config.processes.hang_s
             _log.info("process adopted", name=self.name, pid=process.pid)
         else:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                try:
-                    process = await self._spawned(theirs.fileno())
-                except OSError as error:
-                    ours.close()
-                    self._sentence = f"{self._command[0]} cannot be run: {error}"
-                    return _STATUS_UNKNOWN
+            try:
+                ours, process = await self._start(self._command, self._inherited)
+            except OSError as error:
+                self._sentence = f"{self._command[0]} cannot be run: {error}"
+                return STATUS_UNKNOWN
+            self._heard_at = asyncio.get_running_loop().time()
         return await self._watched_until_gone(process, ours)
 
-    async def _watched_until_gone(self, process: _Process, connection: socket.socket) -> int:
+    async def _watched_until_gone(self, process: Process, connection: socket.socket) -> int:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LINE_BYTES_MAX)
         self.pid = process.pid
         listener = asyncio.create_task(self._listen(reader))
@@ -268,16 +203,6 @@ class SupervisedProcess:
             await self._tell(ready=False)
         return status
 
-    async def _spawned(self, supervisor_fd: int) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            "--supervisor-fd",
-            str(supervisor_fd),
-            pass_fds=[supervisor_fd, *self._inherited],
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at a terminal is for the supervisor alone
-        )
-
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take in the process's lines."""
         with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit; it died
@@ -293,7 +218,7 @@ class SupervisedProcess:
                     self._sentence = text
                     _log.error("process cannot start", name=self.name, reason=text)
 
-    async def _kill_when_hung(self, process: _Process) -> None:
+    async def _kill_when_hung(self, process: Process) -> None:
         """Kill the process when it was ready and has sent no heartbeat for `hang_s`, or is not
         ready within `start_timeout_s`.
         """
@@ -314,7 +239,7 @@ class SupervisedProcess:
                     process.kill()
                 return
 
-    async def _stop_when_asked(self, process: _Process) -> None:
+    async def _stop_when_asked(self, process: Process) -> None:
         await self._stopping.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,9 +35,11 @@ from indilog.runtime.cluster.cluster_state import (
     settings_of,
 )
 from indilog.runtime.cluster.data_directory import opened_metadata
+from indilog.runtime.cluster.fork_server import NODE_PROGRAM
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
 from indilog.runtime.cluster.metadata_service import MetadataServer
+from indilog.runtime.cluster.node_starter import NodeStarter
 from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_address
@@ -81,6 +82,7 @@ class Supervisor:
         self._store: EmbeddedMetadataStore | None = None
         self._server: MetadataServer | None = None
         self._directory: RunDirectory | None = None
+        self._starter = NodeStarter()
         self.processes: dict[NodeId, SupervisedProcess] = {}
         self.metadata_address = ""
         self.view: View | None = None
@@ -145,6 +147,7 @@ class Supervisor:
         for wave in (engines, self.processes.keys() - engines):
             stops = [self.processes[node].stop() for node in wave & self.processes.keys()]
             await asyncio.gather(*stops)
+        await self._starter.close()
         if self._server is not None:
             await self._server.close()
         if self._store is not None:
@@ -164,8 +167,7 @@ class Supervisor:
         assert self._directory is not None, "it was made"
         for node in view.nodes:
             if node not in self._left_out:
-                command = [sys.executable, "-m", "indilog.node"]
-                command += ["--name", node, "--metadata", self.metadata_address]
+                command = [*NODE_PROGRAM, "--name", node, "--metadata", self.metadata_address]
                 control = control_address(self._directory.path, node)
                 command += ["--control", str(control)]
                 self.processes[node] = SupervisedProcess(
@@ -174,6 +176,7 @@ class Supervisor:
                     self._config.node,
                     control=control,
                     inherited=[self._directory.lock],
+                    start=self._starter.start,
                 )
         for process in self.processes.values():
             process.start()

@@ -1,0 +1,142 @@
+"""Processes that a supervisor can signal and wait for, its own children or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+STATUS_UNKNOWN: Final = -1
+"""The exit status of a process whose parent does not report it."""
+_CREDENTIALS: Final = struct.Struct("3i")
+"""`struct ucred`: process id, user, group."""
+
+
+class Process(Protocol):
+    """What is common to all of them."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    async def wait(self) -> int:
+        """Wait until it is gone; return its exit status."""
+
+
+class Start(Protocol):
+    """Starts a process."""
+
+    async def __call__(
+        self, command: Sequence[str], inherited: Sequence[int]
+    ) -> tuple[socket.socket, Process]:
+        """Start `command` in a session of its own.
+
+        `--supervisor-fd N` is added to it. N is a descriptor of the process: one end of a socket
+        pair.
+
+        Args:
+            command: the program and its arguments.
+            inherited: descriptors that the process keeps open.
+
+        Returns:
+            The other end of the pair, and the process.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+
+
+async def executed(
+    command: Sequence[str], inherited: Sequence[int]
+) -> tuple[socket.socket, Process]:
+    """Start a process that executes `command`; see `Start`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--supervisor-fd",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno(), *inherited],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at a terminal is for the supervisor alone
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return ours, process
+
+
+class HeldProcess:
+    """A process that another one started, held by a descriptor (pidfd): an id that was given anew
+    is never signalled.
+    """
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
+        self._is_gone = False
+
+    def terminate(self) -> None:
+        """Send SIGTERM.
+
+        Raises:
+            ProcessLookupError: it is gone.
+        """
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL; raises what `terminate` does."""
+        self._signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait until it is gone; its exit status is its parent's to know. To be called once."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(self._descriptor, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._is_gone = True  # or `wait` was cancelled: the descriptor may be another's soon
+        return STATUS_UNKNOWN
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._is_gone:
+            raise ProcessLookupError(self.pid)
+        signal.pidfd_send_signal(self._descriptor, number)
+
+
+def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
+    """Connect to the process that listens at `control`; None: there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(0)  # a process that hangs and whose queue is full would block us
+    try:
+        connection.connect(str(control))
+        size = _CREDENTIALS.size
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, _, _ = _CREDENTIALS.unpack(peer)
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        connection.close()
+        return None
+    with contextlib.suppress(BlockingIOError):
+        # The process may have died before its descriptor was opened, and its id been given anew.
+        if not connection.recv(1, socket.MSG_PEEK):
+            connection.close()
+            os.close(descriptor)
+            return None
+    return connection, HeldProcess(pid, descriptor)

@@ -1,0 +1,202 @@
+"""Starts the processes of nodes, by a fork server that it keeps (docs/decisions/0034)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from indilog.runtime.cluster import fork_server
+from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, HeldProcess, Process, executed
+
+_READY_S_MAX: Final = 60.0
+"""How long a fork server may take to import what nodes need."""
+_ANSWER_S_MAX: Final = 5.0
+"""How long it may take to fork, and to report that a child has ended."""
+_MESSAGE_BYTES_MAX: Final = 4096
+_log = structlog.get_logger(__name__)
+
+
+class _Forked(HeldProcess):
+    """A child of a fork server, which reports its exit status."""
+
+    def __init__(self, pid: int, descriptor: int, status: asyncio.Future[int]) -> None:
+        super().__init__(pid, descriptor)
+        self._status = status
+
+    async def wait(self) -> int:
+        """Wait until it is gone; return its exit status, unknown if the fork server is gone too."""
+        await super().wait()
+        await asyncio.wait({self._status}, timeout=_ANSWER_S_MAX)
+        return self._status.result() if self._status.done() else STATUS_UNKNOWN
+
+
+class _ForkServer:
+    """A running fork server.
+
+    Every method that waits raises OSError if it is lost or does not answer in time.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        """Of the children that live, by process id."""
+        self._answer: asyncio.Future[_Forked | None] = self._loop.create_future()
+        """The next answer; `ready` is the first."""
+        self.is_lost = False
+        channel.settimeout(0)
+        self._loop.add_reader(channel.fileno(), self._on_readable)
+
+    @classmethod
+    async def started(cls) -> _ForkServer:
+        """Start one; returns when it can fork."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *fork_server.command(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        server = cls(process, ours)
+        try:
+            await server._answered(_READY_S_MAX)
+        except OSError:
+            await server.close()
+            raise
+        return server
+
+    async def fork(self, command: Sequence[str], descriptors: Sequence[int]) -> Process:
+        """Fork a child; one call at a time."""
+        text = "\0".join(command).encode()
+        socket.send_fds(self._channel, [text], descriptors)
+        self._answer = self._loop.create_future()
+        child = await self._answered(_ANSWER_S_MAX)
+        assert child is not None, "it was ready before"
+        return child
+
+    async def _answered(self, within_s: float) -> _Forked | None:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._answer
+        except BaseException:
+            self._lose()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()  # it may hang
+            raise
+
+    def _lose(self) -> None:
+        """Close the connection, so that it ends."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        for status in self._statuses.values():
+            status.set_result(STATUS_UNKNOWN)
+        self._statuses.clear()
+        if not self._answer.done():
+            self._answer.set_exception(ConnectionResetError("the fork server is gone"))
+
+    async def close(self) -> None:
+        """Let it end, and wait until it is gone; its children continue."""
+        self._lose()
+        try:
+            async with asyncio.timeout(_ANSWER_S_MAX):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _on_readable(self) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                self._channel, _MESSAGE_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            message, descriptors = b"", []
+        word, _, text = message.decode(errors="replace").partition(" ")
+        if word == "ended":
+            pid, status = text.split()
+            self._statuses.pop(int(pid)).set_result(int(status))
+        elif word == "started":
+            self._on_started(int(text), descriptors[0])
+        elif word == "refused":
+            self._answer.set_exception(OSError(text))
+        elif word == "ready":
+            self._answer.set_result(None)
+        else:
+            self._lose()
+
+    def _on_started(self, pid: int, descriptor: int) -> None:
+        status = self._statuses[pid] = self._loop.create_future()
+        self._answer.set_result(_Forked(pid, descriptor, status))
+
+
+class NodeStarter:
+    """Forks the processes of nodes; executes them if the fork server fails.
+
+    A fork server that is lost is replaced at the next start. One that does not answer in time is
+    killed; if it has forked a child, that ends with its connection to the supervisor.
+    """
+
+    def __init__(self) -> None:
+        self._server: _ForkServer | None = None
+        self._is_usable = True
+        """Not after one that never was ready: the next would not be either."""
+        self._turns = asyncio.Lock()
+
+    async def start(
+        self, command: Sequence[str], inherited: Sequence[int]
+    ) -> tuple[socket.socket, Process]:
+        """Start the process of a node; see `Start`."""
+        try:
+            with contextlib.suppress(ConnectionError):  # lost since the last start: the next is new
+                return await self._fork(command, inherited)
+            return await self._fork(command, inherited)
+        except OSError as error:
+            _log.warning("node is executed, since the fork server failed", reason=str(error))
+        return await executed(command, inherited)
+
+    async def close(self) -> None:
+        """End the fork server; the processes that it forked continue. May be called again."""
+        if self._server is not None:
+            await self._server.close()
+
+    async def _fork(
+        self, command: Sequence[str], inherited: Sequence[int]
+    ) -> tuple[socket.socket, Process]:
+        async with self._turns:
+            if not self._is_usable:
+                raise ConnectionRefusedError("it did not start")
+            server = await self._running()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    return ours, await server.fork(command, [theirs.fileno(), *inherited])
+                except BaseException:
+                    ours.close()
+                    raise
+
+    async def _running(self) -> _ForkServer:
+        """Return a fork server that can fork."""
+        if self._server is None or self._server.is_lost:
+            await self.close()
+            try:
+                self._server = await _ForkServer.started()
+            except OSError:
+                self._is_usable = False
+                raise
+        return self._server
