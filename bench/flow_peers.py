@@ -87,19 +87,19 @@ async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, R
 async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
     """Measure all sides in turns, round after round; return what each is, or why it is missing."""
     found: Found = {}
-    told: dict[str, str] = {}
+    versions: dict[str, str] = {}
     order = list(asked.sides)
     for _ in range(asked.rounds):
         for name in order:
             try:
-                rounds, told[name] = await one_round(SIDES[name], asked)
+                rounds, versions[name] = await one_round(SIDES[name], asked)
             except (MissingError, SystemExit) as error:  # the latter of a server that cannot run
-                told[name] = f"not measured: {error}"[:_SAID_CHARS]
+                versions[name] = f"not measured: {error}"[:_SAID_CHARS]
                 continue
             for cell, one in rounds.items():
                 found.setdefault(cell, {}).setdefault(name, []).append(one)
         order.reverse()
-    return found, told
+    return found, versions
 
 
 def row_of(
@@ -139,7 +139,7 @@ def _latency(value_s: float) -> str:
 async def main(asked: argparse.Namespace) -> None:
     """Measure, and print one table."""
     report = Report("durable functions beside others", asked)
-    found, told = await compare(asked)
+    found, versions = await compare(asked)
     columns = [
         column
         for count in asked.callers
@@ -152,14 +152,14 @@ async def main(asked: argparse.Namespace) -> None:
     for operation in asked.operations:
         table.add_row(f"[bold]{operation}[/bold]")
         for side in asked.sides:
-            said = told[side] if told[side].startswith("not ") else SIDES[side].promise
+            said = versions[side] if versions[side].startswith("not ") else SIDES[side].promise
             table.add_row(side, *row_of(side, operation, found, asked.callers), said)
         table.add_section()
     for (operation, callers), rounds in found.items():
         report.add(f"{operation} {callers}", rounds)
-    report.keep("versions", told)
+    report.keep("versions", versions)
     report.show(table)
-    report.say(", ".join(f"{side} {what}" for side, what in told.items()))
+    report.say(", ".join(f"{side} {what}" for side, what in versions.items()))
     report.write()
 
 

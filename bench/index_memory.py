@@ -217,18 +217,18 @@ async def main(asked: argparse.Namespace) -> None:
     table = table_of(
         "memory of an index over new tags",
         "index", "appends", "grown, largest MiB", "after half", "at the end", "of limits",
-        "told MiB", "hits of head reads",
+        "reported MiB", "hits of head reads",
     )  # fmt: skip
     found: dict[str, list[Sample]] = {}
     for side in SIDES:
         appends = asked.complete_appends if side == "complete" else asked.appends
-        told = await asyncio.to_thread(measured, side, appends)
-        raw = told["samples"]
+        measurement = await asyncio.to_thread(measured, side, appends)
+        raw = measurement["samples"]
         assert isinstance(raw, list)
         samples = found[side] = [Sample(*sample) for sample in raw]
-        report.keep(side, told)
+        report.keep(side, measurement)
         largest = max(sample.grown_bytes for sample in samples)
-        hits = told["hits"]
+        hits = measurement["hits"]
         table.add_row(
             side,
             f"{appends:,}",

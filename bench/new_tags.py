@@ -4,7 +4,7 @@ An append with a tag that a compute node does not know asks the index tier wheth
 An index node answers from memory, or not at all: a read of the disk is not worth it. Here it holds
 many tags, each of one record, in snapshots in real files; then it is asked about tags that no
 record has used, and about such that are there. `unspilled` holds everything in memory, `without
-filter` is told that any tag may be on the disk.
+filter` answers that any tag may be on the disk.
 
     python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
 """
@@ -113,19 +113,21 @@ async def main(asked: argparse.Namespace) -> None:
             f"{status['snapshot_rows']:,} rows in the snapshot, {status['spilled_rows']:,} nowhere "
             f"else; snapshots took {node.writing_s:.1f} s"
         )
-        table = table_of("is this tag new?", "side", "new tags told", "used tags told new", "asked")
+        table = table_of(
+            "is this tag new?", "side", "new tags recognised", "used tags called new", "asked"
+        )
         for side, knows_new in (
             ("with filter", node.knows_new),
             ("without filter", node.without_filter()),
         ):
             start = time.perf_counter()
-            told = sum(map(knows_new, fresh)) / len(fresh)
+            share_new = sum(map(knows_new, fresh)) / len(fresh)
             seconds = time.perf_counter() - start
             wrong = sum(map(knows_new, known))
             assert not wrong, "a tag that was used is never called new"
-            report.keep(side, told)
+            report.keep(side, share_new)
             row = f"{seconds / len(fresh) * 1e6:.1f} µs each"
-            table.add_row(side, f"{told:.2%}", f"{wrong} of {len(known):,}", row)
+            table.add_row(side, f"{share_new:.2%}", f"{wrong} of {len(known):,}", row)
         table.add_row("unspilled", "100.00%", "0", "-")
         report.show(table)
     report.write()

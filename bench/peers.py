@@ -107,7 +107,7 @@ class Client:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    async def told(self, value: dict[str, Any]) -> None:
+    async def send(self, value: dict[str, Any]) -> None:
         """Say something to it."""
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.write(json.dumps(value).encode() + b"\n")
@@ -154,7 +154,7 @@ async def measured(
         for number, process in enumerate(processes):
             share = callers // clients + (number < callers % clients)
             address = server.address
-            await process.told(
+            await process.send(
                 {"side": side, "address": address, "client": number, "callers": share}
             )
         ready = [await process.answer() for process in processes]
@@ -162,7 +162,7 @@ async def measured(
             if operation in ready[0]["lacks"]:
                 continue
             for process in processes:
-                await process.told({"operation": operation, "seconds": asked.seconds})
+                await process.send({"operation": operation, "seconds": asked.seconds})
             answers = [await process.answer(asked.seconds) for process in processes]
             found[operation] = merged(answers)
     return found

@@ -180,8 +180,8 @@ async def opened(directory: Path) -> None:
         ready_s, cpu_s = time.time() - born, time.process_time()
         record = await client.log(_LOG).read_prev(f"t{TAGS - 1}")
         read_s, last = time.time() - born, record.seqnum if record is not None else None
-        told = {"ready_s": ready_s, "ready_cpu_s": cpu_s, "read_s": read_s, "last": last}
-        sys.stdout.write(json.dumps(told) + "\n")
+        result = {"ready_s": ready_s, "ready_cpu_s": cpu_s, "read_s": read_s, "last": last}
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
         os._exit(0)  # as it was: neither a checkpoint nor a snapshot
 
@@ -230,8 +230,8 @@ def main() -> None:
             filled(directory, asked.records, asked.batch, killed=asked.killed)
         fill_s, fill_cpu_s = time.time() - began, time.process_time() - began_cpu
         per_record = {n: round(s / asked.records, 2) for n, s in bytes_of(directory).items()}
-        told = {"records": asked.records, "batch": asked.batch, "bytes_per_record": per_record}
-        _tell(told | {"fill_s": round(fill_s, 1), "fill_cpu_s": round(fill_cpu_s, 1)})
+        result = {"records": asked.records, "batch": asked.batch, "bytes_per_record": per_record}
+        _tell(result | {"fill_s": round(fill_s, 1), "fill_cpu_s": round(fill_cpu_s, 1)})
         _opened_apart(directory, Path(temporary))  # so that all modules are compiled
         for _ in range(asked.opens):
             _tell(json.loads(_opened_apart(directory, Path(temporary))))

@@ -53,9 +53,9 @@ class Media:
             for n in range(0, len(movies), LOADED_MAX)
         ]
 
-    async def load(self, url: str, told: Callable[[int], None]) -> str:
+    async def load(self, url: str, progress: Callable[[int], None]) -> str:
         """Load users and movies; present ones keep their reviews."""
-        new = sum(await load_batches(url, self.name, self._batches(), told))
+        new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.users):,} users, {len(self.movies):,} movies ({new:,} new)"
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:

@@ -44,12 +44,12 @@ class SocialNetwork:
         """See `Application`."""
         return -(-len(self._people) // PEOPLE_PER_LOAD)
 
-    async def load(self, url: str, told: Callable[[int], None]) -> str:
+    async def load(self, url: str, progress: Callable[[int], None]) -> str:
         """Load people and friendships; present people keep their data."""
         people = self._people
         parts = [people[n : n + PEOPLE_PER_LOAD] for n in range(0, len(people), PEOPLE_PER_LOAD)]
         batches = [{"people": {person: self._graph[person] for person in part}} for part in parts]
-        new = sum(await load_batches(url, self.name, batches, told))
+        new = sum(await load_batches(url, self.name, batches, progress))
         return f"{len(people):,} people ({new:,} new), {friendships(self._graph):,} friendships"
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:

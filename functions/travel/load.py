@@ -71,9 +71,9 @@ class Travel:
             *[{"hotels": [], "flights": {}, "users": part} for part in _parts(self.users)],
         ]
 
-    async def load(self, url: str, told: Callable[[int], None]) -> str:
+    async def load(self, url: str, progress: Callable[[int], None]) -> str:
         """Load hotels, flights and users; what is there already keeps its capacity."""
-        new = sum(await load_batches(url, self.name, self._batches(), told))
+        new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.hotels)} hotels, {len(self.flights)} flights, users ({new:,} new)"
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:

@@ -50,7 +50,7 @@ class Application(Protocol):
     def batches(self) -> int:
         """Return how many steps loading takes."""
 
-    async def load(self, url: str, told: Callable[[int], None]) -> str:
+    async def load(self, url: str, report: Callable[[int], None]) -> str:
         """Load what the clients need, unless it is there; say what it was."""
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
@@ -182,16 +182,16 @@ async def _checked(
 
 
 async def checked(
-    url: str, application: Application, told: Callable[[int, int], None]
+    url: str, application: Application, report: Callable[[int, int], None]
 ) -> tuple[TraceReplay, list[str]]:
     """Replay the application's log; return it, and what is not as it should be.
 
     Args:
         url: of the gateway.
         application: with the answers that its clients got.
-        told: called with the next seqnum, and the tail.
+        report: called with the next seqnum, and the tail.
     """
-    replay = await replayed(url, application.name, told)
+    replay = await replayed(url, application.name, report)
     return replay, application.faults(replay) + await faults_of_objects(
         url, application.name, replay
     )

@@ -136,6 +136,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            told = ConnectionError("The connection was closed before the answer was there.")
-            told.__cause__ = error
-            self._answer.set_exception(told)
+            failure = ConnectionError("The connection was closed before the answer was there.")
+            failure.__cause__ = error
+            self._answer.set_exception(failure)

@@ -123,7 +123,7 @@ async def load_batches(
     url: str,
     app: str,
     batches: Sequence[Mapping[str, Any]],
-    told: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> list[Any]:
     """Call the app's `load` once for each batch of arguments, several at once.
 
@@ -131,7 +131,7 @@ async def load_batches(
         url: of the gateway.
         app: its name.
         batches: the arguments of each call.
-        told: called with the number of further loaded batches.
+        progress: called with the number of further loaded batches.
 
     Returns:
         The results, in the order in which they came.
@@ -146,7 +146,7 @@ async def load_batches(
         try:
             for arguments in waiting:
                 results.append(await call(connection, app, "load", arguments))
-                told(1)
+                progress(1)
         finally:
             connection.close()
 

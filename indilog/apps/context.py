@@ -23,7 +23,7 @@ _ResultT = TypeVar("_ResultT")
 DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
 """Seconds: nothing is started later than in ten years."""
 MAP_CALLS_MAX: Final = 32
-"""Calls that one `Context.map` runs at once, unless told otherwise."""
+"""Calls that one `Context.map` runs at once, by default."""
 
 
 class Caller(Protocol):

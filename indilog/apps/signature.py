@@ -271,8 +271,8 @@ def _invalid(name: str, error: pydantic.ValidationError) -> InvalidArgumentsErro
         {"field": ".".join(map(str, fault["loc"])) or "body", "problem": _problem(fault)}
         for fault in error.errors(include_url=False, include_context=False, include_input=False)
     ][:_ERRORS_SHOWN_MAX]
-    told = "; ".join(f"field '{fault['field']}' {fault['problem']}" for fault in faults[:3])
-    return InvalidArgumentsError(f"{name} was not run: {told}.", faults)
+    said = "; ".join(f"field '{fault['field']}' {fault['problem']}" for fault in faults[:3])
+    return InvalidArgumentsError(f"{name} was not run: {said}.", faults)
 
 
 def _problem(fault: Mapping[str, Any]) -> str:

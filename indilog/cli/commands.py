@@ -17,7 +17,7 @@ import typer
 from indilog.apps.app import check_app_name
 from indilog.apps.sources import sources_of
 from indilog.cli import show
-from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
@@ -67,7 +67,7 @@ def up(
 
     node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
     overrides = {"node": {**node, "auth": False if no_auth else None}}
-    with mistakes_told():
+    with explain_mistakes():
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")
         if processes:
@@ -91,7 +91,7 @@ def down(
     from indilog.config import config_from
     from indilog.runtime.cluster.supervisor import stop_processes
 
-    with mistakes_told():
+    with explain_mistakes():
         configured = config_from(None, os.environ, {"node": {"data_dir": data}})
         configure_logging("console" if sys.stderr.isatty() else "json")
         stopped = stop_processes(configured.node)
@@ -106,7 +106,7 @@ def _say_ready(url: str) -> None:
 @app.command()
 def token(*, url: Url = DEFAULT) -> None:
     """Print the token of a platform of yours, for other programs: `Authorization: Bearer TOKEN`."""
-    with mistakes_told():
+    with explain_mistakes():
         endpoint = reach(url)
     if not endpoint.token:
         stop(
@@ -155,7 +155,7 @@ def deploy(
 
 
 def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
-    with mistakes_told():
+    with explain_mistakes():
         if name is not None:
             check_app_name(name)
         sources = sources_of(what)
@@ -176,7 +176,7 @@ def undeploy(
     url: Url = DEFAULT,
 ) -> None:
     """Take an application away; its logs stay, and deploying it again goes on with them."""
-    with mistakes_told():
+    with explain_mistakes():
         check_app_name(name)
     gone = Gateway(url).delete(f"/apps/{name}", headers={"Indilog-Owner": owner})
     show.line(f"Undeployed {gone['name']}, version {gone['version']}; its logs stay.")
@@ -225,7 +225,7 @@ def invoke(
     url: Url = DEFAULT,
 ) -> None:
     """Call a function and print its result."""
-    with mistakes_told():
+    with explain_mistakes():
         given = _arguments(arguments or [], json_text)
     named, dot, rest = function.partition(".")
     if not dot or not rest or "/" in function:
@@ -277,8 +277,8 @@ def status(
     url: Url = DEFAULT,
 ) -> None:
     """Show tiers, tails, the local index, functions and workers."""
-    told = Gateway(url).get("/status")
+    figures = Gateway(url).get("/status")
     if as_json:
-        show.value(told)
+        show.value(figures)
     else:
-        show.status(told)
+        show.status(figures)

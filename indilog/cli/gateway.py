@@ -42,7 +42,7 @@ def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
 
 
 @contextmanager
-def mistakes_told() -> Iterator[None]:
+def explain_mistakes() -> Iterator[None]:
     """End the command with one sentence when the platform refuses something here."""
     try:
         yield
@@ -56,7 +56,7 @@ class Gateway:
     """A gateway, for one command."""
 
     def __init__(self, url: str) -> None:
-        with mistakes_told():
+        with explain_mistakes():
             endpoint = reach(url)
         self.url = endpoint.url
         self._client = httpx.Client(**endpoint.for_httpx, timeout=_TIMEOUT_S)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from indilog.cli import show as printed
-from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.quantities import wait_s_of
 
 invocations = typer.Typer(help="Ask for asynchronous calls.", no_args_is_help=True)
@@ -35,9 +35,9 @@ def show(
     url: Url = DEFAULT,
 ) -> None:
     """Print how far an asynchronous call is, and its result or problem when it is over, as JSON."""
-    with mistakes_told():
+    with explain_mistakes():
         wait_s = wait_s_of(wait) if wait is not None else 0.0
-    printed.value(_told(Gateway(url), _path(invocation), wait_s))
+    printed.value(_outcome_of(Gateway(url), _path(invocation), wait_s))
 
 
 @invocations.command()
@@ -59,12 +59,12 @@ def _path(invocation: str) -> str:
     return f"/invocations/{name}"
 
 
-def _told(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - any JSON value
+def _outcome_of(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - any JSON value
     """Return the answer as soon as it has an outcome, or when the time is over."""
     end = time.monotonic() + wait_s
     while True:
         left_s = max(0.0, end - time.monotonic())
-        told = gateway.get(path, wait=min(left_s, _WAIT_S_MAX))
-        if told["state"] not in _OPEN or time.monotonic() >= end:
-            return told
+        found = gateway.get(path, wait=min(left_s, _WAIT_S_MAX))
+        if found["state"] not in _OPEN or time.monotonic() >= end:
+            return found
         time.sleep(min(left_s, _PAUSE_S))

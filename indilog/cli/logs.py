@@ -14,7 +14,7 @@ from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import check_log_name
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
-from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.quantities import age_s_of, duration_text, size_bytes_of
 from indilog.cli.since import seconds_of
 
@@ -47,7 +47,7 @@ FreshOption = Annotated[
 
 
 def _path(log: str, rest: str) -> str:
-    with mistakes_told():
+    with explain_mistakes():
         check_log_name(log)
     name = quote(log, safe="").replace(".", "%2E")  # "." and ".." are steps of a path otherwise
     return f"/logs/{name}/{rest}"
@@ -199,7 +199,7 @@ def _time(gateway: Gateway, log: str, since: str) -> str:
 
     How long ago is counted from the log's own time: `--since` looks for when records were ordered.
     """
-    with mistakes_told():
+    with explain_mistakes():
         seconds = seconds_of(since, lambda: float(gateway.get(_path(log, "now"))["time"]))
     return datetime.fromtimestamp(seconds, tz=UTC).isoformat()
 
@@ -219,8 +219,8 @@ def trim(
 ) -> None:
     """Delete the records below --until permanently, of the whole log or of one tag."""
     body = {"until": until, "tag": tag, "tag_int": tag_int}
-    told = Gateway(url).post(_path(log, "trim"), json=body)
-    show.line(f"{log} is trimmed below seqnum {told['until']}.")
+    reply = Gateway(url).post(_path(log, "trim"), json=body)
+    show.line(f"{log} is trimmed below seqnum {reply['until']}.")
 
 
 @logs.command()
@@ -240,19 +240,19 @@ def retention(
     given = age is not None or size is not None
     if given and off:
         stop("Give --off, or --age and --size, not both.")
-    with mistakes_told():
+    with explain_mistakes():
         policy = {
             "age_s": age_s_of(age) if age is not None else None,
             "size_bytes": size_bytes_of(size) if size is not None else None,
         }
     path = _path(log, "retention")
     gateway = Gateway(url)
-    told = gateway.put(path, json=policy) if given or off else gateway.get(path)
+    reply = gateway.put(path, json=policy) if given or off else gateway.get(path)
     kept = []
-    if told["age_s"] is not None:
-        kept.append(f"what was ordered in the last {duration_text(told['age_s'])}")
-    if told["size_bytes"] is not None:
-        kept.append(f"its newest {told['size_bytes']:,} bytes")
+    if reply["age_s"] is not None:
+        kept.append(f"what was ordered in the last {duration_text(reply['age_s'])}")
+    if reply["size_bytes"] is not None:
+        kept.append(f"its newest {reply['size_bytes']:,} bytes")
     show.line(f"{log} keeps {', of that '.join(kept) if kept else 'everything'}.")
 
 

@@ -17,7 +17,7 @@ class OneSentenceGroup(TyperGroup):
 
     def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
         """Run the command that the arguments name, and end the process."""
-        return _told(super().main, *given, **more)
+        return _run_in_one_sentence(super().main, *given, **more)
 
 
 class OneSentenceCommand(TyperCommand):
@@ -25,10 +25,10 @@ class OneSentenceCommand(TyperCommand):
 
     def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
         """Run the command, and end the process."""
-        return _told(super().main, *given, **more)
+        return _run_in_one_sentence(super().main, *given, **more)
 
 
-def _told(main: Callable[..., Any], *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
+def _run_in_one_sentence(main: Callable[..., Any], *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
     if not more.pop("standalone_mode", True):
         return main(*given, standalone_mode=False, **more)
     try:
@@ -43,9 +43,9 @@ def _told(main: Callable[..., Any], *given: Any, **more: Any) -> Any:  # noqa: A
 
 def _sentence(error: typer.TyperException) -> str:
     """Return what is wrong, and which command says what would be right."""
-    told = " ".join(error.format_message().split())
-    if told.endswith("?"):  # it names what was meant perhaps
-        return told
+    text = " ".join(error.format_message().split())
+    if text.endswith("?"):  # it names what was meant perhaps
+        return text
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "indilog"
-    return f"{told.removesuffix('.')}; see `{command} --help`."
+    return f"{text.removesuffix('.')}; see `{command} --help`."

@@ -75,11 +75,11 @@ def apps(given: Sequence[Mapping[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-def status(told: Mapping[str, Any]) -> None:
+def status(figures: Mapping[str, Any]) -> None:
     """Print a platform's status: one table a part."""
     console = Console(highlight=False)
-    parts = {name: part for name, part in told.items() if isinstance(part, Mapping)}
-    plain = {name: part for name, part in told.items() if not isinstance(part, Mapping)}
+    parts = {name: part for name, part in figures.items() if isinstance(part, Mapping)}
+    plain = {name: part for name, part in figures.items() if not isinstance(part, Mapping)}
     for title, part in ({"platform": plain} | parts).items():
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, show_header=False

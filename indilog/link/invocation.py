@@ -42,8 +42,8 @@ class Invocation(NamedTuple):
                 raise error_from(failure)
 
 
-def invocation_of(told: InvocationTold) -> Invocation | None:
+def invocation_of(message: InvocationTold) -> Invocation | None:
     """Return the invocation in a message; None if the node does not know it."""
-    if not told.function:
+    if not message.function:
         return None
-    return Invocation(told.invocation, told.function, told.state, told.outcome)
+    return Invocation(message.invocation, message.function, message.state, message.outcome)

@@ -41,9 +41,11 @@ async def ended(platform: Platform, accepted: httpx.Response) -> httpx.Response:
     """Return an asynchronous invocation when it is over."""
     path = f"/invocations/{accepted.json()['invocation']}"
     async with asyncio.timeout(60):
-        while (told := await platform.http.get(path, params={"wait": 30})).json()["state"] in OPEN:
+        while (reported := await platform.http.get(path, params={"wait": 30})).json()[
+            "state"
+        ] in OPEN:
             pass
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("app", ["social", "travel", "media"])
@@ -52,13 +54,13 @@ async def test_every_curl_command_in_its_readme_does_what_it_says(tmp_path: Path
         sources = {path.name: path.read_text() for path in (FUNCTIONS / app).glob("*.py")}
         deployed = await platform.http.put(f"/apps/{app}", json={"sources": sources})
         assert deployed.status_code == 200, deployed.text
-        told: list[object] = []
+        reported: list[object] = []
         for command in commands(app):
             answer = await typed(platform, command)
             assert answer.status_code in {200, 202}, (command, answer.text)
             if answer.status_code == 202:
                 answer = await ended(platform, answer)
                 assert answer.json()["state"] == "done", answer.text
-            told.append(answer.json())
-    assert len(told) >= 3
-    assert all(one not in (None, [], False) for one in told), told
+            reported.append(answer.json())
+    assert len(reported) >= 3
+    assert all(one not in (None, [], False) for one in reported), reported

@@ -158,12 +158,12 @@ async def test_an_asynchronous_call_can_be_asked_for(platform: Platform) -> None
         "/functions/demo/count?async=1&delay=0.01", json={"name": "a"}
     )
     assert answer.status_code == 202
-    told = await platform.http.get(f"{answer.headers['location']}?wait=60")
-    assert (told.json()["state"], told.json()["result"]) == ("done", 1)
+    reported = await platform.http.get(f"{answer.headers['location']}?wait=60")
+    assert (reported.json()["state"], reported.json()["result"]) == ("done", 1)
     answer = await platform.http.post("/functions/demo/slow?async=1")
-    told = await platform.http.get(f"{answer.headers['location']}?wait=60")
-    assert told.json()["state"] == "failed"
-    assert told.json()["problem"]["title"] == "CallOutcomeUnknownError"
+    reported = await platform.http.get(f"{answer.headers['location']}?wait=60")
+    assert reported.json()["state"] == "failed"
+    assert reported.json()["problem"]["title"] == "CallOutcomeUnknownError"
 
 
 async def test_the_outcome_of_an_asynchronous_call_is_shown_by_a_command(
@@ -172,8 +172,13 @@ async def test_the_outcome_of_an_asynchronous_call_is_shown_by_a_command(
     code, out, _ = await command(platform, "invoke", "demo.count", "name=a", "--async")
     assert code == 0
     code, out, _ = await command(platform, "invocation", "show", out.strip(), "--wait", "1m")
-    told = json.loads(out)
-    assert (code, told["function"], told["state"], told["result"]) == (0, "demo.count", "done", 1)
+    reported = json.loads(out)
+    assert (code, reported["function"], reported["state"], reported["result"]) == (
+        0,
+        "demo.count",
+        "done",
+        1,
+    )
     code, out, err = await command(platform, "invocation", "show", "i-1")
     assert (code, out) == (2, "")
     assert err == (
@@ -286,9 +291,9 @@ async def test_a_deployment_reaches_every_compute_node_at_once(tmp_path: Path) -
         await until(lambda: versions() == [[("demo", 3)]] * 2)
         async with indilog.connect(first.url) as client:
             await client.log("gate").append(b"told", tags=["release"])
-        told = [(await p.call("demo.wait_for_release")).json() for p in (first, second)]
-        assert told[0] == told[1]
-        assert told[0] in ("told by of one", "told by of the other")
+        reported = [(await p.call("demo.wait_for_release")).json() for p in (first, second)]
+        assert reported[0] == reported[1]
+        assert reported[0] in ("told by of one", "told by of the other")
 
 
 async def test_a_deployment_that_crashes_workers_of_another_node_is_reported_there(

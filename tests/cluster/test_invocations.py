@@ -41,7 +41,7 @@ async def work(ctx: indilog.Context, n: int) -> int:
     return runs
 
 @app.function
-async def until_told(ctx: indilog.Context, n: int) -> int:
+async def until_released(ctx: indilog.Context, n: int) -> int:
     log = ctx.log("runs")
     seqnum = await log.append(b"%d" % os.getpid(), tags=[f"n:{n}"])
     await log.read_next("go", wait=120)
@@ -100,32 +100,32 @@ async def outcome(http: httpx.AsyncClient, invocation: str) -> dict[str, Any]:
     async with asyncio.timeout(90):
         while True:
             answer = await http.get(f"/invocations/{invocation}?wait=60")
-            told: dict[str, Any] = answer.json()
-            assert answer.status_code == 200, told
-            if told["state"] in ("done", "failed"):
-                return told
+            reported: dict[str, Any] = answer.json()
+            assert answer.status_code == 200, reported
+            if reported["state"] in ("done", "failed"):
+                return reported
 
 
 async def test_an_invocation_whose_worker_is_killed_runs_again(there: Platform) -> None:
     async with indilog.connect(there.url) as client:
         log = client.log("runs")
-        id_ = await client.send("demo.until_told", n=1)
+        id_ = await client.send("demo.until_released", n=1)
         first = await log.read_next("n:1", wait=30)
         assert first is not None
         os.kill(int(first.data), signal.SIGKILL)
         second = await log.read_next("n:1", first.seqnum + 1, wait=30)
         assert second is not None
         await log.append(b"", tags=["go"])
-        told = await outcome(there.http, id_)
-        assert (told["state"], told["result"]) == ("done", second.seqnum)
+        reported = await outcome(there.http, id_)
+        assert (reported["state"], reported["result"]) == ("done", second.seqnum)
 
 
 async def test_an_invocation_that_crashes_every_worker_fails_permanently(there: Platform) -> None:
     async with indilog.connect(there.url) as client:
         id_ = await client.send("demo.dies")
-        told = await outcome(there.http, id_)
-    assert told["problem"]["title"] == "WorkerCrashedError"
-    assert "demo.dies was begun 5 times" in told["problem"]["detail"]
+        reported = await outcome(there.http, id_)
+    assert reported["problem"]["title"] == "WorkerCrashedError"
+    assert "demo.dies was begun 5 times" in reported["problem"]["detail"]
 
 
 async def test_the_error_of_a_too_large_result_does_not_say_that_nothing_was_done(
@@ -134,8 +134,8 @@ async def test_the_error_of_a_too_large_result_does_not_say_that_nothing_was_don
     path = "/functions/demo/large"
     keyed = await there.http.post(path, json={"n": 5}, headers={"Idempotency-Key": "k"})
     invoked = await there.http.post(f"{path}?async=1", json={"n": 5})
-    told = await outcome(there.http, invoked.json()["invocation"])
-    for problem in (keyed.json(), told["problem"]):
+    reported = await outcome(there.http, invoked.json()["invocation"])
+    for problem in (keyed.json(), reported["problem"]):
         assert (problem["status"], problem["kind"]) == (500, "TooLargeError")
         assert "demo.large ran, and what it did stays, but its result" in problem["detail"]
         assert "the limit is 1,048,576" in problem["detail"]
@@ -149,13 +149,13 @@ async def test_a_key_keeps_a_conflict_and_the_error_asks_for_another_key(there: 
     path = "/functions/demo/conflicts"
     for _ in range(2):
         answer = await there.http.post(path, json={"n": 6}, headers={"Idempotency-Key": "k"})
-        told = answer.json()
-        assert (answer.status_code, told["kind"], told["retryable"]) == (
+        reported = answer.json()
+        assert (answer.status_code, reported["kind"], reported["retryable"]) == (
             503,
             "ConflictError",
             False,
         )
-        assert told["detail"].endswith("to run it again, take another key.")
+        assert reported["detail"].endswith("to run it again, take another key.")
     without = (await there.http.post(path, json={"n": 6})).json()
     assert without["detail"].endswith("run this one again.")
     async with indilog.connect(there.url) as client:
@@ -175,8 +175,11 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
         assert full.status_code == 503
         assert "2 recorded invocations of app demo wait or run" in full.json()["detail"]
         ids = [timer["invocation"] for timer in timers]
-        told = (await there.http.delete(f"/invocations/{ids[0]}")).json()
-        assert (told["state"], told["problem"]["title"]) == ("failed", "InvocationCancelledError")
+        reported = (await there.http.delete(f"/invocations/{ids[0]}")).json()
+        assert (reported["state"], reported["problem"]["title"]) == (
+            "failed",
+            "InvocationCancelledError",
+        )
         again = await there.http.delete(f"/invocations/{ids[0]}")
         assert (again.status_code, again.json()["detail"]) == (
             409, f"Invocation {ids[0]} is over already: failed.",
@@ -218,13 +221,13 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
 
 
 async def test_a_cancelled_invocation_that_runs_is_asked_to_stop(there: Platform) -> None:
-    started = await there.http.post("/functions/demo/until_told?async=1", json={"n": 5})
+    started = await there.http.post("/functions/demo/until_released?async=1", json={"n": 5})
     invocation = started.json()["invocation"]
     async with asyncio.timeout(60):
         await there.http.get("/logs/runs/records?tag=n:5&wait=50")
-        told = (await there.http.delete(f"/invocations/{invocation}")).json()
-        assert told["problem"]["title"] == "InvocationCancelledError"
-        assert "it was asked to stop" in told["problem"]["detail"]
+        reported = (await there.http.delete(f"/invocations/{invocation}")).json()
+        assert reported["problem"]["title"] == "InvocationCancelledError"
+        assert "it was asked to stop" in reported["problem"]["detail"]
         await until(lambda: not there.host.status()["calls_running"])
 
 
@@ -304,8 +307,8 @@ async def test_keys_and_outcomes_hold_on_every_node(tmp_path: Path) -> None:
         ))  # fmt: skip
         assert len({a.text for a in answers}) == 1, [a.text for a in answers]
         sent = await one.http.post("/functions/demo/work?async=1", json={"n": 2})
-        told = await outcome(two.http, sent.json()["invocation"])
-        assert told["state"] == "done"
+        reported = await outcome(two.http, sent.json()["invocation"])
+        assert reported["state"] == "done"
         async with indilog.connect(one.url) as client:
             assert len(await runs_of(client.log("runs"), 1)) == 1
 
@@ -340,15 +343,15 @@ async def test_a_platform_killed_during_invocations_runs_each_to_one_outcome(
             http_client(up.url, timeout=90) as http,
             indilog.connect(up.url) as client,
         ):
-            told = await asyncio.gather(*(outcome(http, id_) for id_ in accepted))
-            assert {t["state"] for t in told} == {"done"}
+            reported = await asyncio.gather(*(outcome(http, id_) for id_ in accepted))
+            assert {t["state"] for t in reported} == {"done"}
             log = client.log("runs")
-            for one in told:
+            for one in reported:
                 record = await log.read(one["result"])
                 assert record is not None
                 assert record.tags == (f"n:{accepted[one['invocation']]}",), "its own run's result"
             again = [await outcome(http, id_) for id_ in accepted]
-            assert again == list(told), "an outcome does not change"
+            assert again == list(reported), "an outcome does not change"
 
 
 async def _deployed(http: httpx.AsyncClient) -> None:
@@ -414,14 +417,14 @@ async def test_another_compute_node_takes_over_the_runs_of_a_lost_one(
             first = await log.read_next("n:1", wait=30)
             assert first is not None
             up.signal_node("engine-0", stop)
-            told = await outcome(there, sent.json()["invocation"])
+            reported = await outcome(there, sent.json()["invocation"])
             second = await log.read_next("n:1", first.seqnum + 1)
             assert second is not None
-            assert (told["state"], told["result"]) == ("done", second.seqnum)
+            assert (reported["state"], reported["result"]) == ("done", second.seqnum)
             if stop is signal.SIGSTOP:
                 up.signal_node("engine-0", signal.SIGCONT)
                 await log.append(b"", tags=["go"])
-                assert await outcome(http, told["invocation"]) == told
+                assert await outcome(http, reported["invocation"]) == reported
                 again = await http.post("/functions/demo/work?async=1", json={"n": 2})
                 assert (await outcome(http, again.json()["invocation"]))["state"] == "done"
             assert len(await runs_of(log, 1)) == 2

@@ -73,16 +73,16 @@ class Reader:
 
     async def runs(self, block: str) -> str:
         """Run a program of the README, unchanged, until it prints something."""
-        told: asyncio.Queue[str] = asyncio.Queue()
+        reported: asyncio.Queue[str] = asyncio.Queue()
 
         def hear(*what: object) -> None:
-            told.put_nowait(" ".join(map(str, what)))
+            reported.put_nowait(" ".join(map(str, what)))
 
         text = block.replace(f"http://{HOST}", self.url)
         code = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         program: Coroutine[object, object, None] = eval(code, {"indilog": indilog, "print": hear})
         async with asyncio.timeout(30):
-            running, hearing = asyncio.create_task(program), asyncio.create_task(told.get())
+            running, hearing = asyncio.create_task(program), asyncio.create_task(reported.get())
             done, _ = await asyncio.wait({running, hearing}, return_when="FIRST_COMPLETED")
             if running in done:
                 await running  # what it raised
@@ -108,8 +108,8 @@ async def test_five_minutes_go_as_the_readme_says(tmp_path: Path) -> None:
     with platform(tmp_path / "data") as up:
         reader = Reader(up.url, tmp_path)
         reader.source.write_text(functions)
-        _deployed, *told = [reader.types(command) for command in first]
-        assert [json.loads(printed) for printed in told] == [0, 1, ["ann", "bob"]]
+        _deployed, *reported = [reader.types(command) for command in first]
+        assert [json.loads(printed) for printed in reported] == [0, 1, ["ann", "bob"]]
 
         reader.source.write_text(functions + workflow)
         assert [reader.types(command) for command in second][1:] == ["running"]

@@ -56,9 +56,9 @@ async def test_a_schedule_runs_each_due_time_once_over_nodes_and_restarts(
         assert (await one.deploy("demo", APP)).status_code == 200
         await until(lambda: bool(two.host.apps()))
         first = await ticks(one.url, 1)
-        [told] = one.host.status()["schedules"]
-        assert told["schedule"] == "demo.tick * * * * * UTC"
-        assert told["last"] is not None
+        [reported] = one.host.status()["schedules"]
+        assert reported["schedule"] == "demo.tick * * * * * UTC"
+        assert reported["last"] is not None
         assert (await one.http.get("/apps/demo")).json()["schedules"][0]["catch_up"] == "all"
     clock.wall_s += 180.0  # three due times pass while no process is up
     async with running_two(tmp_path) as (one, _):

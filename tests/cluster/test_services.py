@@ -95,12 +95,12 @@ async def test_a_service_that_fails_is_seen_in_the_status(platform: Platform) ->
         await platform.call("demo.fail_now")
         await began(client, 1, 5)
 
-    def told() -> dict[str, object]:
+    def reported() -> dict[str, object]:
         services: dict[str, dict[str, object]] = platform.host.status()["services"]
         return services["demo.drive"]
 
-    await until(lambda: told()["failures"] != 0)
-    assert told()["problem"] == "demo.py, line 20: RuntimeError: planted."
+    await until(lambda: reported()["failures"] != 0)
+    assert reported()["problem"] == "demo.py, line 20: RuntimeError: planted."
     assert (await asyncio.wait_for(platform.call("demo.version"), 30)).json() == 1
 
 

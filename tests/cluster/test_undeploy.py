@@ -79,10 +79,10 @@ def is_gone(platform: Platform) -> bool:
 
 
 async def outcome(platform: Platform, invocation: str) -> dict[str, Any]:
-    told: dict[str, Any] = (
+    reported: dict[str, Any] = (
         await platform.http.get(f"/invocations/{invocation}", params={"wait": 60})
     ).json()
-    return told
+    return reported
 
 
 async def test_an_undeployed_app_is_gone_on_every_node_and_its_running_calls_end(
@@ -196,9 +196,12 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
         assert (await platform.http.delete("/apps/demo")).status_code == 200
         moved.passed_s = 2000.0
         await platform.deploy("other", SOURCE)  # any change makes the executor check its time
-        told = await outcome(platform, soon)
-        assert (told["state"], told["problem"]["title"]) == ("failed", "UnknownFunctionError")
-        assert SENTENCE.fullmatch(told["problem"]["detail"])
+        reported = await outcome(platform, soon)
+        assert (reported["state"], reported["problem"]["title"]) == (
+            "failed",
+            "UnknownFunctionError",
+        )
+        assert SENTENCE.fullmatch(reported["problem"]["detail"])
     async with running(tmp_path, workers=1) as again:
         assert refusal(await again.call("demo.count")) == (404, True)
         deployed = await again.deploy("demo", SOURCE)

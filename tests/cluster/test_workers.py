@@ -118,12 +118,12 @@ QUICK_RETRIES = {"import_retry_s_min": 0.05, "import_retry_s_max": 0.2}
 
 async def until_it_answers(platform: Platform, app: str) -> list[str]:
     """Call an application until it answers; return the answers before."""
-    told: list[str] = []
+    reported: list[str] = []
     while (answer := await platform.call(f"{app}.count", name="a")).status_code != 200:
         assert answer.json()["retryable"] is True
-        told.append(answer.json()["detail"])
+        reported.append(answer.json()["detail"])
         await asyncio.sleep(0.05)
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
         assert (await first.deploy("frail", frail)).status_code == 200
     mark.touch()
     async with running(tmp_path, workers=2, **QUICK_RETRIES) as second:
-        told = (await second.call("frail.count", name="a")).json()["detail"]
-        assert told.startswith("App frail does not load: frail.py, line 3: ")
+        reported = (await second.call("frail.count", name="a")).json()["detail"]
+        assert reported.startswith("App frail does not load: frail.py, line 3: ")
         mark.unlink()
         await until_it_answers(second, "frail")
         while not await answers_everywhere(second, "frail"):
@@ -177,8 +177,8 @@ async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
     killing = asyncio.ensure_future(kill_two())
     async with running(tmp_path, workers=1, **QUICK_RETRIES) as second:
         await killing
-        told = await until_it_answers(second, "slow")
-        assert [words for words in told if "does not load" in words] == []
+        reported = await until_it_answers(second, "slow")
+        assert [words for words in reported if "does not load" in words] == []
         assert second.host.status()["problems"] == {}
 
 
@@ -216,8 +216,8 @@ async def test_calls_and_deployments_in_flight_are_answered_when_the_host_stops(
         deploys = asyncio.ensure_future(host.deploy({"slow.py": "import time\ntime.sleep(600)"}))
         await until(lambda: any((tmp_path / "workers").glob("trial-*/crash_location")))
         await host.stop()
-        told = [await call.outcome for call in (runs, waits)]
-        assert [t.kind for t in told if isinstance(t, Failed)] == [
+        reported = [await call.outcome for call in (runs, waits)]
+        assert [t.kind for t in reported if isinstance(t, Failed)] == [
             "WorkerCrashedError",
             "NotReadyError",
         ]
@@ -266,8 +266,8 @@ async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_ot
             other = asyncio.ensure_future(platform.call("demo.wait_for_release"))
             assert await client.log("gate").read_next("here", wait=30) is not None
             [before] = platform.host.status()["workers"]
-            told = (await platform.call("demo.blocks_thread")).json()["detail"]
-            assert told == (
+            reported = (await platform.call("demo.blocks_thread")).json()["detail"]
+            assert reported == (
                 "demo.blocks_thread did not end within 0.5 s; it runs in a thread, which goes on "
                 "until it returns or calls ctx.wait, and may have had effects."
             )
@@ -334,7 +334,9 @@ async def test_no_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None
             for name in ("loud.any_bytes", "loud.flood", "loud.any_bytes", "loud.flood"):
                 answer = await asyncio.wait_for(platform.call(name), 30)
                 assert answer.json() is None, answer.text
-    dropped = sum(told["lines"] for told in logged if told["event"] == "worker output dropped")
+    dropped = sum(
+        reported["lines"] for reported in logged if reported["event"] == "worker output dropped"
+    )
     assert dropped > 2 * 64 * 32_768 - 5_000
 
 
@@ -343,7 +345,9 @@ async def test_a_printed_line_names_its_application_and_invocation(tmp_path: Pat
         async with running(tmp_path, workers=1) as platform:
             await platform.deploy("loud", _HOSTILE_OUTPUT)
             invocation = (await platform.call("loud.speaks")).json()
-    lines = [told for told in logged if "spoken" in (told["event"], told.get("line"))]
+    lines = [
+        reported for reported in logged if "spoken" in (reported["event"], reported.get("line"))
+    ]
     assert [(line["application"], line["invocation"]) for line in lines] == 2 * [
         ("loud", invocation)
     ]

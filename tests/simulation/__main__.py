@@ -63,7 +63,7 @@ def _replay(seed: int, trace: Path | None) -> int:
     lines: list[str] | None = [] if trace is not None else None
     report = Run(seed, lines=lines).run()
     if trace is not None and lines is not None:
-        trace.write_text("\n".join([*lines, *(o.told() for o in report.history), ""]))
+        trace.write_text("\n".join([*lines, *(o.reported() for o in report.history), ""]))
     _console.print(report.arrangement, soft_wrap=True, highlight=False)
     for violation in report.violations:
         _console.print(f"{violation.check}: {violation.what}", soft_wrap=True, markup=False)
@@ -86,7 +86,7 @@ def _run_many(start: int, seeds: int, jobs: int) -> int:
             faults.update(report.faults)
             if report.violations:
                 failed.append(report)
-                progress.print(report.told(), soft_wrap=True, markup=False)
+                progress.print(report.reported(), soft_wrap=True, markup=False)
             total["seeds"] += 1
             if not _console.is_terminal and total["seeds"] % _TELL_EVERY == 0:
                 _console.print(f"{total['seeds']:,} seeds, {len(failed)} failed")

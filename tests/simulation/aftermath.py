@@ -72,8 +72,8 @@ def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tup
     """Return the records that callers have seen: they may be trimmed by now."""
     records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
     for operation in history:
-        told = operation.outcome == "ok" and operation.kind != "retention"
-        if not told or not isinstance(operation.value, list | tuple):
+        reported = operation.outcome == "ok" and operation.kind != "retention"
+        if not reported or not isinstance(operation.value, list | tuple):
             continue
         if operation.entries:
             for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
@@ -276,8 +276,8 @@ class Aftermath:
         async def scan(client: Client) -> None:
             client.session.saw(position)
             for name in self._workload.habits.logs:
-                told = self._told_lost[node, name] = []
-                self._scans[node, name] = await self._all_of_log(client.log(name), told)
+                reported = self._told_lost[node, name] = []
+                self._scans[node, name] = await self._all_of_log(client.log(name), reported)
 
         return scan
 

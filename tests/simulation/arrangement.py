@@ -65,7 +65,7 @@ class Arrangement:
     segment_bytes: int
     """Bytes of a segment file: small segments fill, so that old ones are rewritten."""
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return a description of one line."""
         cluster, node = self.config.cluster, self.config.node
         shape = (

@@ -47,18 +47,18 @@ def _append_kept(
             there = evidence.records.get(seqnum) if seqnum in evidence.shown else None
             excused = seqnum in evidence.lost or floors.may_be_dead(seqnum, record, AT_LAST)
             if there != record and not excused:
-                yield Violation("durable", f"{there} is where {operation.told()}")
+                yield Violation("durable", f"{there} is where {operation.reported()}")
     elif (operation.outcome == "failed" or operation.too_large) and any(
         place is not None for place in found
     ):
-        yield Violation("failed", f"it is there, though it failed: {operation.told()}")
+        yield Violation("failed", f"it is there, though it failed: {operation.reported()}")
     present = [place for place in found if place is not None]
     if (
         present
         and not (floors.any or evidence.lost)
         and present != list(range(present[0], present[0] + len(found)))
     ):
-        yield Violation("atomic", f"a batch in pieces at {found}: {operation.told()}")
+        yield Violation("atomic", f"a batch in pieces at {found}: {operation.reported()}")
 
 
 def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -80,7 +80,7 @@ def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]
         if operation.kind in APPENDS and operation.outcome == "ok":
             for seqnum in operation.value:
                 if seqnum in given:
-                    both = f"{given[seqnum].told()} and {operation.told()}"
+                    both = f"{given[seqnum].reported()} and {operation.reported()}"
                     yield Violation("unique", f"{seqnum} was given twice: {both}")
                 given[seqnum] = operation
 
@@ -90,11 +90,11 @@ def real_time_is_respected(evidence: Evidence, oracle: Oracle) -> Iterator[Viola
     for operation in evidence.operations:
         if operation.outcome != "ok" or operation.kind not in _ORDERED:
             continue
-        told = oracle.told.before(operation.invoked)
+        reported = oracle.reported.before(operation.invoked)
         is_tail = operation.kind == "tail"
-        if (operation.value if is_tail else operation.value[0]) < told:
+        if (operation.value if is_tail else operation.value[0]) < reported:
             check = "tail" if is_tail else "order"
-            yield Violation(check, f"{told - 1} was known before {operation.told()}")
+            yield Violation(check, f"{reported - 1} was known before {operation.reported()}")
 
 
 _ORDERED = APPENDS | {"tail"}
@@ -119,15 +119,15 @@ def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         session = operation.session
         asked, then = by_step[session].before(operation.invoked), by_time[session]
         if (older := min(asked, then.before(operation.time_s))) > operation.value:
-            yield Violation("find_time", f"{older - 1} was before: {operation.told()}")
+            yield Violation("find_time", f"{older - 1} was before: {operation.reported()}")
         place = bisect_right(after, (operation.time_s, EVER))
         if place < len(after) and lowest[place] < operation.value:
             unknown = operation.time_s if not stamps else -math.inf  # it was trimmed
             if evidence.stamps.get(lowest[place], unknown) >= operation.time_s:
-                yield Violation("find_time", f"{lowest[place]} came later: {operation.told()}")
+                yield Violation("find_time", f"{lowest[place]} came later: {operation.reported()}")
         below = bisect_left(stamps, (operation.value, 0.0))
         if below and stamps[below - 1][1] >= operation.time_s:
-            yield Violation("find_time", f"{stamps[below - 1]} is below: {operation.told()}")
+            yield Violation("find_time", f"{stamps[below - 1]} is below: {operation.reported()}")
 
 
 def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
@@ -142,7 +142,7 @@ def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if append.kind in APPENDS and append.outcome == "ok":
             stamp = evidence.stamps.get(append.value[0], 0.0)
             if stamp > append.returned_s + _STAMP_SLACK_S:
-                yield Violation("time", f"ordered at {stamp}, in the future: {append.told()}")
+                yield Violation("time", f"ordered at {stamp}, in the future: {append.reported()}")
 
 
 def _own(appends: list[Operation], when: str) -> defaultdict[int, Rising]:
@@ -179,10 +179,10 @@ def _read_is_right(operation: Operation, horizon: int, oracle: Oracle) -> Iterat
     for record in operation.value:
         there = oracle.records.get(record.seqnum)
         if there != (operation.log, record.data, record.tags):
-            yield Violation("wrong record", f"{there} is what is there: {operation.told()}")
+            yield Violation("wrong record", f"{there} is what is there: {operation.reported()}")
             return
     if (expected := _EXPECTED[operation.kind](operation, horizon, oracle)) is not None:
-        yield Violation(operation.kind, f"{expected} (horizon {horizon}): {operation.told()}")
+        yield Violation(operation.kind, f"{expected} (horizon {horizon}): {operation.reported()}")
 
 
 def _expected_next(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
@@ -241,7 +241,7 @@ def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
         if operation.kind not in _EXPECTED:
             continue
         if operation.outcome == "trimmed" and not _may_be_trimmed(operation, oracle):
-            yield Violation("trim", f"no session has trimmed it: {operation.told()}")
+            yield Violation("trim", f"no session has trimmed it: {operation.reported()}")
         if operation.outcome == "ok" and floors.any:
             if operation.kind == "subscribe" and not operation.value:
                 continue  # the wait ended before an answer
@@ -249,7 +249,7 @@ def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
             low = operation.value[0].seqnum if operation.value else -1
             below = low < floor if operation.kind == "read_prev" else operation.bound < floor
             if floor and below:
-                yield Violation("trim", f"the floor is {floor}: {operation.told()}")
+                yield Violation("trim", f"the floor is {floor}: {operation.reported()}")
 
 
 def _may_be_trimmed(operation: Operation, oracle: Oracle) -> bool:
@@ -296,11 +296,13 @@ def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
         if operation.outcome == "lost":
             first, end = operation.value or (-1, 0)
             if not {first, end - 1} <= evidence.lost:
-                yield Violation("lost", f"no disk lost it: {operation.told()}")
+                yield Violation("lost", f"no disk lost it: {operation.reported()}")
     for (engine, log), scan in evidence.scans.items():
         visible = {record.seqnum for record in scan}
-        told = {s for range_ in evidence.told_lost.get((engine, log), ()) for s in range(*range_)}
-        for seqnum in evidence.lost - visible - told:
+        reported = {
+            s for range_ in evidence.told_lost.get((engine, log), ()) for s in range(*range_)
+        }
+        for seqnum in evidence.lost - visible - reported:
             record = evidence.records.get(seqnum)
             if record is None or record[0] != log:
                 continue
@@ -312,14 +314,14 @@ def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]
     """The position of a session never decreases; a read without a match waits its whole time."""
     for operation in evidence.operations:
         if operation.position_after < operation.position_before:
-            yield Violation("session", f"the session went back: {operation.told()}")
+            yield Violation("session", f"the session went back: {operation.reported()}")
         is_done = operation.outcome == "ok"
         if operation.kind in APPENDS and is_done and not _moved(operation):
-            yield Violation("session", f"it knows nothing of its append: {operation.told()}")
+            yield Violation("session", f"it knows nothing of its append: {operation.reported()}")
         if operation.kind == "wait" and is_done and not operation.value:
             waited_s = operation.returned_s - operation.invoked_s
             if waited_s < operation.wait_s - _WAIT_SLACK_S:
-                yield Violation("wait", f"only {waited_s:.4f} s: {operation.told()}")
+                yield Violation("wait", f"only {waited_s:.4f} s: {operation.reported()}")
 
 
 def _moved(operation: Operation) -> bool:
@@ -339,10 +341,10 @@ def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if operation.too_large and operation.returned is None:
             continue
         if operation.too_large != operation.note.startswith("TooLargeError"):
-            yield Violation("limit", f"beyond the limit: {operation.told()}")
+            yield Violation("limit", f"beyond the limit: {operation.reported()}")
 
 
-def policies_are_told(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+def policies_are_reported(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     """A policy that a session reads was set, and the session has seen no newer one."""
     sets = [o for o in evidence.operations if o.kind == "set_retention" and o.outcome != "failed"]
     for operation in evidence.operations:
@@ -355,7 +357,7 @@ def policies_are_told(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
         if known < 0:
             possible.add((None, None))
         if operation.value not in possible:
-            yield Violation("retention", f"no session has set it: {operation.told()}")
+            yield Violation("retention", f"no session has set it: {operation.reported()}")
 
 
 def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -399,7 +401,7 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     losses_are_true,
     sessions_never_go_back,
     limits_hold,
-    policies_are_told,
+    policies_are_reported,
     scans_agree,
 )
 

@@ -99,7 +99,7 @@ class Operation:
         """The second in which it returned, if it has."""
         return AT_LAST if self.returned is None else Moment(self.returned, self.returned_s)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return the operation and its outcome in one line."""
         arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
         if self.fresh:

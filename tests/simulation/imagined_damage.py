@@ -44,14 +44,14 @@ class ImaginedDamage:
 
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
-        self._told = False
+        self._has_reported = False
 
     def note(self, cluster: SimulatedCluster, injected: Collection[str]) -> None:
         """Check the damage found so far, given the faults that were injected."""
-        if self._told or _DAMAGING.intersection(injected):
+        if self._has_reported or _DAMAGING.intersection(injected):
             return
         for process in cluster.processes:
             if process.shell is not None and process.shell.metrics.ignored.get(_FOUND):
-                self._told = True
+                self._has_reported = True
                 what = f"{process.name} found a damaged batch, and nothing was damaged"
                 self._violations.append(Violation("damage", what))

@@ -95,7 +95,7 @@ class Oracle:
     """What is in the log, found by log and tag, and what callers knew of it.
 
     Attributes:
-        told: one more than the highest seqnum that any session has seen.
+        reported: one more than the highest seqnum that any session has seen.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -107,15 +107,15 @@ class Oracle:
             log, _, tags = evidence.records[seqnum]
             for tag in (None, *tags):
                 self._seqnums[log, tag].append(seqnum)
-        told: list[tuple[float, int]] = []
+        reported: list[tuple[float, int]] = []
         seen: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for operation in evidence.operations:
             if (top := top_of(operation)) is not None:
                 known = (operation.returned or EVER, top + 1)
-                told.append(known)
+                reported.append(known)
                 if operation.kind != "tail":  # it is about the end of the log, not a record of it
                     seen[operation.session].append(known)
-        self.told = Rising(told)
+        self.reported = Rising(reported)
         self._seen = {session: Rising(known) for session, known in seen.items()}
 
     def horizon(self, operation: Operation) -> int:
@@ -125,7 +125,7 @@ class Oracle:
         """
         seen = self._seen.get(operation.session, _NEVER).before(operation.invoked)
         horizon = max(seen, self.tail_at(operation.position_before))
-        return max(horizon, self.told.before(operation.invoked)) if operation.fresh else horizon
+        return max(horizon, self.reported.before(operation.invoked)) if operation.fresh else horizon
 
     def matching(self, log: str, tag: str | None) -> list[int]:
         """Return the seqnums of a log's records with `tag`, ascending."""

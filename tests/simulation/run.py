@@ -55,7 +55,7 @@ class Report:
     arrangement: str = ""
     history: list[Operation] = dataclasses.field(default_factory=list)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return the command that replays a failed run."""
         lines = [f"seed {self.seed}: {v.check}: {v.what}" for v in self.violations[:5]]
         return "\n".join(
@@ -77,7 +77,7 @@ class Run:
         report = self.report
         chance = World(report.seed).chance("arrangement")
         drawn = arrangement.drawn(chance)
-        report.arrangement = drawn.told()
+        report.arrangement = drawn.reported()
         with (
             self._metalog.watching(),
             pages_of_a_byte(),

@@ -166,14 +166,14 @@ def test_a_hole_an_invented_record_and_a_wrong_scan_are_found() -> None:
 
 
 def test_a_reported_loss_must_be_real_and_every_scan_over_a_loss_reports_it() -> None:
-    def told(number: int, *lost: int) -> Operation:
+    def reported(number: int, *lost: int) -> Operation:
         return did(number, "read_next", lost, bound=0, outcome="lost")
 
     there = {"lost": frozenset({1}), "shown": frozenset({0, 2, 3})}
     scans: dict[str, Any] = {"scans": {("engine-0", "orders"): seen(0, 3)}}
     named = {"told_lost": {("engine-0", "orders"): [(1, 2)]}}
-    assert not found(told(5, 1, 2), **there, **scans, **named)
-    assert found(told(5, 1, 3), **there) == ["lost"]
+    assert not found(reported(5, 1, 2), **there, **scans, **named)
+    assert found(reported(5, 1, 3), **there) == ["lost"]
     assert found(did(5, "read_range", seen(0, 3), bound=0), **there) == ["read_range"]
     unseen = did(5, "read", (), bound=1, position_before=1, position_after=1)
     assert found(unseen, **there) == ["read"]

@@ -206,4 +206,4 @@ class Workload:
             operation.note = repr(error)
         operation.position_after = session.position
         operation.returned, operation.returned_s = world.steps, world.now_s
-        world.tell(operation.told())
+        world.tell(operation.reported())

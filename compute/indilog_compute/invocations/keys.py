@@ -52,9 +52,9 @@ def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome
-    told = outcome.message.removesuffix(_KEPT).rstrip()
-    stop = "" if told.endswith((".", "!", "?")) else "."
-    return msgspec.structs.replace(outcome, message=f"{told}{stop} {_KEPT}")
+    text = outcome.message.removesuffix(_KEPT).rstrip()
+    stop = "" if text.endswith((".", "!", "?")) else "."
+    return msgspec.structs.replace(outcome, message=f"{text}{stop} {_KEPT}")
 
 
 def _misfit(function: str, problem: str) -> InvalidArgumentsError:

@@ -141,8 +141,8 @@ class Runs(Generic[CallT]):
         try:
             await self._record(_ended(executor, invocation.id, outcome), invocation)
         except TooLargeError as error:
-            told = failed(_cannot_be_kept(invocation.function, error), outcome.position)
-            await self._record(_ended(executor, invocation.id, told), invocation)
+            too_large = failed(_cannot_be_kept(invocation.function, error), outcome.position)
+            await self._record(_ended(executor, invocation.id, too_large), invocation)
 
     async def _read_accepted(self, invocation: Invocation) -> Accepted:
         """Return its `Accepted` record, retrying until the log can be read."""

@@ -306,10 +306,10 @@ class InvocationService:
                 if (event := await self._waiters.wait_for_outcome(id)) is not None:
                     return outcome_in(event)
                 continue
-            told = await read_status(self._log, found)
-            if told is None or told.outcome is None:  # trimmed: other nodes have forgotten it
+            status = await read_status(self._log, found)
+            if status is None or status.outcome is None:  # trimmed: other nodes have forgotten it
                 raise forgotten(id)
-            return told.outcome
+            return status.outcome
 
     def reserve_outcome_wait(self, function: str) -> AbstractContextManager[None]:
         """Reserve room for a caller that waits for an outcome of `function`.
@@ -542,8 +542,8 @@ def _cancelled(invocation: Invocation) -> Failure:
 
     The invocation may begin before the cancellation is recorded.
     """
-    told = (
+    sentence = (
         f"{invocation.function} was cancelled; if it had begun, it was asked to stop, and may have "
         "had effects."
     )
-    return Failure(InvocationCancelledError.__name__, told, {})
+    return Failure(InvocationCancelledError.__name__, sentence, {})

@@ -167,13 +167,13 @@ def _import(package: str, module: str) -> None:
 
 def _sentence(error: BaseException, package: str) -> str:
     """Return a sentence with the place and the reason of a failed import."""
-    told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
-    told = without_home(told, package)
+    description = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
+    description = without_home(description, package)
     if isinstance(error, SyntaxError) and error.filename:
         file = _place(error.filename, package)
         return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}."
     place = _place_of(error, package)
-    return f"{place or 'The code does not import'}: {told}."
+    return f"{place or 'The code does not import'}: {description}."
 
 
 def _place_of(error: BaseException, package: str) -> str | None:

@@ -150,12 +150,12 @@ class FunctionOutput(io.TextIOBase):
         """Write one line of `speaker`, unless it is blank."""
         if not line.strip():
             return
-        told = {"event": _OUTPUT, "line": line.encode(errors="backslashreplace").decode()}
+        line_fields = {"event": _OUTPUT, "line": line.encode(errors="backslashreplace").decode()}
         if speaker.application:
-            told["application"] = speaker.application
+            line_fields["application"] = speaker.application
         if speaker.invocation:
-            told["invocation"] = speaker.invocation
-        self._raw.write(json.dumps(told) + "\n")
+            line_fields["invocation"] = speaker.invocation
+        self._raw.write(json.dumps(line_fields) + "\n")
 
 
 # --- on the compute node

@@ -412,7 +412,7 @@ class CallRouter:
         self.calls["timed_out"] += 1
         worker, slot = call.worker, call.slot
         timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
-        told = (
+        state = (
             "it was cancelled"
             if call.function.is_async
             else "it runs in a thread, which goes on until it returns or calls ctx.wait"
@@ -420,7 +420,7 @@ class CallRouter:
         self._stop(
             call,
             CallOutcomeUnknownError(
-                f"{call.name} did not end within {timeout_s:g} s; {told}, and may have had effects."
+                f"{call.name} did not end within {timeout_s:g} s; {state}, and may have had effects."
             ),
         )
         if worker is not None:

@@ -150,8 +150,8 @@ class Runner:
     def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
         if task.cancelled():  # also if it never began: its slot must become free
-            told = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
-            link.answer(call, failed(told))
+            unknown = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
+            link.answer(call, failed(unknown))
 
     def _threads_left(self, count: int) -> None:
         self._tell(ThreadsLeft(count))
@@ -195,7 +195,7 @@ class Runner:
             except BaseException as error:  # user code may raise any exception
                 if _is_being_cancelled(error):
                     raise
-                return failed(_told(loaded, function, error), session.position)
+                return failed(_error_for_caller(loaded, function, error), session.position)
             finally:
                 context.end()
 
@@ -263,7 +263,9 @@ def _is_being_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionFailedError:
+def _error_for_caller(
+    loaded: Loaded, function: Function, error: BaseException
+) -> FunctionFailedError:
     """Return the error for the caller of a function whose body raised one.
 
     It names the function that failed, so an error of a nested call is passed on unchanged. The
@@ -278,9 +280,9 @@ def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionF
         place=loaded.place(error),
         exc_info=error,
     )
-    told = loaded.without_home(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
+    text = loaded.without_home(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
     return FunctionFailedError(
-        f"{function.qualified_name} failed: {kind}{': ' if told else ''}{told}.",
+        f"{function.qualified_name} failed: {kind}{': ' if text else ''}{text}.",
         kind=kind,
         temporary=isinstance(error, IndilogError) and error.retryable,
     )

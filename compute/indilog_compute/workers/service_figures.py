@@ -9,14 +9,14 @@ from indilog_compute.workers.call import Deployed
 from indilog_compute.workers.process import WorkerProcess
 
 
-def services_told(
+def service_figures(
     workers: Iterable[WorkerProcess], apps: Iterable[Deployed]
 ) -> dict[str, dict[str, Any]]:
     """Return figures by `app.service`: numbers of workers in which it runs, waits for a restart or
     has ended; its failures; and the problem in one of the workers.
     """
     names = {app.number: app.record for app in apps}
-    told: dict[str, dict[str, Any]] = {
+    figures_of: dict[str, dict[str, Any]] = {
         f"{record.name}.{service}": {
             "running": 0, "waiting": 0, "ended": 0, "failures": 0, "problem": "",
         }
@@ -26,9 +26,9 @@ def services_told(
     for worker in workers:
         for state in worker.services:
             record = names.get(state.deployment)
-            figures = told.get(f"{record.name}.{state.name}") if record is not None else None
+            figures = figures_of.get(f"{record.name}.{state.name}") if record is not None else None
             if figures is not None:
                 figures[state.state] += 1
                 figures["failures"] += state.failures
                 figures["problem"] = state.problem or figures["problem"]
-    return told
+    return figures_of

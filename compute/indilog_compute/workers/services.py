@@ -29,7 +29,7 @@ class _Running:
     """One service of one deployment in this process.
 
     Args:
-        told: called when its state changes.
+        on_change: called when its state changes.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class _Running:
         loaded: Loaded,
         service: Service,
         context: Callable[[Service], Context],
-        told: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.state = ServiceState(deployment, service.name, "running")
         self._deployment = deployment
         self._loaded = loaded
         self._service = service
         self._context = context
-        self._told = told
+        self._on_change = on_change
         self._failures = 0
         self._kept = asyncio.get_running_loop().create_task(self._keep())
 
@@ -106,15 +106,15 @@ class _Running:
         structlog.get_logger().error(
             "service failed", service=self._service.qualified_name, place=place, exc_info=error
         )
-        told = self._loaded.without_home(" ".join(f"{type(error).__name__}: {error}".split()))
+        text = self._loaded.without_home(" ".join(f"{type(error).__name__}: {error}".split()))
         where = f"{place}: " if place else ""
-        return f"{where}{told[:_PROBLEM_CHARACTERS_MAX].rstrip('.: ')}."
+        return f"{where}{text[:_PROBLEM_CHARACTERS_MAX].rstrip('.: ')}."
 
     def _is_now(self, state: ServiceActivity, problem: str = "") -> None:
         self.state = ServiceState(
             self._deployment, self._service.name, state, self._failures, problem
         )
-        self._told()
+        self._on_change()
 
 
 class RunningServices:

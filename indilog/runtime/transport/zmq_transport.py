@@ -193,7 +193,7 @@ class ZmqTransport:
 
         The state is asked after every refusal: that makes zmq look at its own news (a connection, a
         reader that caught up), which a send does only every few milliseconds; the descriptor may
-        have told them already, and would not again.
+        have signalled it already, and would not again.
         """
         if self._context.closed:
             return

@@ -141,20 +141,20 @@ def _of_counts(pushed: dict[int, int], consumers: Sequence[Told]) -> Iterable[st
 
 
 def _of_order(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterable[str]:
-    told = {claim: seen[0] for consumer in consumers for claim, seen in consumer.got.items()}
+    reported = {claim: seen[0] for consumer in consumers for claim, seen in consumer.got.items()}
     for number, shard in enumerate(shards):
-        for what, claims in (("by the log", shard.got), ("as told", told)):
+        for what, claims in (("by the log", shard.got), ("as told", reported)):
             deliveries = (claims.get(claim) for claim in sorted(shard.got))
             firsts = list(dict.fromkeys(m for m in deliveries if m is not None))
-            missing = set() if what == "by the log" else _unheard(shard, told)
+            missing = set() if what == "by the log" else _unheard(shard, reported)
             if (heard := [m for m in firsts if m not in missing]) != sorted(heard):
                 yield f"shard {number} is not first in, first out {what}"
 
 
-def _unheard(shard: Replayed, told: dict[int, int]) -> set[int]:
+def _unheard(shard: Replayed, reported: dict[int, int]) -> set[int]:
     """Messages whose first delivery went to a consumer that was killed before it printed it."""
     firsts: dict[int, int] = {}
     for claim, message in sorted(shard.got.items()):
         if message is not None:
             firsts.setdefault(message, claim)
-    return {message for message, claim in firsts.items() if claim not in told}
+    return {message for message, claim in firsts.items() if claim not in reported}

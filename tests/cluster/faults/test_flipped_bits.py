@@ -43,11 +43,11 @@ async def written(
     settled, loop = asyncio.Event(), asyncio.get_running_loop()
     settle_flushed = Journal.settle_flushed
 
-    def told(journal: Journal) -> None:
+    def reported(journal: Journal) -> None:
         settle_flushed(journal)
         loop.call_soon_threadsafe(settled.set)
 
-    monkeypatch.setattr(Journal, "settle_flushed", told)
+    monkeypatch.setattr(Journal, "settle_flushed", reported)
     async with embedded(config_in(directory)) as platform:
         log = platform.logs.log("orders")
         for number in range(RECORDS):
@@ -111,8 +111,8 @@ async def restarted(directory: Path, acknowledged: dict[int, bytes]) -> None:
             assert seqnum > max(known), "each seqnum is assigned once"
             known[seqnum] = b"next"
             lost = [s for s, data in known.items() if not await is_there(platform, s, data)]
-            told = status_of(platform.shell, platform.logs)["lost_records"]
-            assert told == len(lost), "the status has the number of lost records"
+            reported = status_of(platform.shell, platform.logs)["lost_records"]
+            assert reported == len(lost), "the status has the number of lost records"
 
 
 def damaged(

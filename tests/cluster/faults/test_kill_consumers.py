@@ -37,7 +37,7 @@ class Consumers:
     """Consumer processes; one is killed and replaced after each number of deliveries."""
 
     def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
-        self.told: list[Told] = []
+        self.reported: list[Told] = []
         self.kills = 0
         self._command = [sys.executable, "-m", "tests.cluster.queue_consumer"]
         self._command += [url, "work", "mail", str(SHARDS)]
@@ -54,10 +54,10 @@ class Consumers:
         process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT, stdout=PIPE)
         assert process.stdout is not None
         self._running.append(process)
-        told = Told()
-        self.told.append(told)
+        reported = Told()
+        self.reported.append(reported)
         while line := await process.stdout.readline():
-            told.hear(line)
+            reported.hear(line)
             self._deliveries += line.startswith(b"got")
             if self._deliveries >= self._kill_at:
                 self._kill_one()
@@ -121,7 +121,7 @@ async def moved(url: str, messages: int, chance: random.Random) -> tuple[int, li
             finally:
                 running.kill_all()
         shards = [Replayed(await records_of(log, *one)) for one in enumerate(pins)]
-        return running.kills, faults(pushed, running.told, shards)
+        return running.kills, faults(pushed, running.reported, shards)
 
 
 @pytest.mark.cluster
@@ -157,10 +157,10 @@ PUSHED = {0: 7, 1: 8}
 
 
 def found(said: bytes, story: list[Record] = STORY) -> str:
-    told = Told()
+    reported = Told()
     for line in said.splitlines(keepends=True):
-        told.hear(line)
-    return "; ".join(faults(PUSHED, [told], [Replayed(story)]))
+        reported.hear(line)
+    return "; ".join(faults(PUSHED, [reported], [Replayed(story)]))
 
 
 def test_the_checker_accepts_a_consistent_history() -> None:

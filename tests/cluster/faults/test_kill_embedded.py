@@ -68,9 +68,9 @@ async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None
     rng = random.Random(seed)
     acknowledged: dict[int, bytes] = {}
     for kill in range(kills):
-        told = acknowledged_until_killed(directory, f"{seed}/{kill}", rng.randint(1, 1500))
-        assert not told.keys() & acknowledged.keys(), "each seqnum is assigned once"
-        acknowledged |= told
+        reported = acknowledged_until_killed(directory, f"{seed}/{kill}", rng.randint(1, 1500))
+        assert not reported.keys() & acknowledged.keys(), "each seqnum is assigned once"
+        acknowledged |= reported
     check_all_there(await everything_in(directory), acknowledged)
 
 

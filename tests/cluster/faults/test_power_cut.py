@@ -94,8 +94,8 @@ def cut_again_and_again(tmp_path: Path, seed: int) -> None:
             lives = [acknowledged_until_killed(data, f"{seed}/{cut}/killed", rng.randint(1, 2000))]
             count = rng.choice((1, CALLERS, 800))
             lives.append(acknowledged_until_cut(data, f"{seed}/{cut}/cut", count, disk))
-        for told in lives:
-            assert not told.keys() & acknowledged.keys(), "each seqnum is assigned once"
-            acknowledged |= told
+        for reported in lives:
+            assert not reported.keys() & acknowledged.keys(), "each seqnum is assigned once"
+            acknowledged |= reported
     with mounted(image, tmp_path / "disk") as disk:
         check_all_there(asyncio.run(everything_in(disk / "data")), acknowledged)

@@ -50,7 +50,7 @@ class Callers:
     """Callers that call without a pause, and note each outcome."""
 
     def __init__(self, platform: Platform) -> None:
-        self.told: dict[int, str] = {}
+        self.reported: dict[int, str] = {}
         self.are_done = False
         self._host = platform.host
         self._next = 0
@@ -62,9 +62,9 @@ class Callers:
             name = "demo.nested" if number % 3 == 0 else "demo.once"
             try:
                 outcome = await self._host.call(name, b'{"n":%d}' % number).outcome
-                self.told[number] = outcome.kind if isinstance(outcome, Failed) else "returned"
+                self.reported[number] = outcome.kind if isinstance(outcome, Failed) else "returned"
             except indilog.NotReadyError as error:
-                self.told[number] = type(error).__name__
+                self.reported[number] = type(error).__name__
                 await asyncio.sleep(0.01)
 
 
@@ -104,12 +104,16 @@ async def test_every_call_has_one_outcome_and_at_most_one_effect(tmp_path: Path,
         async with indilog.connect(platform.url) as client:
             effects = Counter([int(r.data) for r in await read_all(client.log("once"))])
     assert [n for n, times in effects.items() if times > 1] == []
-    assert {n for n, told in callers.told.items() if told == "returned"} <= effects.keys()
+    assert {
+        n for n, reported in callers.reported.items() if reported == "returned"
+    } <= effects.keys()
     nothing_done = {
-        n for n, told in callers.told.items() if told in ("NotReadyError", "OverloadedError")
+        n
+        for n, reported in callers.reported.items()
+        if reported in ("NotReadyError", "OverloadedError")
     }
     assert nothing_done & effects.keys() == set()
-    assert "returned" in callers.told.values()
+    assert "returned" in callers.reported.values()
 
 
 async def test_of_a_killed_worker_only_the_calls_that_it_had_begun_fail(tmp_path: Path) -> None:
@@ -132,8 +136,8 @@ async def test_of_a_killed_worker_only_the_calls_that_it_had_begun_fail(tmp_path
             os.kill(victim, signal.SIGKILL)
             calls += [host.call("demo.once", b'{"n":%d}' % n) for n in range(30, 90)]
             late = [call for call in calls[30:] if call.worker and call.worker.pid == victim]
-            told = await asyncio.gather(*(call.outcome for call in calls))
-            assert [outcome for outcome in told if isinstance(outcome, Failed)] == []
+            reported = await asyncio.gather(*(call.outcome for call in calls))
+            assert [outcome for outcome in reported if isinstance(outcome, Failed)] == []
             assert (len(hit), len(there)) == (2, 10)
             assert len(late) > 0
             assert host.status()["calls_moved"] == len(there) + len(late)

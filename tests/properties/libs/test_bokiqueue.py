@@ -1,7 +1,7 @@
 """Queues in any interleaving of their consumers, against a plain replay of the log.
 
 Each person is a process of its own; the stepper decides who makes the next call of the log. What
-each was told (who got which message, which acknowledgement counted) must be what a slow and plain
+each learned (who got which message, which acknowledgement counted) must be what a slow and plain
 model reads out of the log afterwards.
 """
 
@@ -106,7 +106,7 @@ class Model:
 
 class Person:
     """One process, or one caller of those that share a `replica` in a process: does its actions,
-    and notes what it was told.
+    and notes what it learned.
     """
 
     def __init__(self, logs: Kept, time: Time, replica: QueueReplica | None = None) -> None:
@@ -117,7 +117,7 @@ class Person:
         self.time = time
         self.held: list[Delivery] = []
         self.took: dict[int, int] = {}
-        self.told: dict[int, bool] = {}
+        self.reported: dict[int, bool] = {}
 
     async def live(self, program: Sequence[tuple[Any, ...]]) -> None:
         for action in program:
@@ -146,14 +146,14 @@ class Person:
                 self.held.append(delivery)
                 await delivery.extend(options[0])
         except LeaseLostError:
-            self.told[self.last_command()] = False
+            self.reported[self.last_command()] = False
         except AppendOutcomeUnknownError:
             assert replica_module.KEPT_BEHIND == 1, "others have not trimmed it yet"
         else:
-            self.told[self.last_command()] = True
+            self.reported[self.last_command()] = True
 
     def last_command(self) -> int:
-        """The record that told it; a checkpoint may have followed."""
+        """The record that showed it; a checkpoint may have followed."""
         kept = self.logs.kept
         return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
 
@@ -189,7 +189,7 @@ def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
     for person in people:
         for claim, message in person.took.items():
             assert got[claim] == message
-        for place, held in person.told.items():
+        for place, held in person.reported.items():
             assert done[place] == held
     for model in models:
         assert len(set(model.acknowledged)) == len(model.acknowledged), "acknowledged once"

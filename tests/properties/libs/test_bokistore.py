@@ -211,13 +211,13 @@ def arguments(write: Sequence[Json]) -> tuple[str, tuple[Json, ...], dict[str, J
 
 
 class Person:
-    """One session: does its actions, and notes what it was told."""
+    """One session: does its actions, and notes what it learned."""
 
     def __init__(self, log: MemoryLog, cache: ViewCache | None) -> None:
         self.log = SteppedLog(log)
         self.memory = log.logs
         self.store = Store(self.log, cache=cache)
-        self.told: list[tuple[int, Json]] = []
+        self.reported: list[tuple[int, Json]] = []
         self.outcomes: list[tuple[int, bool]] = []
         self.seen: list[tuple[int, str, Json]] = []
         self.results: list[tuple[str, Json]] = []
@@ -251,7 +251,7 @@ class Person:
             old = await getattr(self.store, kind)(name, *args, **options)
         except MismatchError:
             old = MISFIT
-        self.told.append((self.log.appended[count], old))  # a checkpoint may follow
+        self.reported.append((self.log.appended[count], old))  # a checkpoint may follow
 
     async def transaction(self, steps: Sequence[tuple[Json, ...]]) -> None:
         count, began = len(self.log.appended), self.memory.position
@@ -373,7 +373,7 @@ def check_all(people: Sequence[Person], log: MemoryLog) -> None:
 
 
 def check(person: Person, model: Model) -> None:
-    for seqnum, old in person.told:
+    for seqnum, old in person.reported:
         assert same(old, model.olds[seqnum])
     for seqnum, committed in person.outcomes:
         assert committed == model.committed[seqnum]

@@ -1,7 +1,7 @@
 """Locks in any interleaving of those who want them, against a plain replay of the log.
 
 Each person is a process of its own; the stepper decides who makes the next call of the log. A read
-that waits lets time pass. What each was told (that it holds the lock, that it lost it) must be what
+that waits lets time pass. What each learned (that it holds the lock, that it lost it) must be what
 a slow and plain model reads out of the log afterwards.
 """
 
@@ -115,7 +115,7 @@ class Model:
 
 
 class Person:
-    """One process: does its actions, and notes what it was told."""
+    """One process: does its actions, and notes what it learned."""
 
     def __init__(self, logs: Kept, time: Time, name: str) -> None:
         self.logs = logs
@@ -125,7 +125,7 @@ class Person:
         self.held: list[Held] = []
         self.got: list[tuple[SeqNum, SeqNum]] = []
         """Tokens, each with the last record that there was when it was got."""
-        self.told: dict[SeqNum, bool] = {}
+        self.reported: dict[SeqNum, bool] = {}
 
     async def live(self, program: Sequence[tuple[Any, ...]]) -> None:
         for action in program:
@@ -157,16 +157,16 @@ class Person:
             self.held.append(held)
             self.got.append((held.token, held._replica.fold.end - 1))
 
-    async def append(self, told: Coroutine[Any, Any, None]) -> None:
+    async def append(self, reported: Coroutine[Any, Any, None]) -> None:
         try:
-            await told
+            await reported
         except LockLostError:
-            self.told[self.last_command()] = False
+            self.reported[self.last_command()] = False
         else:
-            self.told[self.last_command()] = True
+            self.reported[self.last_command()] = True
 
     def last_command(self) -> SeqNum:
-        """The record that told it; a checkpoint may have followed."""
+        """The record that showed it; a checkpoint may have followed."""
         kept = self.logs.kept
         return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
 
@@ -177,8 +177,8 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
     assert granted == sorted(granted), "tokens grow with every holder"
     for person in people:
         for token, seen in person.got:
-            assert model.holders[seen] == token, "who was told that it has the lock had it"
-        for seqnum, held in person.told.items():
+            assert model.holders[seen] == token, "a caller that learned that it has the lock had it"
+        for seqnum, held in person.reported.items():
             trimmed = logs.floor(FLOOR) > seqnum
             assert model.done[seqnum] == held or (trimmed and not held)
     newcomer = LockReplica(NAME)
@@ -328,15 +328,15 @@ def two_holders(choose: Choose) -> tuple[Model, list[list[str]]]:
         run_stepped([p.live(program) for p, program in zip(people, programs, strict=True)], choose)
     model = check(logs, people)
     assert not model.line
-    return model, [[str(held) for held in person.told.values()] for person in people]
+    return model, [[str(held) for held in person.reported.values()] for person in people]
 
 
 def test_two_executions_never_hold_a_lock_at_once_in_every_interleaving() -> None:
     outcomes = list(interleavings(two_holders))
     assert len(outcomes) > 100
-    told = {str(told) for _, told in outcomes}
+    reported = {str(reported) for _, reported in outcomes}
     kept, lost = "['True']", "['False']"
-    assert told >= {f"[{kept}, {kept}]", f"[{lost}, {kept}]", f"[{kept}, {lost}]"}
+    assert reported >= {f"[{kept}, {kept}]", f"[{lost}, {kept}]", f"[{kept}, {lost}]"}
 
 
 def holder_never_leaves(fold: LockFold) -> None:

@@ -1,4 +1,4 @@
-"""Two executors of one run in every interleaving: what the log decided is what both were told.
+"""Two executors of one run in every interleaving: what the log decided is what both return.
 
 One executor has the run in epoch 1 and does not know that another has taken it. The stepper decides
 who makes the next call of the log. A plain replay of the log, which shares nothing with the
@@ -70,19 +70,19 @@ class Outcome:
 
     Attributes:
         logs: all records.
-        told: per executor its end, None if it was stopped.
+        reported: per executor its end, None if it was stopped.
         result: the decided end's, as a plain replay says.
     """
 
-    def __init__(self, logs: MemoryLogs, told: list[RunFinished | None]) -> None:
+    def __init__(self, logs: MemoryLogs, reported: list[RunFinished | None]) -> None:
         self.logs = logs
-        self.told = told
+        self.reported = reported
         self.finished, steps = replayed(logs.log(FLOW_LOG))
         folded = now(read_run(logs.log(FLOW_LOG), RUN, Run()))
         assert {number: step.result for number, step in folded.steps.items()} == steps
         assert self.finished is not None, "one executor comes to the end"
-        ends = {(f.result, f.failure) for f in (*told, self.finished) if f is not None}
-        assert len(ends) == 1, "who was told an end was told the one that was decided"
+        ends = {(f.result, f.failure) for f in (*reported, self.finished) if f is not None}
+        assert len(ends) == 1, "every caller got the decided end"
         self.result = msgspec.json.decode(self.finished.result or b"null")
 
 
@@ -210,8 +210,8 @@ def test_a_signal_comes_before_or_after_the_end_of_a_wait_and_never_twice() -> N
             record = encoded(Signalled("item", b"1", "key"))
             await sender.append(record, tags=[run_tag(RUN)])
 
-        told, _ = run_stepped([execution, send()], choose)
-        return Outcome(logs, [told])
+        reported, _ = run_stepped([execution, send()], choose)
+        return Outcome(logs, [reported])
 
     results = {tuple(outcome.result) for outcome in interleavings(run)}
     assert results == {(1, None), (None, 1), (None, None)}

@@ -193,7 +193,7 @@ def test_a_scheduled_function_is_a_function_of_the_app_whichever_decorator_is_fi
     ]
 
 
-def test_a_bad_schedule_is_refused_where_it_stands() -> None:
+def test_a_bad_schedule_is_refused_at_its_decorator() -> None:
     app = App("demo")
     with pytest.raises(ValueError, match="has five fields"):
         app.schedule("soon")(double)

@@ -160,7 +160,7 @@ def test_a_text_may_speak_of_numbers_that_json_does_not_have() -> None:
         ("n: object()", "has a"),
     ],
 )
-def test_hints_that_cannot_be_used_are_told_in_one_sentence(parameters: str, sentence: str) -> None:
+def test_unusable_hints_are_reported_in_one_sentence(parameters: str, sentence: str) -> None:
     scope: dict[str, Any] = {"Context": Context}
     exec(f"def body({parameters}) -> None: ...", scope) if "Missing" not in parameters else exec(
         f"from __future__ import annotations\ndef body({parameters}) -> None: ...", scope
@@ -190,8 +190,8 @@ def test_a_result_without_a_json_form_is_named_in_plain_words() -> None:
     def plain():  # type: ignore[no-untyped-def]  # noqa: ANN202 - as people write it
         raise NotImplementedError
 
-    told = r"a value of type list that has no JSON form: `object` is no plain value"
-    with pytest.raises(FunctionFailedError, match=told):
+    reported = r"a value of type list that has no JSON form: `object` is no plain value"
+    with pytest.raises(FunctionFailedError, match=reported):
         of(plain).result_text([object()])
 
 

@@ -43,7 +43,7 @@ def test_hidden_compiled_and_test_files_stay_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.py", "notes.txt", "empty"])
-def test_what_cannot_be_deployed_is_told(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_deployed_is_reported(tmp_path: Path, name: str) -> None:
     written(tmp_path, "notes.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DeployError, match=name):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Damaged(HookedLog):
-    """A log of which a run, `r` unless told otherwise, and a lock cannot be read while it is
+    """A log of which a run, `r` by default, and a lock cannot be read while it is
     damaged.
     """
 

@@ -62,9 +62,9 @@ class Process:
 
     async def _step(self, name: str, result: str) -> str:
         self.ran.append(name)
-        told = self._on_step(self, name) if self._on_step is not None else None
-        if isinstance(told, asyncio.Event):
-            await told.wait()
+        reported = self._on_step(self, name) if self._on_step is not None else None
+        if isinstance(reported, asyncio.Event):
+            await reported.wait()
         return result
 
     def drive(self) -> None:
@@ -218,7 +218,7 @@ async def takes_the_unknown(wf: Workflow, more: Unknown) -> str:  # type: ignore
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (takes_more, "'more' is missing"),
         (takes_nothing, "Workflow 'two' must take `wf: bokiflow.Workflow` first."),
@@ -226,7 +226,7 @@ async def takes_the_unknown(wf: Workflow, more: Unknown) -> str:  # type: ignore
     ],
 )
 async def test_new_code_that_a_run_cannot_be_given_to_parks_it(
-    logs: MemoryLogs, body: Callable[..., Coroutine[Any, Any, str]], told: str
+    logs: MemoryLogs, body: Callable[..., Coroutine[Any, Any, str]], reported: str
 ) -> None:
     """It is not tried again before there is other code, and its status says why."""
     await killed_in_a_step(logs, "r")
@@ -237,7 +237,7 @@ async def test_new_code_that_a_run_cannot_be_given_to_parks_it(
         while (status := await handle.status()).state is not State.PARKED:
             await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
     assert status.problem is not None
-    assert told in status.problem
+    assert reported in status.problem
 
 
 async def test_a_run_that_was_cancelled_before_it_began_here_is_not_held(logs: MemoryLogs) -> None:
@@ -466,10 +466,12 @@ async def _check(logs: MemoryLogs, count: int) -> None:
                     epoch = max(epoch, 1)
                 case RunTaken(epoch=taken):
                     epoch = taken if taken == epoch + 1 else epoch
-                case StepDecided(epoch=told, number=step) if told == epoch and not ends[name]:
+                case StepDecided(epoch=reported, number=step) if (
+                    reported == epoch and not ends[name]
+                ):
                     assert step not in steps
                     steps.add(step)
-                case RunFinished(epoch=told) if told == epoch:
+                case RunFinished(epoch=reported) if reported == epoch:
                     ends[name] += 1
                 case _:
                     pass

@@ -192,9 +192,9 @@ async def test_a_step_that_fails_permanently_fails_alike_when_it_is_replayed(
             return f"{error.step} {error.kind} {error}"
         return "?"
 
-    told = await (await careful.start(id="c")).result(5)
-    assert told == "never ValueError Step 'never' failed: ValueError: no room"
-    assert (await again(logs, careful, "c")).result.decode() == f'"{told}"'
+    reported = await (await careful.start(id="c")).result(5)
+    assert reported == "never ValueError Step 'never' failed: ValueError: no room"
+    assert (await again(logs, careful, "c")).result.decode() == f'"{reported}"'
     assert next(calls) == 1
 
 

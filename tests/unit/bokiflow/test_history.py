@@ -131,8 +131,8 @@ async def test_what_cannot_be_read_is_not_listed_and_hides_no_other_run() -> Non
     with structlog.testing.capture_logs() as logged:
         runs = await shop.flow.runs(workflow="other", limit=2)
     assert [run.id for run in runs] == ["other-1", "other-4"]
-    told = {line["run"] for line in logged if line["event"] == "run is not listed"}
-    assert told == {"other-2", "other-3", "later"}
+    reported = {line["run"] for line in logged if line["event"] == "run is not listed"}
+    assert reported == {"other-2", "other-3", "later"}
     damage = [line["places"] for line in logged if line["event"] == "list of runs is damaged"]
     assert damage == [[start], [last.seqnum]]
     view.lost.clear()

@@ -115,9 +115,9 @@ async def test_a_full_disk_is_reported_at_once(logs: FailingLogs, name: str) -> 
     shop = Shop(logs)
     await shop.begin()
     logs.of_appends = [DiskFullError("There is no room.")]
-    with pytest.raises(DiskFullError, match="There is no room") as told:
+    with pytest.raises(DiskFullError, match="There is no room") as reported:
         await APPENDING[name](shop)
-    assert told.value.retryable
+    assert reported.value.retryable
     assert logs.tries == 1
     logs.of_appends = []
     await APPENDING[name](shop)

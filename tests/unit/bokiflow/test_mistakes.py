@@ -52,13 +52,13 @@ async def test_a_function_that_is_run_as_a_child_is_no_workflow(flow: Flow) -> N
 async def test_the_call_of_a_function_is_no_body(flow: Flow) -> None:
     """And Python does not warn that it was never awaited: warnings are errors here."""
     wrong: Any = effect
-    told = "Give the function, then its arguments: effect, ... instead of effect(...)."
+    reported = "Give the function, then its arguments: effect, ... instead of effect(...)."
     for act in (
         lambda wf: wf.step(wrong(1)),
         lambda wf: wf.step(effect, 1, compensate=wrong(1)),
         lambda wf: wf.call(wrong(1)),
     ):
-        assert told in await mistake_of(flow, act)
+        assert reported in await mistake_of(flow, act)
         flow = Flow("next")
         flow.attach(MemoryLogs())
     assert "wf.run(effect, ...)" in await mistake_of(flow, lambda wf: wf.run(wrong(1)))
@@ -77,8 +77,8 @@ async def test_a_workflow_is_started_not_called(flow: Flow) -> None:
     with pytest.raises(FlowSettingsError, match=r"'sub' is started, not called: sub\.start\(.*run"):
         await sub(1)
     wrong: Any = sub
-    told = await mistake_of(flow, lambda wf: wf.step(wrong, 1))
-    assert "sub is a workflow: use wf.run(sub, ...)." in told
+    reported = await mistake_of(flow, lambda wf: wf.step(wrong, 1))
+    assert "sub is a workflow: use wf.run(sub, ...)." in reported
 
 
 async def test_a_signal_without_a_json_form_was_not_sent(flow: Flow) -> None:
@@ -127,13 +127,13 @@ async def test_a_handle_of_another_workflow_is_refused(flow: Flow, is_here: bool
         for startable in (order, badflow):
             asked.workflow(startable.definition.body)
     wrong = asked.handle("badflow", "o1")
-    told = r"^Run 'o1' is one of workflow 'order', not of 'badflow'\.$"
+    reported = r"^Run 'o1' is one of workflow 'order', not of 'badflow'\.$"
     for ask in (wrong.status, wrong.result, lambda: wrong.signal("go", "bad"), wrong.cancel):
-        with pytest.raises(RunIdInUseError, match=told):
+        with pytest.raises(RunIdInUseError, match=reported):
             await ask()
     await right.signal("go", "good")
     assert await right.result(10) == "good"
-    with pytest.raises(RunIdInUseError, match=told):
+    with pytest.raises(RunIdInUseError, match=reported):
         await wrong.result()
 
 

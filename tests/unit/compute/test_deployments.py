@@ -146,15 +146,15 @@ async def test_a_schedule_dates_from_the_first_of_consecutive_deployments_that_h
     logs = MemoryLogs(clock=lambda: now)
     hourly, daily = ScheduleSpec("f", "0 * * * *"), ScheduleSpec("f", "0 0 * * *")
     every = ScheduleSpec("f", "0 * * * *", catch_up="all")
-    told = []
+    reported = []
     for schedules in [(hourly,), (every, daily), (daily,), (hourly, daily)]:
         now += 100.0
         with_them = msgspec.structs.replace(deployment("a", int(now)), schedules=schedules)
         await DeploymentLog(logs).append(with_them)
         read = DeploymentLog(logs)
         await read.catch_up()
-        told.append(dict(read.newest["a"].since))
-    assert told == [
+        reported.append(dict(read.newest["a"].since))
+    assert reported == [
         {hourly: 100.0},
         {every: 100.0, daily: 200.0},
         {daily: 200.0},

@@ -347,8 +347,8 @@ def test_a_trim_that_was_sent_when_the_node_stops_may_still_happen() -> None:
     driver.engine.trims.start(Floor(TAG, 1, of_log=False), "sent")
     driver.turn()
     driver.engine.trims.start(Floor(TAG, 2, of_log=False), "kept")
-    told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
-    assert told == {"sent": QuorumUnavailableError, "kept": NotReadyError}
+    reported = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
+    assert reported == {"sent": QuorumUnavailableError, "kept": NotReadyError}
 
 
 def test_a_stopping_node_answers_all_waiting_callers() -> None:
@@ -358,8 +358,8 @@ def test_a_stopping_node_answers_all_waiting_callers() -> None:
     driver.engine.append(b"kept", carrying(LOG, TAG), "kept")
     driver.engine.watches.add(TAG, 0, "watcher")
     driver.read(7, tag=99)
-    told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
-    assert told == {
+    reported = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
+    assert reported == {
         "sent": AppendOutcomeUnknownError,
         "kept": NotReadyError,
         "watcher": NotReadyError,

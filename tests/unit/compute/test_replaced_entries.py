@@ -62,8 +62,8 @@ def test_an_engine_that_applied_replaced_entries_joins_again() -> None:
     driver.read(9, position=9)
     effects = after_a_replacement(driver)
     assert driver.engine.position == 0
-    (told,) = answers(effects)
-    assert isinstance(told, NotReadyError)
+    (reported,) = answers(effects)
+    assert isinstance(reported, NotReadyError)
     ((_, question),) = sends(effects, TailWanted)
     assert isinstance(question, TailWanted)
     assert question.request != JOIN, "the answer to the first join does not answer this one"
@@ -94,8 +94,8 @@ def test_an_append_that_was_ordered_while_joining_again_has_an_unknown_outcome()
     driver.turn()
     ((_, question),) = sends(after_a_replacement(driver), TailWanted)
     assert isinstance(question, TailWanted)
-    told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 1}, Epoch(2)), 2)
-    outcome = answered(told)
+    reported = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 1}, Epoch(2)), 2)
+    outcome = answered(reported)
     assert list(outcome) == ["first"]
     assert isinstance(outcome["first"], AppendOutcomeUnknownError)
     effects = from_primary(driver, entries_message([of(2, 2, 1)]), 2)
@@ -134,8 +134,8 @@ def test_batches_are_sent_as_before_after_joining_again() -> None:
     assert isinstance(question, TailWanted)
     driver.engine.append(b"waits", carrying(TAG), "caller")
     assert sends(driver.turn(), AppendBatch) == []
-    told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
-    assert len(sends(told, AppendBatch)) == 2
+    reported = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
+    assert len(sends(reported, AppendBatch)) == 2
 
 
 def test_index_data_of_another_entry_is_not_applied() -> None:
@@ -172,8 +172,8 @@ def test_an_engine_whose_next_entries_were_freed_joins_again() -> None:
     )
     assert isinstance(asked, MetalogWanted)
     effects = from_primary(driver, MetalogBase(base, asked.request), 1)
-    (told,) = answers(effects)
-    assert isinstance(told, NotReadyError)
+    (reported,) = answers(effects)
+    assert isinstance(reported, NotReadyError)
     ((_, question),) = sends(effects, TailWanted)
     assert isinstance(question, TailWanted)
     from_primary(driver, TailIs(question.request, 9, 9, {SHARD: 9}, Epoch(1)), 1)

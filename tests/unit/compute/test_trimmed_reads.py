@@ -157,9 +157,9 @@ def test_a_floor_higher_than_the_awaited_one_does_not_hold_at_earlier_positions(
         operation.reflects = 5
         return operation
 
-    told = asked(Direction.NEXT, 10).told_trimmed(TrimmedError(25), 6)
-    assert told is not None
-    assert told.first_seqnum == 20, "the floor of the earlier position is already proven"
+    reported = asked(Direction.NEXT, 10).told_trimmed(TrimmedError(25), 6)
+    assert reported is not None
+    assert reported.first_seqnum == 20, "the floor of the earlier position is already proven"
     last = asked(Direction.PREV, 30)
     assert last.told_trimmed(TrimmedError(25), 6) is None
     assert last.position == 6

@@ -72,7 +72,7 @@ def test_the_largest_match_of_all_index_shards_is_read_by_prev() -> None:
     assert node.handle(answers, T0) == read(9, to="storage-0")
 
 
-def test_replicas_of_a_shard_are_read_in_turn() -> None:
+def test_replicas_of_a_shard_are_read_round_robin() -> None:
     node = aggregator()
     for request, storage_node in ((2, "storage-0"), (3, "storage-1")):
         answers = [answer(shard, 4, request=request) for shard in range(3)]

@@ -105,7 +105,7 @@ def test_an_answer_that_ends_early_is_asked_on_from_there() -> None:
 
 
 def test_nothing_is_forgotten_for_trims_that_are_not_known_here() -> None:
-    """A lookup that does not know of the trim would be told that there never was a record."""
+    """A lookup that does not know of the trim would answer that there never was a record."""
     node, _ = grown()
     node.handle([Received(A, said((1, 3), end=8, trims=2), Epoch(1))], T0)
     swept(node)

@@ -49,7 +49,7 @@ VIEW = view_of(storage_nodes=2, replicas=1, index_shards=2, engines=2)
 
 
 def index_node(*, started: bool = True, **settings: float) -> IndexNode:
-    """A node of index shard 1; when started, storage has told it that there is nothing yet."""
+    """A node of index shard 1; when started, storage has answered that there is nothing yet."""
     config = Config(node=node_config(**{"resend_s": 1.0, "read_timeout_s": 5.0, **settings}))
     node = IndexNode(NodeId("index-1-0"), [VIEW], config)
     if started:
@@ -308,20 +308,20 @@ def test_a_started_node_asks_again_until_storage_answers() -> None:
     assert asked(node.handle([], Instant(T0 + 0.9))) == []
     again = asked(node.handle([], Instant(T0 + 1.0)))
     assert again == [(B, 1, EVERYTHING), (A, 1, EVERYTHING)]
-    told = (IndexData(()), TagFloors(None, 0, ()))
-    events = [Received(sender, message, Epoch(1)) for sender in (A, B) for message in told]
+    reported = (IndexData(()), TagFloors(None, 0, ()))
+    events = [Received(sender, message, Epoch(1)) for sender in (A, B) for message in reported]
     node.handle(events, Instant(T0 + 1.5))
     assert node.deadline() is None
 
 
 def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None:
     node = index_node(started=False)
-    told = (
+    reported = (
         NO_SNAPSHOT,
         Received(A, TagFloors(None, 0, ()), Epoch(1)),
         Received(B, IndexData(()), Epoch(1)),
     )
-    node.handle([Started(Epoch(1)), *told], T0)
+    node.handle([Started(Epoch(1)), *reported], T0)
     assert asked(node.handle([data(one(1, 4), one(3, 7))], T0)) == [(A, 5, EVERYTHING)]
     assert asked(node.handle([data(one(5, 8))], T0)) == [(A, 7, EVERYTHING)]
     assert asked(node.handle([data()], T0)) == []

@@ -50,7 +50,7 @@ def asked_of_disk(effects: Sequence[Effect]) -> list[SnapshotRequest]:
     return [effect.request for effect in effects if isinstance(effect, AskSnapshots)]
 
 
-def told(answer: SnapshotAnswer) -> SnapshotsAnswered:
+def reported(answer: SnapshotAnswer) -> SnapshotsAnswered:
     return SnapshotsAnswered(answer)
 
 
@@ -72,7 +72,7 @@ def with_snapshot(**settings: float) -> IndexNode:
     node = index_node(started=False, **settings)
     (request,) = asked_of_disk(node.handle([Started(Epoch(1))], T0))
     assert isinstance(request, OpenSnapshot)
-    effects = node.handle([told(SnapshotOpened(snapshot_of(5)))], T0)
+    effects = node.handle([reported(SnapshotOpened(snapshot_of(5)))], T0)
     assert asked(effects) == [(A, 5, EVERYTHING), (B, 5, EVERYTHING)]
     node.handle([Received(A, IndexData(()), Epoch(1)), Received(B, IndexData(()), Epoch(1))], T0)
     return node
@@ -92,7 +92,7 @@ def test_a_snapshot_of_another_index_shard_or_schedule_is_not_used(foreign: Snap
     """What it holds at its positions is not what is this index shard's now."""
     node = index_node(started=False)
     node.handle([Started(Epoch(1))], T0)
-    effects = node.handle([told(SnapshotOpened(foreign))], T0)
+    effects = node.handle([reported(SnapshotOpened(foreign))], T0)
     assert asked_of_disk(effects) == [OpenSnapshot(5)]
     assert asked(node.handle([NO_SNAPSHOT], T0)) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]
 
@@ -102,7 +102,7 @@ def test_lookups_of_what_is_on_the_disk_wait_for_one_read() -> None:
     effects = node.handle([lookup(0, position=5), lookup(0, position=5, request=2)], T0)
     assert asked_of_disk(effects) == [ReadRows(5, 0)]
     assert node.status()["reading"] == 2
-    assert answers(node.handle([told(RowsRead(5, 0, ROW))], T0)) == [(0,), (0,)]
+    assert answers(node.handle([reported(RowsRead(5, 0, ROW))], T0)) == [(0,), (0,)]
     assert answers(node.handle([lookup(0, position=5, request=3)], T0)) == [(0,)]
     assert node.status()["reading"] == 0
 
@@ -117,7 +117,7 @@ def test_a_damaged_snapshot_in_use_is_dropped_and_its_rows_are_fetched() -> None
     """Lookups that wait for it are answered from the rebuilt index, never from less."""
     node = with_snapshot()
     node.handle([lookup(0, position=5)], T0)
-    effects = node.handle([told(RowsRead(5, 0, None))], T0)
+    effects = node.handle([reported(RowsRead(5, 0, None))], T0)
     assert asked_of_disk(effects) == [OpenSnapshot(5)]
     assert answers(effects) == []
     fetched = asked(node.handle([NO_SNAPSHOT], T0))
@@ -139,7 +139,7 @@ def test_a_snapshot_is_written_when_enough_is_new() -> None:
 def test_a_snapshot_that_could_not_be_written_is_tried_again_later() -> None:
     node = index_node(index_snapshot_entries_min=2, index_snapshot_retry_s=7.0)
     node.handle([data(one(1, 4))], T0)
-    assert asked_of_disk(node.handle([told(SnapshotWritten(3, None))], T0)) == []
+    assert asked_of_disk(node.handle([reported(SnapshotWritten(3, None))], T0)) == []
     assert node.deadline() == T0 + 7.0
     assert asked_of_disk(node.handle([data(one(3, 7))], Instant(T0 + 6.9))) == []
     (request,) = asked_of_disk(node.handle([], Instant(T0 + 7.0)))
@@ -158,7 +158,7 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
     assert node.handle([data(one(7, 12), one(9, 14))], T0) == []
     assert node.position == stopped < 9
     written = Snapshot(request.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
-    node.handle([told(SnapshotWritten(request.info.position, written))], T0)
+    node.handle([reported(SnapshotWritten(request.info.position, written))], T0)
     assert node.position > stopped
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_is_full_again_when_a_snapshot_is_written_writes_the_next_on
     assert isinstance(first, WriteSnapshot)
     node.handle([data(block(3, 8, [0], tags(7, (1, 2, 3))))], T0)
     written = Snapshot(first.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
-    (second,) = asked_of_disk(node.handle([told(SnapshotWritten(3, written))], T0))
+    (second,) = asked_of_disk(node.handle([reported(SnapshotWritten(3, written))], T0))
     assert isinstance(second, WriteSnapshot)
     assert (second.base, second.info.position) == (3, 5)
 
@@ -178,7 +178,7 @@ def test_a_snapshot_that_is_lost_when_the_next_one_is_written_is_rebuilt() -> No
     node = with_snapshot(index_snapshot_entries_min=1)
     (request,) = asked_of_disk(node.handle([data(one(5, 7))], T0))
     assert isinstance(request, WriteSnapshot)
-    effects = node.handle([told(SnapshotWritten(7, None, base_lost=True))], T0)
+    effects = node.handle([reported(SnapshotWritten(7, None, base_lost=True))], T0)
     assert asked_of_disk(effects) == [OpenSnapshot(5)]
     fetched = asked(node.handle([NO_SNAPSHOT], T0))
     assert sorted(fetched) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]

@@ -26,7 +26,7 @@ from tests.unit.index_tier.test_index_node import (
     tags,
 )
 from tests.unit.index_tier.test_index_node_snapshots import asked_of_disk
-from tests.unit.index_tier.test_tag_firsts import told as firsts_told
+from tests.unit.index_tier.test_tag_firsts import reported as firsts_reported
 from tests.unit.index_tier.test_tag_firsts import wanted
 from tests.unit.index_tier.test_trims import answer_of, trims
 
@@ -70,7 +70,7 @@ def test_what_is_lost_below_the_floor_is_forgotten() -> None:
 
 
 def test_a_lost_record_among_trimmed_ones_is_found_by_its_seqnum() -> None:
-    """Its reader is told that it is lost, not that it was trimmed."""
+    """Its reader learns that it is lost, not that it was trimmed."""
     node = index_node()
     node.handle([trims(0, Floor(LOG, 8, of_log=True)), data(with_lost())], T0)
     for seqnum in (5, 6):
@@ -84,8 +84,8 @@ def test_whether_a_tag_is_new_is_unknown_across_lost_records() -> None:
     node = index_node()
     node.handle([data(with_lost())], T0)
     asked = wanted(TAG, 77, position=3)
-    assert firsts_told(node.handle([asked], T0)) == [[4, NOT_KNOWN]]
-    assert firsts_told(node.handle([wanted(77, limit=5, position=3)], T0)) == [[NO_RECORD]]
+    assert firsts_reported(node.handle([asked], T0)) == [[4, NOT_KNOWN]]
+    assert firsts_reported(node.handle([wanted(77, limit=5, position=3)], T0)) == [[NO_RECORD]]
 
 
 def test_snapshots_keep_what_is_lost() -> None:

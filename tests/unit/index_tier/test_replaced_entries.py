@@ -89,7 +89,7 @@ def test_another_entry_at_a_position_that_is_applied_makes_the_node_rebuild() ->
 
 
 def test_an_entry_that_follows_on_another_one_makes_the_node_rebuild() -> None:
-    """Its own last entry was replaced, and what told so was lost."""
+    """Its own last entry was replaced, and the message that showed it was lost."""
     node = with_two()
     effects = node.handle([data(of(3, 2, 5, 9), copy_of=3)], T0)
     assert (reasons(effects), opens(effects)) == ([REPLACED], [4])
@@ -126,8 +126,8 @@ def test_a_waiting_lookup_is_answered_from_what_replaced_the_entries() -> None:
     assert node.handle([asks_of(2, 0, 5)], T0) == []
     node.handle([data(of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
     node.handle([NO_SNAPSHOT], T0)
-    told = node.handle([data(of(1, 0, 1, 4), of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
-    assert answers(told) == [(4,)]
+    reported = node.handle([data(of(1, 0, 1, 4), of(2, 1, 3, 7, tag=9), copy_of=2)], T0)
+    assert answers(reported) == [(4,)]
 
 
 def test_a_lookup_of_an_engine_with_replaced_entries_is_dropped() -> None:
@@ -183,8 +183,8 @@ def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_dropped() -> None:
     effects = node.handle([asks_of(2, 0, 5)], T0)
     assert (reasons(effects), opens(effects)) == ([REPLACED], [6])
     node.handle([NO_SNAPSHOT], T0)
-    told = node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), copy_of=2)], T0)
-    assert answers(told) == [(4, 7)], "the lookup waited for the index that is rebuilt"
+    reported = node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), copy_of=2)], T0)
+    assert answers(reported) == [(4, 7)], "the lookup waited for the index that is rebuilt"
 
 
 def test_the_entry_at_the_end_of_a_newer_metalog_is_compared_too() -> None:
@@ -228,7 +228,7 @@ def test_index_data_held_since_before_a_newer_copy_is_asked_for_again() -> None:
 # --- trims
 
 
-def told(start: int, floor: Floor, *, epoch: int, previous: int, copy_of: int) -> Received:
+def reported(start: int, floor: Floor, *, epoch: int, previous: int, copy_of: int) -> Received:
     message = TagFloors(
         start, start + 1, (floor,), epoch=Epoch(epoch), previous=Epoch(previous),
         copy_of=Epoch(copy_of),
@@ -253,8 +253,8 @@ FIRST, SECOND = Floor(TAG, 5, of_log=False), Floor(9, 7, of_log=False)
 
 def test_a_trim_that_replaced_another_makes_the_node_fetch_all_floors() -> None:
     node = with_two()
-    node.handle([told(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
-    (question,) = questions(node.handle([told(1, SECOND, epoch=2, previous=2, copy_of=2)], T0))
+    node.handle([reported(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
+    (question,) = questions(node.handle([reported(1, SECOND, epoch=2, previous=2, copy_of=2)], T0))
     assert (question.after, question.trims) == (NO_FLOORS, 0)
     assert node.status()["trims"] == 0
     page = TagFloors(None, 2, (SECOND,), epoch=Epoch(2), copy_of=Epoch(2))
@@ -264,7 +264,7 @@ def test_a_trim_that_replaced_another_makes_the_node_fetch_all_floors() -> None:
 
 def test_a_lookup_waits_until_the_trims_are_known_to_be_of_its_incarnation() -> None:
     node = with_two()
-    node.handle([told(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
+    node.handle([reported(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
     node.handle([data(of(2, 1, 5, 9), copy_of=2)], T0)
     assert node.handle([asks_of(2, 5, 7, trims=1)], T0) == []
     due = node.deadline()
@@ -276,8 +276,8 @@ def test_a_lookup_waits_until_the_trims_are_known_to_be_of_its_incarnation() -> 
 
 def test_a_trim_that_a_newer_metalog_lacks_is_not_counted() -> None:
     node = with_two()
-    node.handle([told(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
-    node.handle([told(1, SECOND, epoch=1, previous=1, copy_of=1)], T0)
+    node.handle([reported(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
+    node.handle([reported(1, SECOND, epoch=1, previous=1, copy_of=1)], T0)
     (question,) = questions(node.handle([announced(1, epoch=1, copy_of=2)], T0))
     assert question.trims == 0
     page = TagFloors(None, 1, (FIRST,), epoch=Epoch(1), copy_of=Epoch(2))

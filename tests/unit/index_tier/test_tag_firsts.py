@@ -29,7 +29,7 @@ def wanted(*about: int, limit: int = 100, position: int = 0) -> Received:
     return Received(ENGINE, TagFirstsWanted(7, column, limit, position), Epoch(1))
 
 
-def told(effects: Sequence[Effect]) -> list[list[int]]:
+def reported(effects: Sequence[Effect]) -> list[list[int]]:
     found = []
     for effect in effects:
         if isinstance(effect, Send) and isinstance(effect.message, TagFirsts):
@@ -43,7 +43,7 @@ def test_the_first_record_of_each_tag_is_answered_with_its_shard() -> None:
     node = index_node()
     node.handle([data(one(1, 4)), data(block(3, 9, [0], tags(7, (TAG, 8), (8,))))], T0)
     (effect,) = node.handle([wanted(TAG, 8, 99)], T0)
-    assert told([effect]) == [[4, 7, NO_RECORD]]
+    assert reported([effect]) == [[4, 7, NO_RECORD]]
     assert isinstance(effect, Send)
     assert isinstance(effect.message, TagFirsts)
     assert array("H", effect.message.shards).tolist() == [0, 0, 0]
@@ -52,7 +52,7 @@ def test_the_first_record_of_each_tag_is_answered_with_its_shard() -> None:
 def test_a_tag_is_new_also_when_the_index_is_on_the_disk() -> None:
     """The filter of the snapshot tells; a tag that it may have is not worth a read."""
     node = with_snapshot()
-    assert told(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_KNOWN, NO_RECORD]]
+    assert reported(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_KNOWN, NO_RECORD]]
 
 
 def test_what_lies_beyond_the_limit_does_not_count() -> None:
@@ -61,14 +61,14 @@ def test_what_lies_beyond_the_limit_does_not_count() -> None:
     """
     node = index_node()
     node.handle([data(one(1, 4))], T0)
-    assert told(node.handle([wanted(TAG, limit=4, position=1)], T0)) == [[NO_RECORD]]
-    assert told(node.handle([wanted(TAG, limit=5, position=2)], T0)) == [[4]]
+    assert reported(node.handle([wanted(TAG, limit=4, position=1)], T0)) == [[NO_RECORD]]
+    assert reported(node.handle([wanted(TAG, limit=5, position=2)], T0)) == [[4]]
 
 
 def test_the_answer_waits_for_the_positions_that_it_is_about() -> None:
     node = index_node()
-    assert told(node.handle([wanted(TAG, position=2)], T0)) == []
-    assert told(node.handle([data(one(1, 4))], T0)) == [[4]]
+    assert reported(node.handle([wanted(TAG, position=2)], T0)) == []
+    assert reported(node.handle([data(one(1, 4))], T0)) == [[4]]
 
 
 def test_a_question_that_waits_too_long_is_dropped() -> None:
@@ -76,7 +76,7 @@ def test_a_question_that_waits_too_long_is_dropped() -> None:
     node.handle([wanted(TAG, position=2)], T0)
     effects = node.handle([], Instant(T0 + 5.0))
     assert "a lookup waited too long for index data" in reasons(effects)
-    assert told(node.handle([data(one(1, 4))], Instant(T0 + 6.0))) == []
+    assert reported(node.handle([data(one(1, 4))], Instant(T0 + 6.0))) == []
 
 
 @pytest.mark.parametrize(

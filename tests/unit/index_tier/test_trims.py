@@ -61,9 +61,9 @@ def test_the_floor_of_the_log_holds_for_its_tags_before_they_are_swept() -> None
 
 def test_an_answer_says_as_of_what_position_its_floors_are() -> None:
     node = index_node()
-    told = TagFloors(0, 1, (Floor(TAG, 5, of_log=False),), position=9)
-    node.handle([data(one(1, 4)), Received(A, told, Epoch(1))], T0)
-    node.handle([Received(B, TagFloors(0, 1, told.floors, position=7), Epoch(1))], T0)
+    reported = TagFloors(0, 1, (Floor(TAG, 5, of_log=False),), position=9)
+    node.handle([data(one(1, 4)), Received(A, reported, Epoch(1))], T0)
+    node.handle([Received(B, TagFloors(0, 1, reported.floors, position=7), Epoch(1))], T0)
     answer = answer_of(node.handle([lookup_after(1, 4)], T0))
     assert answer is not None
     assert (answer.floor, answer.position) == (5, 9)

@@ -262,8 +262,8 @@ def test_a_backup_with_a_hole_does_not_count_until_it_has_all_entries_again(
     effects = node.handle([message(0, *[entry(position) for position in range(5)])], T0)
     persisted = [effect for effect in effects if isinstance(effect, Persist)]
     assert len(persisted) == 5
-    told = node.handle([Persisted(effect.token, NOWHERE) for effect in persisted], T0)
-    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 5, incomplete=Epoch(9)))]
+    reported = node.handle([Persisted(effect.token, NOWHERE) for effect in persisted], T0)
+    assert reported == [Send(PRIMARY, MetalogStored(Epoch(1), 5, incomplete=Epoch(9)))]
 
 
 def test_a_backup_that_fetched_a_damaged_metalog_again_finds_it_at_the_next_start() -> None:
@@ -356,8 +356,8 @@ def test_a_backup_is_whole_when_the_primary_announces_it_to_this_incarnation() -
     node = damaged(None, 1, 1, lost=1)
     effects = node.handle([completing(0, entry(0), life=8)], T0)
     assert [e.kind for e in effects if isinstance(e, Persist)] == [FrameKind.METALOG_FETCHED]
-    told = node.handle([Persisted(1, NOWHERE)], T0)
-    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 1, incomplete=Epoch(9)))]
+    reported = node.handle([Persisted(1, NOWHERE)], T0)
+    assert reported == [Send(PRIMARY, MetalogStored(Epoch(1), 1, incomplete=Epoch(9)))]
     (persist,) = node.handle([completing(1, life=9)], T0)
     assert isinstance(persist, Persist)
     assert persist.kind is FrameKind.METALOG_STATE

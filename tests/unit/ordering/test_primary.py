@@ -477,8 +477,8 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     time_us = int(T0 * 1e6)
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=time_us))]
     node.handle([stored(1)], T0)
-    told = TailIs(7, 1, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
-    assert node.handle([wanted], T0) == [Send(ENGINE, told)]
+    reported = TailIs(7, 1, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
+    assert node.handle([wanted], T0) == [Send(ENGINE, reported)]
 
 
 def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
@@ -542,11 +542,11 @@ def test_a_report_with_one_foreign_shard_counts_for_the_others() -> None:
 def test_engines_are_notified_while_the_disk_of_the_primary_is_full() -> None:
     node = started()
     start(node)
-    told = [Send(ENGINE, DiskFull(full=True))]
-    assert node.handle([SpaceChanged(100)], T0) == told
+    reported = [Send(ENGINE, DiskFull(full=True))]
+    assert node.handle([SpaceChanged(100)], T0) == reported
     due = node.deadline()
     assert due is not None
-    assert node.handle([], due) == told
+    assert node.handle([], due) == reported
     assert node.handle([SpaceChanged(None)], due) == [Send(ENGINE, DiskFull(full=False))]
     assert node.deadline() is None
 

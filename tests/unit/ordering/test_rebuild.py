@@ -80,7 +80,7 @@ class Disk:
             effects += self.handle(*(Persisted(persist.token, NOWHERE) for persist in written))
         return effects
 
-    def told(self, sender: NodeId, message: Message, *, at: float = 0.0) -> list[Effect]:
+    def reported(self, sender: NodeId, message: Message, *, at: float = 0.0) -> list[Effect]:
         return self.handle(Received(sender, message, Epoch(1)), at=at)
 
     def kinds(self) -> list[FrameKind]:
@@ -135,8 +135,8 @@ def test_a_wiped_primary_asks_all_backups_and_sends_nothing_else() -> None:
     wanted = MetalogCopyWanted(LIFE, 0, None)
     assert questions(disk.started) == [(FIRST, wanted), (SECOND, wanted)]
     progress = ShardProgress({ShardId(0): (Epoch(1), 5)})
-    assert disk.told(NodeId("storage-0"), progress) == []
-    assert disk.told(ENGINE, TailWanted(1)) == []
+    assert disk.reported(NodeId("storage-0"), progress) == []
+    assert disk.reported(ENGINE, TailWanted(1)) == []
     assert not disk.node.ready
     assert disk.node.status() == {"length": 0, "committed": 0, "whole": 0, "base": 0}
 
@@ -145,7 +145,7 @@ def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:
     """Published entries may be on the other backup only."""
     disk = Disk()
     assert list(disk.node.silent) == [FIRST, SECOND]
-    assert questions(disk.told(FIRST, copy(entries(1, 1)))) == []
+    assert questions(disk.reported(FIRST, copy(entries(1, 1)))) == []
     assert list(disk.node.silent) == [SECOND]
     for seconds in (0.5, 1.0, 2.0):
         effects = disk.handle(at=seconds)
@@ -156,14 +156,14 @@ def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:
 def test_a_wiped_primary_takes_the_copy_of_the_greatest_extent_in_pages() -> None:
     disk = Disk()
     longest = entries(1, 1, 2, 2, 2)
-    disk.told(FIRST, copy(entries(1, 1, 1, 1, 1, 1, 1)))
-    asked = questions(disk.told(SECOND, copy(longest)))
+    disk.reported(FIRST, copy(entries(1, 1, 1, 1, 1, 1, 1)))
+    asked = questions(disk.reported(SECOND, copy(longest)))
     assert asked == [(SECOND, MetalogCopyWanted(LIFE, 0, 4))], "newer, though shorter"
-    asked = questions(disk.told(SECOND, copy(longest, 0, 4, end=2)))
+    asked = questions(disk.reported(SECOND, copy(longest, 0, 4, end=2)))
     assert asked == [(SECOND, MetalogCopyWanted(LIFE, 2, 4))]
-    asked = questions(disk.told(SECOND, copy(longest, 2, 4, end=4)))
+    asked = questions(disk.reported(SECOND, copy(longest, 2, 4, end=4)))
     assert asked == [(SECOND, MetalogCopyWanted(LIFE, 4, 4))]
-    effects = disk.told(SECOND, copy(longest, 4, 4))
+    effects = disk.reported(SECOND, copy(longest, 4, 4))
     assert disk.node.ready
     assert metalog(disk) == longest
     assert MetalogAppend in kinds_sent(effects), "the primary orders again"
@@ -179,8 +179,8 @@ def test_a_wiped_primary_takes_the_copy_of_the_greatest_extent_in_pages() -> Non
 
 def test_a_primary_that_was_wiped_before_its_first_entry_starts_at_position_0() -> None:
     disk = Disk()
-    disk.told(FIRST, copy([]))
-    disk.told(SECOND, copy([]))
+    disk.reported(FIRST, copy([]))
+    disk.reported(SECOND, copy([]))
     assert disk.node.ready
     disk.start()
     assert disk.node.ready
@@ -188,16 +188,16 @@ def test_a_primary_that_was_wiped_before_its_first_entry_starts_at_position_0() 
 
 def test_a_crash_during_the_fetch_restarts_it() -> None:
     disk, longest = Disk(), entries(1, 1, 1, 1)
-    disk.told(FIRST, copy(longest))
-    disk.told(SECOND, copy(longest))
-    disk.told(FIRST, copy(longest, 0, 3, end=2))
+    disk.reported(FIRST, copy(longest))
+    disk.reported(SECOND, copy(longest))
+    disk.reported(FIRST, copy(longest, 0, 3, end=2))
     assert disk.node.length == 2
     disk.start()
     assert not disk.node.ready
     assert questions(disk.started)[0] == (FIRST, MetalogCopyWanted(LIFE, 2, None))
-    disk.told(FIRST, copy(longest, 2))
-    disk.told(SECOND, copy(longest, 2))
-    disk.told(FIRST, copy(longest, 2, 3))
+    disk.reported(FIRST, copy(longest, 2))
+    disk.reported(SECOND, copy(longest, 2))
+    disk.reported(FIRST, copy(longest, 2, 3))
     assert metalog(disk) == longest
     assert disk.node.ready
 
@@ -205,9 +205,9 @@ def test_a_crash_during_the_fetch_restarts_it() -> None:
 def test_a_damaged_end_is_fetched_after_the_intact_entries() -> None:
     disk, all_of_it = Disk(entry(0), entry(1), None), entries(1, 1, 1)
     assert questions(disk.started)[0] == (FIRST, MetalogCopyWanted(LIFE, 2, None))
-    disk.told(FIRST, copy(entries(1, 1), 2))
-    disk.told(SECOND, copy(all_of_it, 2))
-    disk.told(SECOND, copy(all_of_it, 2, 2))
+    disk.reported(FIRST, copy(entries(1, 1), 2))
+    disk.reported(SECOND, copy(all_of_it, 2))
+    disk.reported(SECOND, copy(all_of_it, 2, 2))
     assert metalog(disk) == all_of_it
     disk.start()
     assert disk.node.ready
@@ -216,8 +216,8 @@ def test_a_damaged_end_is_fetched_after_the_intact_entries() -> None:
 
 def test_entries_of_a_damaged_end_that_no_backup_has_were_never_published() -> None:
     disk = Disk(entry(0), entry(1), None)
-    disk.told(FIRST, copy(entries(1), 2))
-    disk.told(SECOND, copy(entries(1, 1), 2))
+    disk.reported(FIRST, copy(entries(1), 2))
+    disk.reported(SECOND, copy(entries(1, 1), 2))
     assert disk.node.ready
     assert disk.node.length == 2
     frame = disk.frames[-1]
@@ -231,12 +231,12 @@ def test_entries_replaced_by_a_newer_incarnation_are_fetched_again() -> None:
     """The damage lost the replacements."""
     disk = Disk(*entries(1, 2, 2), None)
     newer = entries(1, 3)
-    disk.told(FIRST, copy(newer, 3))
-    asked = questions(disk.told(SECOND, copy(newer, 3)))
+    disk.reported(FIRST, copy(newer, 3))
+    asked = questions(disk.reported(SECOND, copy(newer, 3)))
     assert asked == [(FIRST, MetalogCopyWanted(LIFE, 3, 1))]
-    asked = questions(disk.told(FIRST, copy(newer, 3, 1)))
+    asked = questions(disk.reported(FIRST, copy(newer, 3, 1)))
     assert asked == [(FIRST, MetalogCopyWanted(LIFE, 1, 1))]
-    disk.told(FIRST, copy(newer, 1, 1))
+    disk.reported(FIRST, copy(newer, 1, 1))
     assert metalog(disk) == newer
     disk.start()
     assert disk.node.ready
@@ -247,11 +247,11 @@ def test_entries_replaced_by_a_newer_incarnation_are_fetched_again() -> None:
 def test_entries_lost_by_primary_and_backup_are_one_sentence(lacking: NodeId) -> None:
     disk = Disk()
     (other,) = {FIRST, SECOND} - {lacking}
-    disk.told(lacking, copy(entries(1), whole=False))
+    disk.reported(lacking, copy(entries(1), whole=False))
     with pytest.raises(
         DataLossError, match=f"on the disk of sequencer-0, and on that of {lacking} too"
     ):
-        disk.told(other, copy(entries(1, 1)))
+        disk.reported(other, copy(entries(1, 1)))
 
 
 # --- a hole
@@ -265,9 +265,9 @@ def test_a_hole_is_filled_from_any_backup_that_has_the_entry_after_it() -> None:
         (FIRST, MetalogCopyWanted(LIFE, 1, 3)),
         (SECOND, MetalogCopyWanted(LIFE, 1, 3)),
     ]
-    asked = questions(disk.told(SECOND, copy(mine[:4], 1, 3, end=2, whole=False)))
+    asked = questions(disk.reported(SECOND, copy(mine[:4], 1, 3, end=2, whole=False)))
     assert asked == [(SECOND, MetalogCopyWanted(LIFE, 2, 3))]
-    disk.told(SECOND, copy(mine[:4], 2, 3, whole=False))
+    disk.reported(SECOND, copy(mine[:4], 2, 3, whole=False))
     assert disk.node.ready
     assert metalog(disk) == mine
     assert disk.kinds()[-2:] == [FrameKind.METALOG_FILLED] * 2
@@ -279,9 +279,9 @@ def test_a_hole_is_filled_from_any_backup_that_has_the_entry_after_it() -> None:
 def test_holes_are_filled_one_after_the_other() -> None:
     mine = entries(1, 1, 1, 1, 1)
     disk = Disk(None, mine[1], None, None, mine[4])
-    asked = questions(disk.told(FIRST, copy(mine, 0, 1)))
+    asked = questions(disk.reported(FIRST, copy(mine, 0, 1)))
     assert {question for _, question in asked} == {MetalogCopyWanted(LIFE, 2, 4)}
-    disk.told(FIRST, copy(mine, 2, 4))
+    disk.reported(FIRST, copy(mine, 2, 4))
     assert disk.node.ready
     assert metalog(disk) == mine
 
@@ -289,20 +289,20 @@ def test_holes_are_filled_one_after_the_other() -> None:
 def test_a_copy_of_another_incarnation_fills_no_hole() -> None:
     mine = entries(1, 1, 2, 2)
     disk = Disk(mine[0], None, *mine[2:])
-    disk.told(FIRST, copy(entries(1, 1, 1, 1), 1, 2))
+    disk.reported(FIRST, copy(entries(1, 1, 1, 1), 1, 2))
     assert disk.node.length == 1
-    disk.told(SECOND, copy(mine, 1, 2))
+    disk.reported(SECOND, copy(mine, 1, 2))
     assert metalog(disk) == mine
 
 
 def test_entries_after_a_hole_that_no_backup_reaches_were_never_published() -> None:
     mine = entries(1, 1, 1, 1)
     disk = Disk(mine[0], None, *mine[2:])
-    disk.told(FIRST, copy(mine[:1], 1, 2))
+    disk.reported(FIRST, copy(mine[:1], 1, 2))
     assert disk.node.length == 1
-    asked = questions(disk.told(SECOND, copy(mine[:2], 1, 2)))
+    asked = questions(disk.reported(SECOND, copy(mine[:2], 1, 2)))
     assert asked == [(SECOND, MetalogCopyWanted(LIFE, 1, 1))]
-    disk.told(SECOND, copy(mine[:2], 1, 1))
+    disk.reported(SECOND, copy(mine[:2], 1, 1))
     assert metalog(disk) == mine[:2]
     disk.start()
     assert disk.node.ready
@@ -337,8 +337,8 @@ def test_a_hole_is_filled_by_a_base_that_covers_it_and_later_entries(
     disk = Disk(*(None if at in lost else found for at, found in enumerate(mine)))
     for _ in range(3):
         for _, question in questions(disk.handle(at=2.0)) or questions(disk.started):
-            disk.told(SECOND, copy(mine[:1], 1, question.anchor, end=1, whole=False))
-            disk.told(FIRST, based(mine, question, 4))
+            disk.reported(SECOND, copy(mine[:1], 1, question.anchor, end=1, whole=False))
+            disk.reported(FIRST, based(mine, question, 4))
     assert disk.node.ready
     assert disk.node._metalog.base == Base().with_entries(mine[:4])
     assert [disk.node._metalog[at] for at in (4, 5, 6)] == mine[4:]
@@ -353,16 +353,16 @@ def test_a_hole_is_filled_by_a_base_that_covers_it_and_later_entries(
 def test_a_hole_that_only_a_damaged_backup_might_fill_is_one_sentence() -> None:
     mine = entries(1, 1, 1)
     disk = Disk(mine[0], None, mine[2])
-    disk.told(FIRST, copy([], 1, 2, whole=False))
+    disk.reported(FIRST, copy([], 1, 2, whole=False))
     with pytest.raises(DataLossError, match="restore the whole data directory"):
-        disk.told(SECOND, copy(mine[:2], 1, 2))
+        disk.reported(SECOND, copy(mine[:2], 1, 2))
 
 
 def test_damage_after_a_filled_hole_is_not_the_end_of_the_metalog() -> None:
     """The fill is written after the last entry, and does not show whether more entries followed."""
     mine = entries(1, 1, 1)
     disk = Disk(mine[0], None, mine[2])
-    disk.told(FIRST, copy(mine, 1, 2))
+    disk.reported(FIRST, copy(mine, 1, 2))
     assert metalog(disk) == mine
     disk.frames[2] = None
     disk.start()
@@ -389,7 +389,7 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(
     sender: NodeId, message: Message
 ) -> None:
     disk = Disk()
-    assert [type(effect) for effect in disk.told(sender, message)] == [Ignore]
+    assert [type(effect) for effect in disk.reported(sender, message)] == [Ignore]
     assert disk.node.length == 0
 
 

@@ -88,8 +88,8 @@ def test_trims_of_one_iteration_share_an_entry_with_the_highest_floor_of_each_ta
             for r, t, u in wanted
         )
     )
-    told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TrimIs)]
-    assert told == [TrimIs(request, 2, 10) for request in (1, 2, 3)]
+    reported = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TrimIs)]
+    assert reported == [TrimIs(request, 2, 10) for request in (1, 2, 3)]
     trim = primary.entries()[-1]
     assert isinstance(trim, Trim)
     assert trim.floors == (Floor(7, 6, of_log=False), Floor(8, 2, of_log=False))

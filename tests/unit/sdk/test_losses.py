@@ -32,7 +32,7 @@ def test_a_loss_that_does_not_say_where_it_ends_is_raised(following: int | None)
 
 def test_what_cannot_be_read_because_of_a_loss_is_named_once() -> None:
     lost = DataLossError("Lost.", seqnum=5, next_seqnum=8, tags=["a"])
-    told = name_loss("Object 'x'", lost)
-    assert str(told) == "Object 'x' cannot be read: Lost."
-    assert (told.seqnum, told.next_seqnum, told.tags) == (5, 8, ["a"])
-    assert name_loss("Object 'x'", told) is told
+    reported = name_loss("Object 'x'", lost)
+    assert str(reported) == "Object 'x' cannot be read: Lost."
+    assert (reported.seqnum, reported.next_seqnum, reported.tags) == (5, 8, ["a"])
+    assert name_loss("Object 'x'", reported) is reported

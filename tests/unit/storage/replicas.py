@@ -37,12 +37,12 @@ class Pair:
         self.config = config or config_of()
         self.nodes = {name: Machine(VIEW, self.config, name) for name in (A, B)}
 
-    def tell(self, name: NodeId, *told: Message, sender: NodeId = ENGINE) -> list[Send]:
-        return self._deliver(name, self.nodes[name].tell(*told, sender=sender))
+    def tell(self, name: NodeId, *reported: Message, sender: NodeId = ENGINE) -> list[Send]:
+        return self._deliver(name, self.nodes[name].tell(*reported, sender=sender))
 
-    def tell_both(self, *told: Message, sender: NodeId = ENGINE) -> None:
+    def tell_both(self, *reported: Message, sender: NodeId = ENGINE) -> None:
         for name in (A, B):
-            self.tell(name, *told, sender=sender)
+            self.tell(name, *reported, sender=sender)
 
     def wait(self, seconds: float) -> None:
         for name in (A, B):

@@ -377,8 +377,8 @@ def test_a_replica_asks_its_writer_where_it_opened_and_reports_nothing_before(
     for _ in range(restarts):
         machine.take_checkpoint()
         machine = machine.restarted()
-    told = said(machine)
-    assert told == [ShardStored(SHARD, NEVER, 2)], "so the writer claims and opens it again"
+    reported = said(machine)
+    assert reported == [ShardStored(SHARD, NEVER, 2)], "so the writer claims and opens it again"
     again = messages(machine.tell(ShardClaim(SHARD, E2)), ENGINE)
     assert again == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
     sent = messages(machine.tell(ShardOpen(SHARD, E2, 2)))

@@ -282,10 +282,10 @@ def test_a_loss_of_the_order_at_all_nodes_is_reported() -> None:
 def test_a_loss_is_reported_when_all_other_nodes_lack_the_order(entries: tuple[Entry, ...]) -> None:
     pair = ordered_pair()
     pair.wipe(B)
-    told = pair.nodes[B].asked
-    assert told is not None
+    reported = pair.nodes[B].asked
+    assert reported is not None
     base = Base().with_entries(entries)
-    pair.nodes[B].tell(MetalogBase(base, told.request), sender=PRIMARY)
+    pair.nodes[B].tell(MetalogBase(base, reported.request), sender=PRIMARY)
     pair.wipe(A)
     asked = pair.nodes[A].asked
     assert asked is not None
@@ -297,8 +297,8 @@ def test_a_source_that_only_lags_is_asked_again() -> None:
     pair = ordered_pair()
     pair.wipe(B)  # B has not received the base yet, so it cannot answer that it is below the base
     based(pair)
-    told = pair.nodes[B].asked
-    assert told is not None
+    reported = pair.nodes[B].asked
+    assert reported is not None
     assert pair.nodes[A].node.position == 0
     pair.tell(B, entries_message(ENTRIES), sender=PRIMARY)
     pair.settle()

@@ -419,9 +419,11 @@ def test_the_first_replica_of_a_shard_sends_its_index_data() -> None:
 
 def test_an_entry_that_ordered_nothing_is_announced_by_two_nodes() -> None:
     view = view_of(storage_nodes=3, replicas=3)
-    told = [blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes]
+    reported = [
+        blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes
+    ]
     block = IndexBlock(0, 0, (), (), Epoch(1))
-    assert told == [[block], [block], []]
+    assert reported == [[block], [block], []]
 
 
 def test_index_data_is_resent_on_demand_also_after_a_restart() -> None:

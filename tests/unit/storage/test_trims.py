@@ -119,8 +119,8 @@ def test_a_trim_is_announced_to_every_index_node_and_resent_on_demand() -> None:
     sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     floor = Floor(LOG, 3, of_log=True)
     for node in machine.view.index_nodes:
-        told = TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1))
-        assert told in messages(sent, node)
+        reported = TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1))
+        assert reported in messages(sent, node)
     machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
     (page,) = messages(machine.tell(TagFloorsWanted(), sender=INDEX), NodeId(INDEX))
     both = Floor(TAG, 2, of_log=False), floor

@@ -1,4 +1,4 @@
-"""Locks as their holders meet them: who gets one, who is told, what is given back."""
+"""Locks for their callers: who gets a lock, which errors callers get, what is released."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ async def test_the_end_of_a_lease_releases_the_lock_and_fails_its_holder(log: Lo
     slow = await Lock(log(), "hotel:7", lease=0.05).acquire()
     quick = await Lock(log(), "hotel:7").acquire()
     assert quick.token > slow.token
-    with pytest.raises(LockLostError) as told:
+    with pytest.raises(LockLostError) as reported:
         await slow.extend()
-    assert (told.value.name, told.value.token) == ("hotel:7", slow.token)
+    assert (reported.value.name, reported.value.token) == ("hotel:7", slow.token)
     with pytest.raises(LockLostError):
         await slow.release()
     await quick.release()
@@ -307,7 +307,7 @@ async def test_a_checkpoint_that_cannot_be_written_fails_no_release(
 async def test_a_release_is_known_however_much_happened_while_it_was_on_its_way(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own process has read behind it before it is told where its record is."""
+    """Its own process has read beyond its record before its append returns."""
     mine, gate = log(), asyncio.Event()
     held = await Lock(mine, "hotel:7").acquire()
     append = mine.append

@@ -69,10 +69,10 @@ async def test_a_record_whose_effect_cannot_be_read_has_an_unknown_outcome(
     lock = Lock(log, "x", owner="ann")
     held = await lock.acquire()
     log.failing_behind = 1
-    with pytest.raises(AppendOutcomeUnknownError, match="appended at 1") as told:
+    with pytest.raises(AppendOutcomeUnknownError, match="appended at 1") as reported:
         await ASKS[what](lock, held)
-    assert not told.value.retryable
-    assert isinstance(told.value.__cause__, NotReadyError)
+    assert not reported.value.retryable
+    assert isinstance(reported.value.__cause__, NotReadyError)
     if what == "release":
         with pytest.raises(LockLostError):
             await held.extend()
@@ -101,7 +101,7 @@ async def test_a_caller_that_cannot_read_and_left_the_queue_may_retry(log: Shaky
     assert await log.read_next("lock:x", held.token + 1, wait=10)
     log.failing = 1
     await held.extend()
-    with pytest.raises(NotReadyError) as told:
+    with pytest.raises(NotReadyError) as reported:
         await waiting
-    assert told.value.retryable
+    assert reported.value.retryable
     assert len((await line_of(log)).fold) == 1

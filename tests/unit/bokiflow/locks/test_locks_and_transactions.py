@@ -57,7 +57,7 @@ async def test_a_run_holds_its_lock_over_executors(logs: MemoryLogs) -> None:
 async def test_a_run_that_lost_its_lock_gets_an_error(flow: Flow, logs: MemoryLogs) -> None:
     @flow.workflow
     async def guarded(wf: Workflow) -> list[str]:
-        told = []
+        reported = []
         try:
             async with wf.lock("hotel:7", lease=30) as lock:
                 await lock.check()
@@ -65,10 +65,10 @@ async def test_a_run_that_lost_its_lock_gets_an_error(flow: Flow, logs: MemoryLo
                 try:
                     await lock.check()
                 except LockLostError:
-                    told.append("asked")
+                    reported.append("asked")
         except LockLostError:
-            told.append("left")
-        return told
+            reported.append("left")
+        return reported
 
     async def steal(token: int) -> None:
         lock = Lock(logs.log(LOG), "hotel:7")
@@ -108,14 +108,14 @@ async def test_a_lock_inside_of_itself_is_refused_alike_in_every_execution(
 ) -> None:
     log = logs.log(LOG)
     await begin(log, "r")
-    told: asyncio.Queue[str] = asyncio.Queue()
+    reported: asyncio.Queue[str] = asyncio.Queue()
 
     async def inner(wf: Workflow) -> None:
         try:
             async with wf.lock("hotel:7"):
-                told.put_nowait("got it")
+                reported.put_nowait("got it")
         except NestedLockError as error:
-            told.put_nowait(str(error))
+            reported.put_nowait(str(error))
 
     async def nested(wf: Workflow) -> None:
         async with wf.lock("hotel:7"):
@@ -124,12 +124,12 @@ async def test_a_lock_inside_of_itself_is_refused_alike_in_every_execution(
             await wf.signal("go")
 
     first = asyncio.create_task(execute(log, "r", nested))
-    words = [await asyncio.wait_for(told.get(), 10) for _ in range(2)]
+    words = [await asyncio.wait_for(reported.get(), 10) for _ in range(2)]
     first.cancel()
     await asyncio.wait([first])
     await take(log, "r", "second")
     second = asyncio.create_task(execute(log, "r", nested))
-    words += [await asyncio.wait_for(told.get(), 10) for _ in range(2)]
+    words += [await asyncio.wait_for(reported.get(), 10) for _ in range(2)]
     second.cancel()
     await asyncio.wait([second])
     assert words == words[:1] * 4

@@ -90,13 +90,13 @@ async def test_every_branch_comes_to_its_end_and_the_first_failure_is_raised(flo
 
 @pytest.mark.asyncio
 async def test_a_cancellation_reaches_every_branch_once(flow: Flow, logs: MemoryLogs) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def branch(wf: Workflow, name: str) -> None:
         try:
             await wf.sleep(timedelta(days=1))
         except Cancelled:
-            told.append(await wf.step(lambda: name, name="cleanup"))
+            reported.append(await wf.step(lambda: name, name="cleanup"))
             raise
 
     @flow.workflow
@@ -104,15 +104,15 @@ async def test_a_cancellation_reaches_every_branch_once(flow: Flow, logs: Memory
         try:
             await wf.gather(branch(wf, "a"), branch(wf, "b"))
         finally:
-            told.append(await wf.step(lambda: "main", name="cleanup"))
+            reported.append(await wf.step(lambda: "main", name="cleanup"))
 
     handle = await fan.start(id="fan")
     await decided(logs, "fan", 2)
     await handle.cancel()
     with pytest.raises(RunCancelledError):
         await handle.result(10)
-    assert sorted(told[:2]) == ["a", "b"]
-    assert told[2:] == ["main"]
+    assert sorted(reported[:2]) == ["a", "b"]
+    assert reported[2:] == ["main"]
 
 
 @pytest.mark.asyncio

@@ -145,6 +145,6 @@ async def test_a_workflow_calls_what_is_deployed_and_nothing_else() -> None:
         ("text", "with named arguments"),
         ("outside", "has no context"),
     ]:
-        with pytest.raises(RunFailedError, match=words) as told:
+        with pytest.raises(RunFailedError, match=words) as reported:
             await (await wrong.start(how)).result(10)
-        assert told.value.kind in {FlowSettingsError.__name__, "StepFailedError"}
+        assert reported.value.kind in {FlowSettingsError.__name__, "StepFailedError"}

@@ -136,9 +136,11 @@ async def test_code_that_raises_before_what_is_decided_takes_nothing_back(logs: 
     await asyncio.wait([first])
     for raised in (NameError("nome"), Cancelled("not paid")):
         await take(log, "trip", "second")
-        with pytest.raises(bokiflow.ChangedWorkflowError, match=r"step 2 .* ends before") as told:
+        with pytest.raises(
+            bokiflow.ChangedWorkflowError, match=r"step 2 .* ends before"
+        ) as reported:
             await execute(log, "trip", lambda wf: trip(wf, raised))  # noqa: B023 - it runs now
-        assert f"{type(raised).__name__}: {raised}. Deploy" in str(told.value)
+        assert f"{type(raised).__name__}: {raised}. Deploy" in str(reported.value)
     assert undone == []
     status = await read_run(log, "trip", Run())
     assert status.state is State.PARKED

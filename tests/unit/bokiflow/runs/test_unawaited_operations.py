@@ -71,13 +71,13 @@ OPERATIONS: dict[str, Callable[[Workflow, Flow], Coroutine[Any, Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("told", OPERATIONS)
-async def test_an_operation_that_is_never_awaited_is_reported(flow: Flow, told: str) -> None:
+@pytest.mark.parametrize("reported", OPERATIONS)
+async def test_an_operation_that_is_never_awaited_is_reported(flow: Flow, reported: str) -> None:
     async def drops(wf: Workflow) -> str:
-        _ = OPERATIONS[told](wf, flow)
+        _ = OPERATIONS[reported](wf, flow)
         return "done"
 
-    assert told in await ended(flow, drops)
+    assert reported in await ended(flow, drops)
 
 
 async def test_a_child_result_that_is_never_awaited_is_reported(flow: Flow) -> None:

@@ -60,7 +60,7 @@ class SlowLog(MemoryLog):
 
 
 class SlowLogs(MemoryLogs):
-    """Logs of a platform that can be told to hold back what it was given.
+    """Logs of a platform that can hold back given records.
 
     Attributes:
         goes_on: while set to an event, appends that `holds` names wait for it; a caller that asked

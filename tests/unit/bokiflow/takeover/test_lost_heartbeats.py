@@ -204,9 +204,9 @@ async def test_records_of_a_later_version_delay_no_run_and_are_left_to_it(
     with pytest.raises(TrimmedError) as trimmed:
         await log.read_range(executor_tag(name))
     assert trimmed.value.first_seqnum == start, "nor is the run trimmed that it touched"
-    told = [line for line in logged if "later version of BokiFlow" in line["event"]]
-    assert len(told) == 1, "it is said once"
-    assert "has format 127; this program reads up to 1" in told[0]["reason"]
+    reported = [line for line in logged if "later version of BokiFlow" in line["event"]]
+    assert len(reported) == 1, "it is said once"
+    assert "has format 127; this program reads up to 1" in reported[0]["reason"]
 
 
 async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_taken(

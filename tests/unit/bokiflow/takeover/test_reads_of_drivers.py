@@ -167,7 +167,7 @@ async def taken_after(process: Process, run: str, *, lasts_s: float) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-def test_drivers_that_turn_seldom_take_over_at_once_from_one_that_stops() -> None:
+def test_drivers_that_poll_seldom_take_over_at_once_from_one_that_stops() -> None:
     async def main() -> None:
         logs = CountedLogs()
         async with driving(logs, 6) as processes:
@@ -178,7 +178,7 @@ def test_drivers_that_turn_seldom_take_over_at_once_from_one_that_stops() -> Non
     leaping_loop.run(main())
 
 
-def test_drivers_that_turn_seldom_take_over_an_eighth_of_a_lease_late_at_most() -> None:
+def test_drivers_that_poll_seldom_take_over_an_eighth_of_a_lease_late_at_most() -> None:
     """Whenever the dead one spoke last, between two turns."""
 
     async def main(since_turn_s: float) -> None:
@@ -196,7 +196,7 @@ def test_drivers_that_turn_seldom_take_over_an_eighth_of_a_lease_late_at_most() 
         leaping_loop.run(main(LEASE_S / 8 * part / 8))
 
 
-def test_drivers_that_turn_seldom_end_a_parked_run_at_once_that_is_cancelled() -> None:
+def test_drivers_that_poll_seldom_end_a_cancelled_parked_run_at_once() -> None:
     async def main() -> None:
         logs = CountedLogs()
         async with driving(logs, 4) as processes:

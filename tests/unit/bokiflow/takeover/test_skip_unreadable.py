@@ -274,9 +274,9 @@ async def test_a_cancellation_that_is_read_while_the_run_is_parked_takes_effect(
     async def takes_more(wf: Workflow, more: int) -> str:
         return str(more)
 
-    told: list[str] = []
+    reported: list[str] = []
     runner = process.flow.runner
-    runner.on_cancel.append(told.append)
+    runner.on_cancel.append(reported.append)
     handle = await process.waits.start(id="r")
     process.waits.definition.body = takes_more  # its task has had no turn yet
     process.waits.definition.__dict__.pop("signature", None)
@@ -287,11 +287,11 @@ async def test_a_cancellation_that_is_read_while_the_run_is_parked_takes_effect(
         parked = await park(reason)
         await handle.cancel()
         await runner.look(logs.log(FLOW_LOG))
-        assert not told, "it is executed here still"
+        assert not reported, "it is executed here still"
         return parked
 
     monkeypatch.setattr(running.execution, "park", park_and_look)
     await asyncio.wait([running.ended], timeout=10)
     await until(lambda: "r" not in runner.running)
-    assert told == ["r"]
+    assert reported == ["r"]
     await process.stop()

@@ -50,11 +50,11 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 def problem(response: httpx.Response) -> tuple[int, str]:
     assert response.headers["content-type"] == "application/problem+json"
-    told = response.json()
-    assert told["status"] == response.status_code
-    assert isinstance(told["retryable"], bool)
-    assert "\n" not in told["detail"]
-    return response.status_code, told["detail"]
+    reported = response.json()
+    assert reported["status"] == response.status_code
+    assert isinstance(reported["retryable"], bool)
+    assert "\n" not in reported["detail"]
+    return response.status_code, reported["detail"]
 
 
 async def test_records_go_in_as_text_base64_or_bytes_and_come_back(served: Served) -> None:
@@ -159,23 +159,23 @@ async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
         ({"data": "x", "records": []}, 400, "not both"),
     ],
 )
-async def test_a_record_that_cannot_be_one_is_told_in_a_sentence(
+async def test_an_invalid_record_is_refused_with_a_sentence(
     served: Served, body: dict[str, object], status: int, words: str
 ) -> None:
-    told = problem(await served.client.post("/logs/orders/records", json=body))
-    assert told[0] == status
-    assert words in told[1]
+    reported = problem(await served.client.post("/logs/orders/records", json=body))
+    assert reported[0] == status
+    assert words in reported[1]
     assert served.logs.position == 0
 
 
-async def test_a_trim_over_http_is_told_by_reads_as_gone(served: Served) -> None:
+async def test_reads_below_a_trim_over_http_get_410(served: Served) -> None:
     log = served.logs.log("orders")
     for n in range(6):
         await log.append(b"%d" % n, tags=["even" if n % 2 == 0 else "odd", 7])
     answer = await served.client.post("/logs/orders/trim", json={"until": 4, "tag": "odd"})
     assert (answer.status_code, answer.json()) == (200, {"until": 4})
-    told = problem(await served.client.get("/logs/orders/records?tag=odd&bound=0"))
-    assert told == (410, "Records below seqnum 4 were trimmed; read from there.")
+    reported = problem(await served.client.get("/logs/orders/records?tag=odd&bound=0"))
+    assert reported == (410, "Records below seqnum 4 were trimmed; read from there.")
     found = (await served.client.get("/logs/orders/records?tag=odd&direction=prev")).json()
     assert [record["seqnum"] for record in found["records"]] == [5]
     await served.client.post("/logs/orders/trim", json={"until": 2})
@@ -207,12 +207,12 @@ async def test_a_trim_over_http_is_told_by_reads_as_gone(served: Served) -> None
         ("/functions/a/b", 405, "POST, not GET"),
     ],
 )
-async def test_a_request_that_cannot_be_served_is_told_in_a_sentence(
+async def test_an_invalid_request_is_refused_with_a_sentence(
     served: Served, path: str, status: int, words: str
 ) -> None:
-    told = problem(await served.client.get(path))
-    assert told[0] == status
-    assert words in told[1]
+    reported = problem(await served.client.get(path))
+    assert reported[0] == status
+    assert words in reported[1]
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ async def test_a_request_that_cannot_be_served_is_told_in_a_sentence(
         ("/functions/", "is named app.function"),
     ],
 )
-async def test_an_unknown_function_is_told_in_a_sentence(
+async def test_an_unknown_function_is_refused_with_a_sentence(
     served: Served, path: str, words: str
 ) -> None:
-    told = problem(await served.client.post(path))
-    assert told[0] == 404
-    assert words in told[1]
+    reported = problem(await served.client.post(path))
+    assert reported[0] == 404
+    assert words in reported[1]
 
 
 @pytest.mark.parametrize(
@@ -255,25 +255,27 @@ async def test_a_query_that_is_not_understood_runs_nothing_and_names_its_field(
 
 async def test_a_request_over_the_limit_is_refused(served: Served) -> None:
     large = b"x" * (ClusterConfig().batch_bytes_max + 1)
-    status, told = problem(await served.client.post("/functions/a/b", content=3 * large))
+    status, reported = problem(await served.client.post("/functions/a/b", content=3 * large))
     assert status == 413
-    assert told.startswith("The size of the call's arguments in bytes is 12,582,915, ")
-    assert told.endswith(", the limit is 4,194,304; nothing was done.")
+    assert reported.startswith("The size of the call's arguments in bytes is 12,582,915, ")
+    assert reported.endswith(", the limit is 4,194,304; nothing was done.")
     assert problem(await served.client.post("/apps", content=2 * large))[0] == 413
     assert problem(await served.client.post("/logs/a/records", content=2 * large))[0] == 413
 
 
 @pytest.mark.parametrize("name", ["x/y", "x%2Fy", "", "7", "x" * 65])
-async def test_a_name_that_no_app_may_have_is_told_in_a_sentence(served: Served, name: str) -> None:
+async def test_an_invalid_app_name_is_refused_with_a_sentence(served: Served, name: str) -> None:
     answer = await served.client.put(f"/apps/{name}", json={"sources": {"a.py": "x"}})
-    status, told = problem(answer)
+    status, reported = problem(answer)
     assert status == 422
-    assert told.startswith("An app's name is 1 to 64 letters, digits, _ and -, a letter first, not")
+    assert reported.startswith(
+        "An app's name is 1 to 64 letters, digits, _ and -, a letter first, not"
+    )
 
 
-async def test_undeploying_what_is_not_there_is_told_in_a_sentence(served: Served) -> None:
-    told = problem(await served.client.delete("/apps/nope"))
-    assert told == (404, "No app 'nope' is deployed; `indilog apps` lists what is.")
+async def test_undeploying_an_unknown_app_is_refused_with_a_sentence(served: Served) -> None:
+    reported = problem(await served.client.delete("/apps/nope"))
+    assert reported == (404, "No app 'nope' is deployed; `indilog apps` lists what is.")
 
 
 async def test_deploying_without_workers_is_worth_trying_again(served: Served) -> None:
@@ -312,7 +314,7 @@ async def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
     assert "src=" not in page
 
 
-async def test_an_unexpected_error_is_told_without_its_inside(
+async def test_an_unexpected_error_is_answered_without_its_details(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -344,7 +346,7 @@ async def test_a_session_that_is_none_is_refused_by_every_read(served: Served, w
         ("PUT", "/apps/shop", "Nothing was deployed"),
     ],
 )
-async def test_a_body_that_is_no_json_is_told_to_be_none(
+async def test_a_body_that_is_not_json_is_refused(
     served: Served, method: str, path: str, begins: str
 ) -> None:
     headers = {"content-type": "application/json"}

@@ -212,7 +212,7 @@ def test_known_names_are_remembered_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("name", ["host", "origin", "sec-fetch-site", "authorization",
                                   "content-type", "content-length", "cookie"])  # fmt: skip
-def test_a_header_that_rules_look_at_stands_once(name: str) -> None:
+def test_a_repeated_header_that_rules_check_is_refused(name: str) -> None:
     given = (name, "127.0.0.1:8080")
     assert Edge().ask("GET", "/livez", given, given) == 400
 

@@ -45,7 +45,7 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], b
     return int(lines[0].split()[1]), headers, body
 
 
-def told(body: bytes, status: int) -> str:
+def reported(body: bytes, status: int) -> str:
     problem = json.loads(body)
     assert problem["status"] == status
     return str(problem["detail"])
@@ -58,7 +58,7 @@ async def test_a_head_that_does_not_end_is_answered_and_closed(tmp_path: Path) -
     async with raw_gateway(tmp_path, headers_timeout_s=0.05) as gateway:
         status, headers, body = await exchanged(gateway, head(_BUY)[:-4])
         assert (status, headers["connection"]) == (408, "close")
-        assert "0.05 s at most" in told(body, 408)
+        assert "0.05 s at most" in reported(body, 408)
         assert await gateway.figure("clients_too_slow") == 1
 
 
@@ -88,7 +88,7 @@ async def test_a_body_that_does_not_end_is_not_executed(tmp_path: Path) -> None:
         half = head(_BUY, _JSON, "Content-Length: 100") + b'{"n": 1'
         status, _, body = await exchanged(gateway, half)
         assert status == 408
-        assert "body" in told(body, 408)
+        assert "body" in reported(body, 408)
         assert gateway.host.begun == []
 
 
@@ -129,14 +129,14 @@ async def test_a_large_head_is_refused(tmp_path: Path, sent: bytes) -> None:
     async with raw_gateway(tmp_path) as gateway:
         status, _, body = await exchanged(gateway, sent)
         assert status == 431
-        assert told(body, 431) == "The head of a request has 65,536 bytes at most."
+        assert reported(body, 431) == "The head of a request has 65,536 bytes at most."
         assert gateway.host.begun == []
 
 
 async def test_what_is_no_http_is_answered_in_a_sentence(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path) as gateway:
         status, _, body = await exchanged(gateway, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
-        assert told(body, status) == "This is not an HTTP request."
+        assert reported(body, status) == "This is not an HTTP request."
         assert await gateway.figure("requests_malformed") == 1
 
 
@@ -148,7 +148,7 @@ async def test_requests_behind_one_that_waits_are_few(tmp_path: Path) -> None:
         writer.write(head("/logs/orders/records?wait=300", method="GET"))
         writer.write(head("/livez", method="GET") * 1_000)
         status, _, body = await answered(reader)
-        assert "At most 16 requests" in told(body, status)
+        assert "At most 16 requests" in reported(body, status)
         async with asyncio.timeout(20):
             while gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
                 await asyncio.sleep(0.01)
@@ -157,12 +157,12 @@ async def test_requests_behind_one_that_waits_are_few(tmp_path: Path) -> None:
 # --- all together
 
 
-async def test_connections_beyond_the_limit_are_told_to_come_back(tmp_path: Path) -> None:
+async def test_connections_beyond_the_limit_are_refused_as_retryable(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, connections_max=2) as gateway:
         async with gateway.connected(), gateway.connected():
             status, headers, body = await exchanged(gateway, head(_BUY, "Content-Length: 0"))
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
-            assert "Too many connections" in told(body, 503)
+            assert "Too many connections" in reported(body, 503)
             assert gateway.host.begun == []
         await gateway.until_figure("connections_refused", 1)
         assert (await gateway.http.get("/livez")).status_code == 200

@@ -23,5 +23,5 @@ def test_a_function_that_failed_is_never_its_callers_mistake(error: Exception, s
 
 def test_a_function_that_failed_for_now_may_have_had_effects() -> None:
     """503 says that it may pass; `retryable` would say that repeating is harmless."""
-    told = problem_of(FunctionFailedError("a.f failed.", kind="NotReadyError", temporary=True))
-    assert (told.kind, told.retryable) == ("NotReadyError", False)
+    reported = problem_of(FunctionFailedError("a.f failed.", kind="NotReadyError", temporary=True))
+    assert (reported.kind, reported.retryable) == ("NotReadyError", False)

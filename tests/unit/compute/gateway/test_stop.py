@@ -1,5 +1,5 @@
-"""The gateway when the platform stops: the server cancels what still runs, and every caller is told
-so (ARCHITECTURE 11).
+"""The gateway when the platform stops: the server cancels what still runs, and every caller
+gets a clear error (ARCHITECTURE 11).
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Exchange:
         assert start["status"] == 503
         assert headers[b"content-type"] == b"application/problem+json"
         assert headers[b"retry-after"] == b"1"
-        told: dict[str, Any] = json.loads(body["body"])
-        assert told["status"] == 503
-        return told
+        reported: dict[str, Any] = json.loads(body["body"])
+        assert reported["status"] == 503
+        return reported
 
 
 def gateway_of(host: object, directory: Path, logs: MemoryLogs | None = None) -> Gateway:
@@ -122,9 +122,9 @@ async def test_a_call_that_runs_may_have_had_effects_and_is_stopped(tmp_path: Pa
     host = FakeHost(call)
     exchange = Exchange(gateway_of(host, tmp_path), "POST", "/functions/shop/buy", body=b"{}")
     await exchange.cut_off()
-    told = exchange.problem()
-    assert (told["title"], told["retryable"]) == ("CallOutcomeUnknownError", False)
-    assert "shop.buy" in told["detail"]
+    reported = exchange.problem()
+    assert (reported["title"], reported["retryable"]) == ("CallOutcomeUnknownError", False)
+    assert "shop.buy" in reported["detail"]
     assert host.cancelled == [call]
 
 
@@ -135,8 +135,8 @@ async def test_a_call_that_has_not_begun_may_simply_be_repeated(
     host = FakeHost(FakeCall(worker=None))
     exchange = Exchange(gateway_of(host, tmp_path), "POST", "/functions/shop/buy", body=body)
     await exchange.cut_off()
-    told = exchange.problem()
-    assert (told["title"], told["retryable"]) == ("NotReadyError", True)
+    reported = exchange.problem()
+    assert (reported["title"], reported["retryable"]) == ("NotReadyError", True)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ async def test_an_asynchronous_call_that_is_being_recorded_may_run(
     headers = [(b"idempotency-key", key)] if key else []
     exchange = Exchange(app, "POST", "/functions/shop/buy?async=1", body=b"{}", headers=headers)
     await exchange.cut_off()
-    told = exchange.problem()
-    assert (told["title"], told["retryable"]) == (title, retryable)
+    reported = exchange.problem()
+    assert (reported["title"], reported["retryable"]) == (title, retryable)
 
 
 async def test_a_read_that_waits_may_simply_be_repeated(gateway: Callable[[], Gateway]) -> None:
@@ -178,8 +178,8 @@ async def test_an_append_under_way_is_not_called_retryable(tmp_path: Path) -> No
     app = gateway_of(FakeHost(FakeCall(None)), tmp_path, logs)
     exchange = Exchange(app, "POST", "/logs/orders/records", body=b'{"data": "x"}')
     await exchange.cut_off()
-    told = exchange.problem()
-    assert (told["title"], told["retryable"]) == ("OutcomeUnknownError", False)
+    reported = exchange.problem()
+    assert (reported["title"], reported["retryable"]) == ("OutcomeUnknownError", False)
 
 
 async def test_a_stream_ends_where_it_is_and_what_waits_for_its_answer_does_not(

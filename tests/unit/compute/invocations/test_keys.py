@@ -17,16 +17,16 @@ def gave_up(message: str, *, temporary: bool) -> Failed:
 @pytest.mark.parametrize("message", ["shop.pay failed: run this one again.", "shop.pay failed: no"])
 def test_a_key_whose_call_gave_up_on_what_may_pass_says_to_take_another(message: str) -> None:
     """Its own sentence says to run it again, and the same key would answer the same for ever."""
-    told = kept_with_key(gave_up(message, temporary=True))
-    assert isinstance(told, Failed)
-    assert told.message.startswith(f"{message.rstrip('.')}. This is what came of")
-    assert told.message.endswith("take another key.")
-    assert kept_with_key(told) == told, "said once, through however many calls"
-    error = error_from(told)
+    reported = kept_with_key(gave_up(message, temporary=True))
+    assert isinstance(reported, Failed)
+    assert reported.message.startswith(f"{message.rstrip('.')}. This is what came of")
+    assert reported.message.endswith("take another key.")
+    assert kept_with_key(reported) == reported, "said once, through however many calls"
+    error = error_from(reported)
     assert isinstance(error, FunctionFailedError)
-    assert (error.kind, error.retryable, told.position) == ("ConflictError", False, 7)
+    assert (error.kind, error.retryable, reported.position) == ("ConflictError", False, 7)
 
 
-def test_any_other_outcome_of_a_key_is_told_as_it_is() -> None:
+def test_any_other_outcome_of_a_key_is_unchanged() -> None:
     for outcome in (Returned(7, b"1"), gave_up("shop.pay failed: no.", temporary=False)):
         assert kept_with_key(outcome) == outcome

@@ -26,7 +26,7 @@ async def waiting(waiters: OutcomeWaiters, id_: str = "i") -> asyncio.Task[Ended
     return task
 
 
-async def test_all_who_wait_for_an_outcome_are_told() -> None:
+async def test_all_callers_that_wait_for_an_outcome_are_notified() -> None:
     """Also when a caller waits again before the woken ones have gone on."""
     waiters = OutcomeWaiters(10)
     first = [await waiting(waiters) for _ in range(2)]

@@ -191,7 +191,8 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
     assert clockwork.first.next_due(clockwork.fold, at(1)) == at(1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
     shown = {
-        told["schedule"]: told["next"] for told in clockwork.first.status(clockwork.fold, at(1))
+        reported["schedule"]: reported["next"]
+        for reported in clockwork.first.status(clockwork.fold, at(1))
     }
     assert shown["app.g * * * * * Nowhere/At_All"] is None
 

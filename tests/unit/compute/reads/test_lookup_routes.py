@@ -20,7 +20,7 @@ def chosen(kept: LookupRoutes, requests: range, now: Instant = T0) -> list[Route
     return [kept.choose(request, now) for request in requests]
 
 
-def test_replicas_and_aggregators_take_turns() -> None:
+def test_replicas_and_aggregators_are_chosen_round_robin() -> None:
     found = chosen(routes(), range(6))
     assert [r.replicas for r in found] == [
         ("index-0-0", "index-1-0"),
@@ -29,7 +29,7 @@ def test_replicas_and_aggregators_take_turns() -> None:
     assert [r.aggregator for r in found] == ["aggregator-0", "aggregator-1", "aggregator-2"] * 2
 
 
-def test_masters_are_the_index_nodes_asked_in_turn() -> None:
+def test_masters_are_the_index_nodes_asked_round_robin() -> None:
     """Thesis 5.2: "Selecting the master is done by the compute node on a per-request basis and in
     round-robin fashion".
     """
@@ -38,7 +38,7 @@ def test_masters_are_the_index_nodes_asked_in_turn() -> None:
     assert [r.aggregator for r in found[:2]] == ["index-0-0", "index-1-1"]
 
 
-def test_both_kinds_of_aggregation_take_turns_and_use_all_nodes() -> None:
+def test_both_kinds_of_aggregation_alternate_and_use_all_nodes() -> None:
     found = chosen(routes("both"), range(12))
     assert {r.aggregator for r in found[::2]} == set(VIEW.aggregators)
     assert {r.aggregator for r in found[1::2]} <= set(VIEW.index_nodes)

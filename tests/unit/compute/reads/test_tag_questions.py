@@ -297,7 +297,7 @@ def test_a_record_at_the_bound_that_is_cached_needs_no_index() -> None:
     assert status(driver, "index_tier", "from_cache") == 1
 
 
-def test_who_often_has_the_records_asks_to_be_told_them_first() -> None:
+def test_an_engine_with_many_cached_records_asks_for_seqnums_first() -> None:
     """3 trips where the record is here, 5 where not, for 4: worth it from one half on."""
     driver = joined(local_index="none")  # type: ignore[arg-type]
     driver.engine.append(b"mine", carrying(LOG, TAG), "writer")
@@ -309,11 +309,11 @@ def test_who_often_has_the_records_asks_to_be_told_them_first() -> None:
         lookup = lookups(driver.turn())[0]
         first.append(lookup.names_first)
         if lookup.names_first:
-            told = driver.hear(AGGREGATOR, LookupResult(lookup.request, (0,), (SHARD,)))
-            assert sends(told, ReadRecords) == []
+            reported = driver.hear(AGGREGATOR, LookupResult(lookup.request, (0,), (SHARD,)))
+            assert sends(reported, ReadRecords) == []
         else:
-            told = driver.hear(A, RecordsRead(lookup.request, SHARD, (stored(0),), ()))
-        (answer,) = answers(told)
+            reported = driver.hear(A, RecordsRead(lookup.request, SHARD, (stored(0),), ()))
+        (answer,) = answers(reported)
         assert isinstance(answer, Answered)
     assert first == sorted(first)
     assert 20 < first.index(True) < 30
@@ -324,6 +324,6 @@ def test_who_often_has_the_records_asks_to_be_told_them_first() -> None:
         first.append(lookup.names_first)
         if not lookup.names_first:
             break
-        told = driver.hear(AGGREGATOR, LookupResult(lookup.request, (seqnum,), (SHARD,)))
-        assert len(sends(told, ReadRecords)) == 1
+        reported = driver.hear(AGGREGATOR, LookupResult(lookup.request, (seqnum,), (SHARD,)))
+        assert len(sends(reported, ReadRecords)) == 1
     assert first[-1] is False

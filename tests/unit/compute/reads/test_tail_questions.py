@@ -39,7 +39,7 @@ def tail_is(request: int, position: int, tail: int) -> TailIs:
     return TailIs(request, position, tail, {}, time_us=5_000_000)
 
 
-def test_fresh_reads_of_one_turn_share_a_question() -> None:
+def test_fresh_reads_of_one_iteration_share_a_question() -> None:
     driver = joined()
     for n in range(100):
         fresh(driver, f"reader {n}")
@@ -100,7 +100,7 @@ def test_a_lost_question_is_asked_again_and_who_came_later_waits_for_the_next() 
 def test_fresh_reads_are_served_by_a_primary_that_is_slower_than_questions_are_repeated() -> None:
     driver = joined(resend_s=1, read_timeout_s=5)
     under_way: list[tuple[float, int]] = []
-    told: list[object] = []
+    reported: list[object] = []
     for step in range(40):
         driver.now = step / 4
         fresh(driver, f"reader {step}")
@@ -108,9 +108,9 @@ def test_fresh_reads_are_served_by_a_primary_that_is_slower_than_questions_are_r
         under_way = [(at, request) for at, request in under_way if at > driver.now]
         effects = driver.hear(PRIMARY, *(tail_is(request, 0, 0) for request in arrived))
         under_way += [(driver.now + 1.5, request) for request in questions(effects)]
-        told += answered(effects).values()
-    assert len(told) > 20
-    assert all(isinstance(answer, Answered) for answer in told)
+        reported += answered(effects).values()
+    assert len(reported) > 20
+    assert all(isinstance(answer, Answered) for answer in reported)
 
 
 def test_who_waits_for_the_next_question_has_it_asked_when_the_one_under_way_has_failed() -> None:
@@ -120,13 +120,13 @@ def test_who_waits_for_the_next_question_has_it_asked_when_the_one_under_way_has
     driver.now = 2.0
     fresh(driver, "late")
     asked += questions(driver.turn())
-    told: list[object] = []
+    reported: list[object] = []
     while (due := driver.engine.deadline()) is not None and due < 20:
         driver.now = max(due, driver.now + 0.01)
         effects = driver.turn()
         asked += questions(effects)
-        told += answered(effects)
-    assert told == ["early", "late"]
+        reported += answered(effects)
+    assert reported == ["early", "late"]
     assert len(set(asked)) == 2
 
 
@@ -134,18 +134,18 @@ def test_a_fresh_read_fails_as_retryable_when_the_primary_is_silent() -> None:
     driver = joined(resend_s=1, read_timeout_s=3)
     fresh(driver, "reader")
     driver.engine.read_tail("asker")
-    told: dict[object, object] = {}
+    reported: dict[object, object] = {}
     for second in range(1, 5):
         driver.now = float(second)
-        told |= answered(driver.turn())
-    assert {name: type(error) for name, error in told.items()} == {
+        reported |= answered(driver.turn())
+    assert {name: type(error) for name, error in reported.items()} == {
         "reader": QuorumUnavailableError,
         "asker": QuorumUnavailableError,
     }
     assert driver.engine.status()["progress"]["reads_pending"] == 0
 
 
-def test_fresh_reads_that_wait_are_told_when_the_node_stops() -> None:
+def test_waiting_fresh_reads_fail_when_the_node_stops() -> None:
     driver = joined()
     fresh(driver, "asked")
     driver.turn()

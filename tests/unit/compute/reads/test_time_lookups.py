@@ -45,18 +45,18 @@ def test_a_node_behind_the_session_is_not_believed_that_there_is_nothing() -> No
 def test_a_lost_question_is_put_to_another_node_and_fails_finally() -> None:
     driver, node, request = asking()
     nodes = [node]
-    told: dict[object, object] = {}
+    reported: dict[object, object] = {}
     for second in range(1, 4):
         driver.now = float(second)
         effects = driver.turn()
         nodes += [to for to, _ in asked(effects)]
-        told |= answered(effects)
+        reported |= answered(effects)
     assert set(nodes) == {A, B}
-    assert [type(error) for error in told.values()] == [QuorumUnavailableError]
+    assert [type(error) for error in reported.values()] == [QuorumUnavailableError]
     assert driver.hear(A, nothing(request, 0)) == [], "a late answer finds nothing"
 
 
-def test_words_of_others_are_ignored_and_a_stop_is_told() -> None:
+def test_foreign_messages_are_ignored_and_a_stop_fails_the_lookup() -> None:
     driver, _, request = asking()
     assert [type(e) for e in driver.hear(PRIMARY, nothing(request, 0))] == [Ignore]
     assert len(answers(driver.engine.abandon())) == 1

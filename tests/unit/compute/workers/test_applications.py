@@ -69,12 +69,12 @@ async def test_an_unexpected_error_ends_no_trials(
 
     monkeypatch.setattr(applications._trials, "imported", fails)
     applications._replace(deployed(1, problem="It does not load."))
-    with capture_logs() as told:
+    with capture_logs() as reported:
         applications.follow()
         for _ in range(3):
             await tries.acquire()
         await applications.stop()
-    assert {line["event"] for line in told} == {"app not tried"}
+    assert {line["event"] for line in reported} == {"app not tried"}
 
 
 async def test_an_unexpected_error_does_not_end_following(
@@ -89,12 +89,12 @@ async def test_an_unexpected_error_does_not_end_following(
     monkeypatch.setattr(applications._log, "catch_up", fails)
     applications._behind.set()
     applications._notices = Notices(60.0)
-    with capture_logs() as told:
+    with capture_logs() as reported:
         applications.follow()
         for _ in range(3):
             await reads.acquire()
         await applications.stop()
-    assert [line["event"] for line in told].count("deployments not followed") == 1
+    assert [line["event"] for line in reported].count("deployments not followed") == 1
 
 
 async def test_the_end_of_what_is_tried_waits_for_no_task_that_failed(
@@ -133,8 +133,8 @@ async def test_what_is_undeployed_is_gone_on_every_node_until_it_is_deployed_aga
     late = applications_of(logs, tmp_path)
     await late.read()
     for node in (one, other, late):
-        told = "App app was undeployed at 2027-01-15T08:00:00.00:00; deploy it again."
-        with pytest.raises(UnknownFunctionError, match=told):
+        reported = "App app was undeployed at 2027-01-15T08:00:00.00:00; deploy it again."
+        with pytest.raises(UnknownFunctionError, match=reported):
             node.function("app.f")
         already = "App app is undeployed already, since 2027-01-15T08:00:00.00:00; its logs stay."
         with pytest.raises(UnknownFunctionError, match=already):
@@ -180,7 +180,7 @@ async def test_what_is_undeployed_is_unloaded_when_its_last_call_is_over(
         assert (len(unloaded), app.is_retired) == (expected, True)
 
 
-async def test_who_deploys_what_is_undeployed_at_the_same_time_is_told(
+async def test_a_deployment_undeployed_at_the_same_time_fails(
     applications: Applications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = applications._log.append

@@ -148,7 +148,7 @@ def test_an_application_that_runs_nothing_gets_the_last_slot() -> None:
     assert made.admit(Call("b", "other")) == "w0"
 
 
-def test_applications_that_wait_take_turns() -> None:
+def test_waiting_applications_are_served_round_robin() -> None:
     made = dispatcher(workers=1, slots=1, pending=100, is_shared=True)
     running = Call("first")
     made.admit(running)

@@ -34,7 +34,7 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
     host._applications._replace(deployed)
     await host._invocations.start()  # watches schedules once it knows the time of the log
     try:
-        watched = [told["schedule"] for told in host.status()["schedules"]]
+        watched = [reported["schedule"] for reported in host.status()["schedules"]]
         assert watched == ["app.f * * * * * UTC"]
         host._applications._does_not_load(deployed, DeployError("No."))
         assert host.status()["schedules"] == []
@@ -107,9 +107,9 @@ async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
             for answer in answers:
                 assert await answer.outcome == Returned(0, b"7")
             accepted = await host.send("modest.quick", b"{}", delay_s=0.01)
-            told = await host.invocation(accepted, wait_s=30)
-        assert told is not None
-        assert told.outcome is not None
+            reported = await host.invocation(accepted, wait_s=30)
+        assert reported is not None
+        assert reported.outcome is not None
         assert host.status()["calls_running"] == 18
         assert not any(call.outcome.done() for call in greedy)
         host._router.check_invariants()

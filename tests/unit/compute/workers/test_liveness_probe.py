@@ -64,7 +64,7 @@ class Probed:
         self.worker.link.answers.pop(0)(cast("Any", object()))
 
 
-async def test_a_worker_that_does_not_answer_a_ping_is_silent_once_and_heard_again() -> None:
+async def test_a_worker_that_misses_pings_is_reported_silent_once_and_then_responsive() -> None:
     probed = Probed()
     probed.probe.watch()
     await asyncio.wait_for(probed.silent.wait(), 10)

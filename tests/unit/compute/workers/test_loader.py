@@ -1,4 +1,4 @@
-"""Importing deployed sources: versions side by side, own modules first, mistakes told."""
+"""Importing deployed sources: versions side by side, own modules first, mistakes reported."""
 
 from __future__ import annotations
 
@@ -148,13 +148,15 @@ def test_a_mistake_is_one_sentence_with_its_place(
     assert "indilog_deployed_" not in str(caught.value)
 
 
-def test_a_full_disk_is_told_as_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_as_disk_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is nothing wrong with the code, and passes."""
 
     def no_room(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", no_room)
-    with pytest.raises(DiskFullError, match="There is no disk space left to write") as told:
+    with pytest.raises(DiskFullError, match="There is no disk space left to write") as reported:
         load(next(_numbers), None, {"a.py": HEAD}, tmp_path)
-    assert told.value.retryable
+    assert reported.value.retryable

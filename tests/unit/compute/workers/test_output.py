@@ -59,16 +59,20 @@ def test_the_line_after_any_bytes_is_logged(line: bytes) -> None:
     seen = [json.loads(text) for text in written.getvalue().splitlines()]
     assert len(seen) >= 2
     assert seen[-1]["line"] == "spoken"
-    assert all(told["worker"] == 1 and "pid" not in told for told in seen)
+    assert all(reported["worker"] == 1 and "pid" not in reported for reported in seen)
 
 
 def test_lines_that_arrive_in_pieces_are_put_together() -> None:
-    assert [told["line"] for told in logged(b"a", b"b\nc", b"d", b"\ne")] == ["ab", "cd", "e"]
+    assert [reported["line"] for reported in logged(b"a", b"b\nc", b"d", b"\ne")] == [
+        "ab",
+        "cd",
+        "e",
+    ]
 
 
 def test_lines_above_the_rate_are_dropped_and_one_line_says_how_many() -> None:
     seen = logged(b"x\n" * 10, b"y\n" * 10, lines_per_s_max=4)
-    assert [told["line"] for told in seen[:-1]] == ["x"] * 4
+    assert [reported["line"] for reported in seen[:-1]] == ["x"] * 4
     assert (seen[-1]["event"], seen[-1]["lines"], seen[-1]["bytes"]) == (
         "worker output dropped", 16, 32,
     )  # fmt: skip
@@ -76,7 +80,7 @@ def test_lines_above_the_rate_are_dropped_and_one_line_says_how_many() -> None:
 
 def test_bytes_above_the_rate_are_dropped_and_counted() -> None:
     seen = logged(b"x" * 900 + b"\n", b"y" * 200 + b"\n", b"z\nlast", bytes_per_s_max=1000)
-    assert [told.get("line", "")[:1] for told in seen] == ["x", "y", ""]
+    assert [reported.get("line", "")[:1] for reported in seen] == ["x", "y", ""]
     assert (seen[-1]["lines"], seen[-1]["bytes"]) == (2, 6)
 
 
@@ -86,7 +90,7 @@ def test_lines_are_logged_again_when_time_has_passed() -> None:
         output.received(b"a\nb\nc\nhalf a li", 10.0)
         output.tell_dropped()
         output.received(b"ne\nd\n", 11.0)
-    assert [told.get("line") for told in seen] == ["a", "b", None, "d"]
+    assert [reported.get("line") for reported in seen] == ["a", "b", None, "d"]
     assert seen[2]["lines"] == 2
 
 
@@ -110,7 +114,7 @@ def test_what_is_printed_names_its_application_and_invocation() -> None:
     ]
 
 
-def test_lines_of_calls_that_take_turns_stay_apart() -> None:
+def test_lines_of_interleaved_calls_stay_apart() -> None:
     def write(output: FunctionOutput) -> None:
         with output_of("shop", "i-1"):
             output.write("a")
@@ -118,12 +122,12 @@ def test_lines_of_calls_that_take_turns_stay_apart() -> None:
                 output.write("b\n")
             output.write("c\n")
 
-    assert [(told["invocation"], told["line"]) for told in printed(write)] == [
+    assert [(reported["invocation"], reported["line"]) for reported in printed(write)] == [
         ("i-2", "b"),
         ("i-1", "ac"),
     ]
 
 
 def test_any_text_can_be_printed() -> None:
-    (told,) = printed(lambda output: print('{"event":"spoof"} \ud800 \x00', file=output))
-    assert told == {"event": "worker output", "line": '{"event":"spoof"} \\ud800 \x00'}
+    (reported,) = printed(lambda output: print('{"event":"spoof"} \ud800 \x00', file=output))
+    assert reported == {"event": "worker output", "line": '{"event":"spoof"} \\ud800 \x00'}

@@ -26,7 +26,7 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
-def test_a_failure_before_its_turn_changes_nothing() -> None:
+def test_a_failure_before_its_due_time_changes_nothing() -> None:
     """Two workers that fail at once are one failure."""
     retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
     retries.schedule(app, 0.0)
@@ -36,14 +36,14 @@ def test_a_failure_before_its_turn_changes_nothing() -> None:
     assert retries.next_at is None
 
 
-def test_the_first_whose_turn_it_is_goes_first() -> None:
+def test_the_application_due_first_is_retried_first() -> None:
     retries, apps = Retries(pause_s_min=1.0, pause_s_max=5.0), [deployed(n) for n in range(2)]
     retries.schedule(apps[1], 0.0)
     retries.schedule(apps[0], 0.5)
     assert [retries.pop_due(9.0) for _ in range(3)] == [apps[1], apps[0], None]
 
 
-def test_one_that_loads_has_no_turn_and_begins_anew() -> None:
+def test_an_application_that_loads_is_not_retried_and_its_pause_is_reset() -> None:
     retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
     for now in (0.0, 10.0):
         retries.schedule(app, now)

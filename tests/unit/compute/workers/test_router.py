@@ -119,7 +119,7 @@ def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
     return call
 
 
-async def test_a_call_gets_its_result_and_the_next_one_its_turn() -> None:
+async def test_a_call_gets_its_result_and_the_next_one_starts() -> None:
     router, app = router_of(), deployed()
     worker = Worker(router)
     first, second = submitted(router, app), submitted(router, app)
@@ -150,7 +150,7 @@ async def test_calls_of_a_worker_that_died_fail_and_waiting_ones_go_elsewhere() 
     assert [await c.outcome for c in calls[1:]] == [Returned(0, b"1"), Returned(0, b"2")]
 
 
-async def test_a_call_whose_time_is_over_is_told_so_and_keeps_its_slot_until_it_ends() -> None:
+async def test_a_call_that_times_out_fails_and_keeps_its_slot_until_it_ends() -> None:
     router, app = router_of(call_timeout_s=0.001), deployed()
     worker = Worker(router)
     call = submitted(router, app)
@@ -468,7 +468,7 @@ async def test_arguments_are_checked_by_another_worker_when_the_one_that_was_ask
     await check
 
 
-async def test_a_check_waits_for_the_only_worker_to_turn_again_and_asks_it_anew() -> None:
+async def test_a_check_waits_for_the_only_worker_to_respond_and_asks_it_again() -> None:
     router = router_of(worker_silent_s=0.01, worker_stop_s=1e6)
     blocked = Worker(router, is_blocked=True)
     check = asyncio.ensure_future(router.check_arguments("demo.f", CHECK))

@@ -126,7 +126,7 @@ class Node:
         self.runner = Runner(directory, threads_max=1, claims=WorkerClaims(memory))
         os.close(memory)
         self.threads_left: list[int] = []
-        self._told = asyncio.Event()
+        self._released = asyncio.Event()
         self.asked_log = asyncio.Event()
         self.asked: list[CallFunction] = []
         self._service = LogService(self.logs, questions_max=100)
@@ -150,10 +150,10 @@ class Node:
         invoke = Invoke(self.deployment, function, b"{}", "i-1", 0, 0)
         return self.link.post(invoke, self.answer.set_result)
 
-    async def until_threads_left(self, told: list[int]) -> None:
-        while self.threads_left != told:
-            self._told.clear()
-            await self._told.wait()
+    async def until_threads_left(self, reported: list[int]) -> None:
+        while self.threads_left != reported:
+            self._released.clear()
+            await self._released.wait()
 
     async def invoke(self, function: str, arguments: bytes = b"{}", position: int = 0) -> Answer:
         slot = self.claims.allocate()
@@ -167,7 +167,7 @@ class Node:
             link.answer(call, Returned(message.position + 3, b"84"))
         elif isinstance(message, ThreadsLeft):
             self.threads_left.append(message.count)
-            self._told.set()
+            self._released.set()
         elif isinstance(message, Cancel):
             self._service.cancel(call)
         else:
@@ -292,7 +292,7 @@ async def test_sync_functions_beyond_the_threads_are_refused(node: Node) -> None
     assert await node.invoke("thread") == Returned(0, b"false")
 
 
-async def test_a_thread_that_outlives_its_call_is_told_until_it_ends(node: Node) -> None:
+async def test_a_thread_that_outlives_its_call_is_reported_until_it_ends(node: Node) -> None:
     call = node.post("blocks")
     await asyncio.to_thread(node.there("BLOCKED").wait)
     node.link.cancel(call)
@@ -348,7 +348,7 @@ async def test_a_deployment_that_is_not_here_is_worth_trying_again(node: Node) -
     assert failure(answer)[0] == "NotReadyError"
 
 
-async def test_what_does_not_import_is_told_and_leaves_the_rest(node: Node) -> None:
+async def test_sources_that_do_not_import_are_reported_and_change_nothing_else(node: Node) -> None:
     answer = await node.link.ask(Load(next(_numbers), None, {"a.py": "import nope_"}))
     assert failure(answer)[0] == "DeployError"
     answer = await node.link.ask(Load(next(_numbers), "no name", {"a.py": SOURCE}))

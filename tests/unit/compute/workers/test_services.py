@@ -20,11 +20,11 @@ from indilog_compute.workers.services import RunningServices
 
 
 class Worker:
-    """A worker's services, what is loaded, and what the node was told."""
+    """A worker's services, what is loaded, and what the node received."""
 
     def __init__(self, directory: Path) -> None:
         self.deployments: dict[int, Loaded] = {}
-        self.told: tuple[ServiceState, ...] = ()
+        self.reported: tuple[ServiceState, ...] = ()
         self._news = asyncio.Event()
         self._directory = directory
         self.running = RunningServices(self.deployments, _context, self._tell)
@@ -32,8 +32,8 @@ class Worker:
     def load(self, number: int, app: App) -> None:
         self.deployments[number] = Loaded(app, "demo", self._directory)
 
-    def _tell(self, told: ServicesTold) -> None:
-        self.told = told.services
+    def _tell(self, reported: ServicesTold) -> None:
+        self.reported = reported.services
         self._news.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -71,16 +71,16 @@ async def test_a_service_runs_while_its_deployment_is_wanted(worker: Worker) -> 
     worker.load(1, app)
     worker.running.run([1, 2])
     await running.wait()
-    assert worker.told == (ServiceState(1, "drive", "running"),)
+    assert worker.reported == (ServiceState(1, "drive", "running"),)
     worker.running.run([1])
     assert not ended.is_set()
     worker.running.run([])
     await ended.wait()
-    assert not worker.told
+    assert not worker.reported
 
 
 @pytest.mark.asyncio
-async def test_a_service_that_fails_is_started_again_and_its_problem_is_told(
+async def test_a_service_that_fails_is_restarted_and_its_problem_is_reported(
     worker: Worker,
 ) -> None:
     app, runs = App("demo"), 0
@@ -95,9 +95,11 @@ async def test_a_service_that_fails_is_started_again_and_its_problem_is_told(
 
     worker.load(1, app)
     worker.running.run([1])
-    await worker.until(lambda: runs == 2 or (worker.told[0].state == "running" and runs > 0))
-    await worker.until(lambda: worker.told[0].state == "running" and worker.told[0].failures == 1)
-    assert worker.told[0].problem == "SystemExit: planted."
+    await worker.until(lambda: runs == 2 or (worker.reported[0].state == "running" and runs > 0))
+    await worker.until(
+        lambda: worker.reported[0].state == "running" and worker.reported[0].failures == 1
+    )
+    assert worker.reported[0].problem == "SystemExit: planted."
 
 
 @pytest.mark.asyncio
@@ -109,7 +111,7 @@ async def test_a_service_that_returns_is_over(worker: Worker) -> None:
 
     worker.load(1, app)
     worker.running.run([1])
-    await worker.until(lambda: worker.told[0].state == "ended")
+    await worker.until(lambda: worker.reported[0].state == "ended")
 
 
 @pytest.mark.asyncio

@@ -74,8 +74,8 @@ class Caller:
         self.link, self.far = link_pair(self.server.serve)
 
     def call(self) -> tuple[int, asyncio.Future[Answer]]:
-        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        return self.link.post(KEYED, told.set_result), told
+        reported: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        return self.link.post(KEYED, reported.set_result), reported
 
 
 async def turns() -> None:
@@ -85,12 +85,12 @@ async def turns() -> None:
 
 async def test_a_call_with_a_key_is_answered_with_its_outcome() -> None:
     caller = Caller()
-    _, told = caller.call()
+    _, reported = caller.call()
     caller.host.may_record.set()
     await turns()
     assert caller.host.waiting == 1
     caller.host.over.set_result(Returned(3, b"1"))
-    assert await told == Returned(3, b"1")
+    assert await reported == Returned(3, b"1")
     assert caller.server._keyed == {}
 
 
@@ -99,7 +99,7 @@ async def test_a_call_with_a_key_whose_caller_leaves_is_recorded_and_not_waited_
     when: str,
 ) -> None:
     caller = Caller()
-    number, told = caller.call()
+    number, reported = caller.call()
     if when != "at once":
         await turns()
     if when == "while it waits":
@@ -109,7 +109,7 @@ async def test_a_call_with_a_key_whose_caller_leaves_is_recorded_and_not_waited_
     caller.link.cancel(number)
     await turns()
     caller.host.may_record.set()
-    outcome = await told
+    outcome = await reported
     assert isinstance(outcome, Failed)
     assert outcome.kind == "CallOutcomeUnknownError"
     assert caller.host.recorded == ["k"]
@@ -208,10 +208,10 @@ async def test_a_question_is_refused_while_its_number_is_in_use(
     number = caller.link.post(LogAppend("orders", NOWHERE, b"x", ()), lambda _: None)
     await turns()
     caller.link._next_call = number
-    told: list[Answer] = []
-    caller.link.post(LogRead("orders", 0, 0), told.append)
+    reported: list[Answer] = []
+    caller.link.post(LogRead("orders", 0, 0), reported.append)
     await turns()
-    [answer] = told
+    [answer] = reported
     assert isinstance(answer, Failed)
     assert answer.message == f"Question {number} is being answered already."
     assert len(caller.server._asking) == 1
@@ -224,7 +224,7 @@ async def test_a_cancel_that_comes_right_after_the_check_of_a_position_is_not_lo
 ) -> None:
     """The check has ended, and its task is noted still: what it began is to be cancelled."""
     caller = Caller()
-    told: list[Answer] = []
+    reported: list[Answer] = []
     number = 1
 
     async def reached(_position: int) -> None:
@@ -232,10 +232,10 @@ async def test_a_cancel_that_comes_right_after_the_check_of_a_position_is_not_lo
 
     monkeypatch.setattr(caller.host.positions, "fault", reached)
     question = CallFunction("app.f", b"{}", NOWHERE, 0, "k")
-    assert caller.link.post(question, told.append) == number
+    assert caller.link.post(question, reported.append) == number
     await turns()
     caller.host.may_record.set()
     await turns()
-    [answer] = told
+    [answer] = reported
     assert isinstance(answer, Failed)
     assert "was cancelled by its caller" in answer.message
