@@ -325,7 +325,7 @@ class Engine:
         return bool(self.times or self.trims)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Ask, resend and expire; turns that only append leave this out."""
+        """Ask, resend and expire; iterations that only append leave this out."""
         effects = self._reads.begin(now) + self._on_time(now)
         effects += self.times.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:

@@ -69,7 +69,9 @@ class LocalLogs:
         self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
         """Makes a waiter for the engine."""
         self.wake: Callable[[], None] = functools.partial(shell.wake, node)
-        """Schedules the engine's turn; raises `NotReadyError` if the platform has stopped."""
+        """Schedules the engine's next iteration; raises `NotReadyError` if the platform has
+        stopped.
+        """
         self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
         """As `wake`, for callers that may wait for more than an append is answered by."""
         self._reads = 0
@@ -91,7 +93,7 @@ class LocalLogs:
 
     async def paced(self, session: Session, position: MetalogPosition) -> None:
         """Wait until what was read at `position` is synced, then let `session` know the position;
-        give the loop a turn now and then.
+        let the event loop run now and then.
 
         Raises:
             NotReadyError: the platform has stopped: what was read may never have been synced, and

@@ -7,7 +7,7 @@ cut can have ordered them. If no replica knows (all are new, or damaged), the wr
 longest prefix, and not below the records that the metalog has ordered. A replica that lost its disk
 forgets its writer. It is claimed and opened again alone, and fetches its batches from the others.
 
-Then records collect in the open batch, which is sent when the turn ends. While
+Then records collect in the open batch, which is sent when the iteration ends. While
 `frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
 (self-clocking).
 

@@ -2,7 +2,7 @@
 
 Records are forgotten because their log was trimmed, or because storage has discarded them. Which
 tags such a record has is not known: tags are hashes in columns of their own. So a sweep visits all
-tags. That is as much work as there are tags, and is spread over many turns of the event loop.
+tags. That is as much work as there are tags, and is spread over many iterations of the event loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Limits log lines that repeat: the first ones of a kind are written, further ones are counted.
 
 A kind is an event of one logger at one level, whatever its fields are. So a client that causes a
-line with each request, or a fault that logs in each turn, neither fills the disk nor hides other
-lines.
+line with each request, or a fault that logs in each iteration, neither fills the disk nor hides
+other lines.
 """
 
 from __future__ import annotations

@@ -137,7 +137,9 @@ class TrimsConfig(Group):
     trims_pending_max: int = 10_000
     """Trims in flight at once, at the primary and at a compute node."""
     sweep_tags_per_turn: int = 1_000
-    """Tags per turn of the event loop that an index node frees of the records of a trimmed log."""
+    """Tags per iteration of the event loop that an index node frees of the records of a trimmed
+    log.
+    """
     log_floors_max: int = 100_000
     """Trimmed logs whose floors a compute node remembers, and as many trimmed tags. It asks the
     index tier and storage about others.

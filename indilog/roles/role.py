@@ -316,7 +316,7 @@ class Checkpoints(Protocol):
         """Copy the state that all frames written so far add up to; return a function that encodes
         the copy.
 
-        Called between two turns, when every `Persist` was answered. The function may be called
+        Called between two iterations, when every `Persist` was answered. The function may be called
         once, in another thread.
         """
 

@@ -99,7 +99,7 @@ class Backup:
         return self._committed
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
-        """Handle one message; `advance` answers all messages of the turn."""
+        """Handle one message; `advance` answers all messages of the iteration."""
         match message:
             case MetalogAppend():
                 refused = self._refusal(event, message)

@@ -25,7 +25,7 @@ class EntryClock:
         gap_s_max: how many seconds may have passed since the last stamp.
 
     Attributes:
-        now_us: the time of this turn, in microseconds since 1970.
+        now_us: the time of this iteration, in microseconds since 1970.
         behind_s: how many seconds it was behind the wall clock at the start; negative: ahead.
     """
 
@@ -45,5 +45,5 @@ class EntryClock:
             )
 
     def advance(self, now: Instant) -> None:
-        """Advance to the time of a turn."""
+        """Advance to the time of an iteration."""
         self.now_us = max(self.now_us, int(now * _US) + self._offset_us)

@@ -126,11 +126,11 @@ class Primary:
         return round(self._clock.behind_s)
 
     def begin_turn(self, now: Instant) -> None:
-        """Note the time, which holds for all answers and proposals of the turn."""
+        """Note the time, which holds for all answers and proposals of the iteration."""
         self._clock.advance(now)
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
-        """Handle one message; `advance` acts on all messages of the turn."""
+        """Handle one message; `advance` acts on all messages of the iteration."""
         match message:
             case ShardProgress():
                 effects = self._on_shard_progress(event, message)

@@ -300,7 +300,7 @@ class StoredMetalog:
 
         Called when all that was written is stored.
         """
-        assert not self._unstored, "a checkpoint is taken between two turns"
+        assert not self._unstored, "a checkpoint is taken between two iterations"
         entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
         states = self.stored, self.incomplete, self._fetches, self.promised, self.epoch_seen
         columns = self.base, self.committed.base(), *states, later

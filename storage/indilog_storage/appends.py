@@ -2,10 +2,10 @@
 5.5.1).
 
 A batch is accepted from the writer that has opened its shard, if it follows on. It counts as stored
-when the journal has it. Once per turn the node reports to the primary how far its shards are
+when the journal has it. Once per iteration the node reports to the primary how far its shards are
 stored, and it repeats the report while stored records are not ordered. A writer whose batch is
-refused learns, once per turn, how far its shard is stored here. It then resends the rest, or finds
-that a newer writer has the shard.
+refused learns, once per iteration, how far its shard is stored here. It then resends the rest, or
+finds that a newer writer has the shard.
 
 States (the writer of a shard, and where it opened the shard) change in memory in the order of their
 frames, so replay gives the same states. They are answered when they are durable.
@@ -68,7 +68,7 @@ class Appends:
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self._states: dict[int, tuple[NodeId, ShardState]] = {}
-        # Collected in a turn, sent at its end.
+        # Collected in an iteration, sent at its end.
         self._progressed: set[ShardId] = set()
         self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
         """The newest writer to name in the answer to a refused one."""
@@ -234,18 +234,18 @@ class Appends:
         self._progressed.add(shard.id)
         return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
 
-    # --- the end of a turn
+    # --- the end of an iteration
 
     def start(self, writers: Mapping[ShardId, NodeId]) -> None:
-        """Report all shards at the end of this turn, and answer their writers: batches in flight to
-        an earlier incarnation are lost.
+        """Report all shards at the end of this iteration, and answer their writers: batches in
+        flight to an earlier incarnation are lost.
         """
         self.report()
         for shard, writer in writers.items():
             self._refused[writer, shard] = self._shards[shard].writer
 
     def report(self) -> None:
-        """Report all shards at the end of this turn: a new primary knows nothing of them."""
+        """Report all shards at the end of this iteration: a new primary knows nothing of them."""
         self._progressed.update(self._shards)
 
     def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
@@ -290,8 +290,8 @@ class Appends:
             shard.check_invariants()
         held = [batch for shard in self._shards.values() for batch in shard.unordered]
         assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
-        assert not self._progressed, "sent at the end of the turn"
-        assert not self._refused, "sent at the end of the turn"
+        assert not self._progressed, "sent at the end of the iteration"
+        assert not self._refused, "sent at the end of the iteration"
 
 
 def _held_bytes(shard: Shard) -> int:

@@ -136,7 +136,9 @@ class StorageNode:
         self.replaced = 0
         """Entries that were applied in this incarnation and later replaced by the primary."""
         self._stirred = False
-        """Whether this turn had other events than batches and entries, so that upkeep is due."""
+        """Whether this iteration had other events than batches and entries, so that upkeep is
+        due.
+        """
         self._upkeep_at = Instant(0.0)
         self._restored = False
         """Whether this incarnation started from a checkpoint."""
@@ -369,7 +371,7 @@ class StorageNode:
         return due if due < _NEVER else None
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Do the work that a turn of only batches and entries leaves out."""
+        """Do the work that an iteration of only batches and entries leaves out."""
         effects = self._disk_full_notifier.conclude(now)
         effects += [
             Ignore(read, "waited too long for its metalog position")
@@ -593,7 +595,7 @@ class StorageNode:
         return self._after_entries(effects)
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
-        """Queue a task that reads batches; it is served at the end of the turn."""
+        """Queue a task that reads batches; it is served at the end of the iteration."""
         self._stirred = True
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
@@ -630,7 +632,7 @@ class StorageNode:
         pending = self._journal.pending
         assert not pending or pending[-1].position < self.position, "only applied entries"
         self._care.repair.check_invariants()
-        assert not self._blocks, "sent at the end of the turn"
+        assert not self._blocks, "sent at the end of the iteration"
 
 
 def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:

@@ -79,7 +79,7 @@ class Reclaim:
         self._reading: dict[int, _Reading] = {}
         self._last_token = FIRST_TOKEN
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
-        """What this turn found to be dead."""
+        """What this iteration found to be dead."""
         self._noting: dict[int, list[Location]] = {}
         """Batches to discard when their note is durable, by the token of the note."""
         self._reclaimable: Counter[int] = Counter()

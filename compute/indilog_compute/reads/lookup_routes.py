@@ -73,7 +73,9 @@ class LookupRoutes:
         return len(self._avoided)
 
     def choose(self, request: int, now: Instant) -> Route:
-        """Return the route of the lookup with number `request`; consecutive numbers take turns."""
+        """Return the route of the lookup with number `request`; consecutive numbers go round
+        robin.
+        """
         trial = False
         chosen: list[NodeId] = []
         for replicas in self._view.index_shards:

@@ -61,8 +61,8 @@ from indilog_compute.reads.tier_lookups import TierLookups
 class Reads:
     """All reads of one compute node that are in flight.
 
-    Direct calls (`start`) only enqueue; `begin` decides them within the turn. `local` and `replay`
-    belong to the engine, which applies metalog and index data to them.
+    Direct calls (`start`) only enqueue; `begin` decides them within the iteration. `local` and
+    `replay` belong to the engine, which applies metalog and index data to them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Reads:
         return self._storage.hedges.hedged
 
     def begin_turn(self, now: Instant) -> None:
-        """Note the time that applies to everything sent in this turn of the event loop."""
+        """Note the time that applies to everything sent in this iteration of the event loop."""
         self._now = now
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
@@ -132,7 +132,7 @@ class Reads:
         self.questions.joined(local, replay)
 
     def start(self, operation: Operation) -> None:
-        """Accept an operation; it is decided when the turn ends.
+        """Accept an operation; it is decided when the iteration ends.
 
         Raises:
             OverloadedError: too many reads wait already.

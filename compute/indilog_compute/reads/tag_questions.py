@@ -1,9 +1,9 @@
 """Questions of an engine to the index tier that fill its Tag Cache (thesis 5.7 and 10).
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
-know asks for the tag's first record. All tags of a turn are in one question, sent to all index
-shards: only together do they know it. No tag belongs to one index shard, so none has to move when
-index shards come and go (decision 0011).
+know asks for the tag's first record. All tags of an iteration are in one question, sent to all
+index shards: only together do they know it. No tag belongs to one index shard, so none has to move
+when index shards come and go (decision 0011).
 
 *What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
 popular and not cached. Its newest records are fetched and stored where index data would have stored
@@ -75,7 +75,7 @@ class TagQuestions:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._unasked: dict[TagHash, None] = {}
-        """Unknown tags that were appended this turn."""
+        """Unknown tags that were appended this iteration."""
         self._news: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
         self._news_tags = 0

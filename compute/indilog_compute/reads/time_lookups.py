@@ -62,7 +62,7 @@ class TimeLookups:
         self._next_request = request
 
     def start(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
-        """Send a question when the turn ends; the waiter gets `Answered(seqnum)`.
+        """Send a question when the iteration ends; the waiter gets `Answered(seqnum)`.
 
         Raises:
             OverloadedError: too many questions wait already.

@@ -101,7 +101,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._suspended: set[WorkerT] = set()
         self._applications: dict[str, _Application] = {}
         """Applications with calls that wait or run."""
-        self._turns: OrderedDict[str, _Application] = OrderedDict()
+        self._queues: OrderedDict[str, _Application] = OrderedDict()
         """Applications with waiting calls; the next one to serve is first."""
         self._slots_used = self._nested = self._waiting = 0
 
@@ -137,7 +137,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         if call.is_nested:
             worker: WorkerT | None = self._worker_of_nested()
         else:
-            may_start = call.application not in self._turns and self._may_start(call.application)
+            may_start = call.application not in self._queues and self._may_start(call.application)
             worker = self._free_worker() if may_start else None
         if worker is not None:
             self._start(call, worker)
@@ -172,12 +172,12 @@ class Dispatcher(Generic[WorkerT, CallT]):
                 started.append(placed)
             else:
                 self._enqueue(call)
-                self._turns[call.application].waiting.move_to_end(call, last=False)
+                self._queues[call.application].waiting.move_to_end(call, last=False)
         return started + self._fill()
 
     def withdraw_all(self) -> list[CallT]:
         """Remove and return all waiting calls."""
-        waiting: list[CallT] = [call for app in self._turns.values() for call in app.waiting]
+        waiting: list[CallT] = [call for app in self._queues.values() for call in app.waiting]
         for call in waiting:
             self._drop(call)
         return waiting
@@ -188,7 +188,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
     def withdraw(self, call: CallT) -> bool:
         """Remove a waiting call; tell whether it was waiting."""
-        application = self._turns.get(call.application)
+        application = self._queues.get(call.application)
         if application is None or call not in application.waiting:
             return False
         self._drop(call)
@@ -251,7 +251,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         assert +running == +Counter(counted), "what runs is counted by worker and application"
         assert self.running == running.total(), "the total is the sum of the workers"
         waiting = {n: app for n, app in self._applications.items() if app.waiting}
-        assert dict(self._turns) == waiting, "an application with waiting calls has a turn"
+        assert dict(self._queues) == waiting, "the queues are those of the waiting applications"
         assert self._waiting == sum(len(app.waiting) for app in waiting.values())
         assert self._next() is None, "no call waits that could run"
 
@@ -293,7 +293,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
     def _enqueue(self, call: CallT) -> None:
         """Queue `call` as the last one of its application."""
-        application = self._turns[call.application] = self._application(call.application)
+        application = self._queues[call.application] = self._application(call.application)
         application.waiting[call] = None
         self._waiting += 1
 
@@ -317,16 +317,16 @@ class Dispatcher(Generic[WorkerT, CallT]):
             call, worker = following
             self._start(call, worker)
             self._drop(call)
-            if call.application in self._turns:
-                self._turns.move_to_end(call.application)
+            if call.application in self._queues:
+                self._queues.move_to_end(call.application)
             started.append(following)
         return started
 
     def _next(self) -> tuple[CallT, WorkerT] | None:
         """Return the next waiting call that may start, and its worker."""
-        if not self._turns or (worker := self._free_worker()) is None:
+        if not self._queues or (worker := self._free_worker()) is None:
             return None
-        for name, application in self._turns.items():
+        for name, application in self._queues.items():
             if self._may_start(name):
                 return next(iter(application.waiting)), worker
         return None
@@ -382,11 +382,11 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
     def _drop(self, call: CallT) -> None:
         """Remove a call from the waiting ones."""
-        application = self._turns[call.application]
+        application = self._queues[call.application]
         del application.waiting[call]
         self._waiting -= 1
         if not application.waiting:
-            del self._turns[call.application]
+            del self._queues[call.application]
         self._forget(call.application)
 
     def _application(self, name: str) -> _Application:

@@ -420,7 +420,8 @@ class CallRouter:
         self._stop(
             call,
             CallOutcomeUnknownError(
-                f"{call.name} did not end within {timeout_s:g} s; {state}, and may have had effects."
+                f"{call.name} did not end within {timeout_s:g} s; {state}, and may have had "
+                "effects."
             ),
         )
         if worker is not None:
