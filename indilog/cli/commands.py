@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from indilog.apps.app import check_app_name
 from indilog.apps.sources import sources_of
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
@@ -155,6 +154,8 @@ def deploy(
 
 
 def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
+    from indilog.apps.app import check_app_name
+
     with explain_mistakes():
         if name is not None:
             check_app_name(name)
@@ -176,6 +177,8 @@ def undeploy(
     url: Url = DEFAULT,
 ) -> None:
     """Take an application away; its logs stay, and deploying it again goes on with them."""
+    from indilog.apps.app import check_app_name
+
     with explain_mistakes():
         check_app_name(name)
     gone = Gateway(url).delete(f"/apps/{name}", headers={"Indilog-Owner": owner})

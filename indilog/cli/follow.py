@@ -10,11 +10,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final
 
 from indilog.cli.gateway import Gateway
+
+if TYPE_CHECKING:
+    import httpx
 
 RESUME_S: Final = 60.0
 """How long a platform that went away is waited for."""
@@ -80,6 +81,8 @@ class _Follower:
 
     def stream(self) -> httpx.HTTPError:
         """Show what one stream brings until it ends; return why it did, or was not opened."""
+        import httpx
+
         self.heard = False
         query = self._query | {"bound": self._bound}
         if self._bound != self._start:  # behind what was shown, not where a time was

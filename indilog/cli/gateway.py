@@ -6,13 +6,15 @@ import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import httpx
 import typer
 
 from indilog.base.errors import IndilogError
 from indilog.link.access import DEFAULT_URL, URL_VARIABLE, reach
+
+if TYPE_CHECKING:  # imported by the commands that speak with a gateway: `up` does not
+    import httpx
 
 MISTAKE = 2
 """Exit code: the command or what it names is wrong."""
@@ -24,15 +26,8 @@ Url = Annotated[
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
-_NOTHING_SENT = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.UnsupportedProtocol,
-    httpx.InvalidURL,
-)
-"""Faults before a request left; after any other the platform may have done what was asked."""
-_STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
-"""A stream says every 15 s that it is alive."""
+_STREAM_SILENCE_S_MAX = 60.0
+"""A stream sends something every 15 s."""
 
 
 def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
@@ -56,6 +51,8 @@ class Gateway:
     """A gateway, for one command."""
 
     def __init__(self, url: str) -> None:
+        import httpx
+
         with explain_mistakes():
             endpoint = reach(url)
         self.url = endpoint.url
@@ -104,8 +101,10 @@ class Gateway:
         Raises:
             httpx.HTTPError: the platform is away or not ready, or the stream broke.
         """
-        given = _given(query)
-        with self._client.stream("GET", path, params=given, timeout=_STREAM_TIMEOUT) as response:
+        import httpx
+
+        given, timeout = _given(query), httpx.Timeout(10.0, read=_STREAM_SILENCE_S_MAX)
+        with self._client.stream("GET", path, params=given, timeout=timeout) as response:
             if response.is_client_error:
                 response.read()
                 self._refused(response)
@@ -133,6 +132,8 @@ class Gateway:
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
+        import httpx
+
         if headers and any(not value.isascii() for value in headers.values()):
             stop("An owner's name is ASCII text.")
         try:
@@ -145,7 +146,7 @@ class Gateway:
                 headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            if method != "GET" and not isinstance(error, _NOTHING_SENT):
+            if method != "GET" and not _is_before_sending(error):
                 stop(
                     f"The connection to {self.url} broke, or was silent for too long, before the "
                     "answer came; it may have been done: look before you repeat it.",
@@ -174,6 +175,8 @@ class Gateway:
 
     def unreachable(self, error: Exception) -> NoReturn:
         """End the command: `error` says that the platform is away, silent or not ready."""
+        import httpx
+
         if isinstance(error, httpx.HTTPStatusError):
             error.response.read()
             self._refused(error.response)
@@ -188,6 +191,16 @@ class Gateway:
             f"No platform answers at {self.url}; start one with `indilog up`, or give --url.",
             MISTAKE,
         )
+
+
+def _is_before_sending(error: Exception) -> bool:
+    """Return whether no request left; after another error the platform may have done it."""
+    import httpx
+
+    return isinstance(
+        error,
+        httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL,
+    )
 
 
 def _untrusted(error: BaseException | None) -> str | None:

@@ -13,14 +13,26 @@ from indilog import sdk
 CLIENTS_ONLY = {"fastapi", "httpx", "pydantic", "typer", "websockets"}
 
 
-def test_a_node_does_not_import_what_only_clients_and_applications_need() -> None:
-    program = "import sys, indilog.node; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+def imported_with(*modules: str) -> set[str]:
+    """Return which packages a new process has after it has imported these modules."""
+    program = f"import sys, {', '.join(modules)}; print(*{{m.split('.')[0] for m in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "indilog_storage" in done.stdout.split()
-    assert not CLIENTS_ONLY & set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+def test_a_node_does_not_import_what_only_clients_and_applications_need() -> None:
+    imported = imported_with("indilog.node")
+    assert "indilog_storage" in imported
+    assert not CLIENTS_ONLY & imported
+
+
+def test_a_supervisor_and_commands_do_not_import_what_only_nodes_and_applications_need() -> None:
+    imported = imported_with("indilog.cli.commands", "indilog.runtime.cluster.supervisor")
+    assert {"typer", "zmq"} <= imported
+    assert not {"fastapi", "httpx", "indilog_storage", "numpy", "pydantic", "uvicorn"} & imported
 
 
 @pytest.mark.parametrize("package", [indilog, sdk])
