@@ -373,7 +373,7 @@ class Engine:
     def _on_primary_answer(
         self, event: Received, message: TailIs | TrimIs, now: Instant
     ) -> list[Effect]:
-        if self._catch_up.reader.heard(event.incarnation) is None:
+        if self._catch_up.reader.note_incarnation(event.incarnation) is None:
             return [Ignore(event, "an answer of an earlier incarnation of the primary")]
         if isinstance(message, TrimIs):
             return self.trims.on_answer(message, self._catch_up.reader)
@@ -452,7 +452,7 @@ class Engine:
         if isinstance(message, MetalogEntries):
             return self._on_metalog_entries(event, message, now)
         reader = self._catch_up.reader
-        reader.heard(event.incarnation)
+        reader.note_incarnation(event.incarnation)
         if (reason := reader.refused_base(event, message)) is not None:
             return [Ignore(event, reason)]
         if self._local is None:
@@ -534,7 +534,7 @@ class Engine:
         for block in self._feed.take(self._replay.position):
             if block.epoch != reader.lineage.before(block.position + 1):
                 if block.epoch > reader.lineage.last:
-                    reader.doubt()
+                    reader.mark_unconfirmed()
                 self._feed.reject(block)
                 effects.append(Ignore(block.position, "index data of another metalog entry"))
                 break

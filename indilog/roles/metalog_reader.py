@@ -61,14 +61,20 @@ class MetalogReader:
     """
 
     __slots__ = (
-        "_eager", "_incarnation", "_request", "asked_from", "doubted", "known_end", "lineage",
+        "_eager",
+        "_incarnation",
+        "_request",
+        "asked_from",
+        "known_end",
+        "lineage",
         "progressed",
+        "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, lineage: Lineage | None = None) -> None:
         self.lineage = lineage or Lineage()
         self.known_end: MetalogPosition = 0
-        self.doubted = False
+        self.unconfirmed = False
         self.asked_from: MetalogPosition | None = None
         self.progressed = False
         self._eager = True
@@ -84,16 +90,16 @@ class MetalogReader:
         """Begin a copy at `position`; `last` proposed the entry before it."""
         self.lineage = Lineage(position, last)
         self.known_end = position
-        self.doubted, self.asked_from = False, None
+        self.unconfirmed, self.asked_from = False, None
 
     @property
     def behind(self) -> bool:
         """Whether entries are missing, or may be missing or wrong."""
-        return self.doubted or self.lineage.position < self.known_end
+        return self.unconfirmed or self.lineage.position < self.known_end
 
-    def doubt(self) -> None:
+    def mark_unconfirmed(self) -> None:
         """Mark the copy as unconfirmed; only an answer to a later question confirms it."""
-        self.doubted, self.asked_from, self._eager = True, None, True
+        self.unconfirmed, self.asked_from, self._eager = True, None, True
 
     @property
     def eager(self) -> bool:
@@ -109,7 +115,7 @@ class MetalogReader:
         self.asked_from = self.lineage.position
         return MetalogWanted(self.asked_from, self.lineage.last, self._request)
 
-    def heard(self, incarnation: Epoch) -> bool | None:
+    def note_incarnation(self, incarnation: Epoch) -> bool | None:
         """Note an incarnation of the primary. True: it is a new one; None: a newer one is known, so
         the message must be ignored.
 
@@ -124,7 +130,7 @@ class MetalogReader:
         if first:
             return False
         self.known_end = 0
-        self.doubt()
+        self.mark_unconfirmed()
         return True
 
     def refused_base(self, event: Received, message: MetalogBase) -> str | None:
@@ -139,7 +145,7 @@ class MetalogReader:
             return "a base that was not requested, or no longer is"
         if not message.base.is_possible:
             return "a base that no entries add up to"
-        self.doubted, self.asked_from = True, None
+        self.unconfirmed, self.asked_from = True, None
         self.known_end = max(self.known_end, message.base.position)
         return None
 
@@ -149,14 +155,14 @@ class MetalogReader:
         If `wrong_from` lies before the copy's base, none are returned: the caller starts a new
         copy.
         """
-        if (restarted := self.heard(event.incarnation)) is None:
+        if (restarted := self.note_incarnation(event.incarnation)) is None:
             return Taken(refused="metalog entries of an earlier incarnation of the primary")
         if (misfit := _misfit(message)) is not None:
             return Taken(refused=misfit, restarted=restarted)
         self.known_end = max(self.known_end, message.committed)
         asked_from = self.asked_from if message.request == self._request else None
         if asked_from is not None:
-            self.doubted, self.asked_from = False, None
+            self.unconfirmed, self.asked_from = False, None
         fit, equal = self.lineage.compare(message.start, message.previous, message.entries)
         if fit in (Fit.GAP, Fit.UNRELATED):
             self._ask_on(fit, answered=asked_from is not None)
@@ -174,7 +180,7 @@ class MetalogReader:
     def _ask_on(self, fit: Fit, *, answered: bool) -> None:
         """Note a message that begins after the copy's end, or contradicts the copy before it."""
         if fit is Fit.UNRELATED:
-            self.doubted = True
+            self.unconfirmed = True
             self._eager = self._eager or not answered
         else:
             self._eager = self._eager or self.asked_from != self.lineage.position

@@ -72,7 +72,7 @@ from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.recovery import recover
 from indilog.runtime.journal.rewriting import Rewriting
 from indilog.runtime.snapshot_files import SnapshotFiles
-from indilog.runtime.transport.fence import Fence, Refused
+from indilog.runtime.transport.fence import Fence, RefusedFrame
 from indilog.runtime.transport.outbox import Outbox
 from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_ordered
@@ -288,7 +288,7 @@ class NodeShell:
             return
         for frame in frames:
             envelope = self._fence.admitted(frame)
-            if isinstance(envelope, Refused):
+            if isinstance(envelope, RefusedFrame):
                 count_ignored(self.metrics, envelope.reason, what=str(envelope.detail)[:200])
                 continue
             for message in envelope.messages:

@@ -35,7 +35,7 @@ from bokiflow.runs.records import (
     ExecutorDead,
     ExecutorLeft,
     RunTaken,
-    encoded,
+    encode,
     executor_tag,
     run_in,
     run_tag,
@@ -231,7 +231,7 @@ class Driver:
             return
         lease = runner.current_lease()
         dead = ExecutorDead(name, lease.name, end)
-        entry = Entry(encoded(dead), (EXECUTORS_TAG,))
+        entry = Entry(encode(dead), (EXECUTORS_TAG,))
         await runner.look(log, await runner.append_with_heartbeat(log, lease, [entry]))
 
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
@@ -246,7 +246,7 @@ class Driver:
         """Record that a dead executor has no run left that can be read; trim its stream below
         `end`.
         """
-        over = Entry(encoded(ExecutorLeft(name, is_idle=True)), (EXECUTORS_TAG,))
+        over = Entry(encode(ExecutorLeft(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await append_with_retry(log, [over])
         if end:
             await log.trim(end, tag=executor_tag(name))
@@ -407,7 +407,7 @@ class Driver:
                 return
             taken = RunTaken(run.epoch + 1, lease.name, crashes)
             tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name), executor_tag(before))
-            seqnum = await runner.append_with_heartbeat(log, lease, [Entry(encoded(taken), tags)])
+            seqnum = await runner.append_with_heartbeat(log, lease, [Entry(encode(taken), tags)])
             await read_run(log, id_, run, seqnum)
             if (run.executor, run.epoch) == (lease.name, taken.epoch) and run.finished is None:
                 await runner.take_on(logs, log, id_, run, lease, was_parked=was_parked)

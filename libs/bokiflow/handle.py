@@ -31,7 +31,7 @@ from bokiflow.runs.records import (
     RunParked,
     RunRecord,
     Signalled,
-    encoded,
+    encode,
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
@@ -203,7 +203,7 @@ class Handle(Generic[_ResultT_co]):
         await self._tell(Signalled(name, text, waiting.new_name() if key is None else key))
 
     async def _tell(self, record: RunRecord, *tags: str) -> None:
-        entry = Entry(encoded(record), (run_tag(self.id), *tags))
+        entry = Entry(encode(record), (run_tag(self.id), *tags))
         with public_call():
             await append_with_retry(self._log(), [entry])
 

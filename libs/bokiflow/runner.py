@@ -34,7 +34,7 @@ from bokiflow.runs.records import (
     RunStarted,
     RunTaken,
     StepDecided,
-    encoded,
+    encode,
     executor_tag,
     run_tag,
 )
@@ -156,7 +156,7 @@ class Runner(HeartbeatSender):
         log = logs.log(self.log_name)
         started = RunStarted(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        entries, again = [Entry(encoded(started), tags)], list[str]()
+        entries, again = [Entry(encode(started), tags)], list[str]()
         seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
         run = Run()
         if is_new and not again:  # else an earlier copy may be the run's start
@@ -196,8 +196,8 @@ class Runner(HeartbeatSender):
             async with self.assigning(logs, run_id) as lease:
                 started = RunStarted(definition.name, arguments, lease.name, version, forked=forked)
                 tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-                steps = [Entry(encoded(step), tags[:1]) for step in decided]
-                entries = [Entry(encoded(started), tags), *steps]
+                steps = [Entry(encode(step), tags[:1]) for step in decided]
+                entries = [Entry(encode(started), tags), *steps]
                 last = await self.append_with_heartbeat(log, lease, entries)
                 run = await read_run(log, run_id, Run(), last)
                 self.execute(logs, definition, run_id, run, lease)
@@ -337,7 +337,7 @@ class Runner(HeartbeatSender):
         taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # no process has crashed
         tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
-            seqnum = await self.append_with_heartbeat(log, lease, [Entry(encoded(taken), tags)])
+            seqnum = await self.append_with_heartbeat(log, lease, [Entry(encode(taken), tags)])
         except BaseException:
             if lease is self.lease:  # the append may take effect after this run has stopped
                 self._leave_to_new_owner(run.started_at)

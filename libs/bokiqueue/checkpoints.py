@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bokiqueue.records import QueueCheckpoint, checkpoint_decoded, encoded
+from bokiqueue.records import QueueCheckpoint, checkpoint_decoded, encode
 from indilog import DataLossError, Log, TooLargeError
 from indilog.sdk import SeqNum, may_go_further, read_surviving_records
 
@@ -72,7 +72,7 @@ async def _write_parts(log: Log, tag: str, checkpoint: QueueCheckpoint, held_max
             checkpoint, messages=held[part * held_max :][:held_max], parts=parts, part=part,
             first=first,
         )  # fmt: skip
-        seqnum = await log.append(encoded(record), tags=[tag])
+        seqnum = await log.append(encode(record), tags=[tag])
         first = seqnum if first is None else first
 
 

@@ -26,7 +26,7 @@ from bokiqueue.records import (
     GiveBack,
     PushMessage,
     ReviveDeadLetters,
-    encoded,
+    encode,
 )
 from bokiqueue.replica import QueueReplica, ShardReplica, replica_of
 from indilog import IndilogError, Log
@@ -103,7 +103,7 @@ class Delivery:
         self, command: Acknowledge | GiveBack | ExtendClaim, *, wakes: bool = False
     ) -> None:
         queue, shard = self._queue, self._shard
-        seqnum = await queue.replica.tell(queue.log, shard, encoded(command), wakes=wakes)
+        seqnum = await queue.replica.tell(queue.log, shard, encode(command), wakes=wakes)
         if not shard.outcome(seqnum):
             raise LeaseLostError(
                 f"The lease on the message at seqnum {self.seqnum} ended before; "
@@ -248,7 +248,7 @@ class Queue:
             place = xxh3_64_intdigest(shard_key.encode())
         number = place % len(tags.shards)
         push = PushMessage(data, priority, delay, self.tries)
-        seqnum = await self.log.append(encoded(push), tags=[tags.shards[number], tags.pushed])
+        seqnum = await self.log.append(encode(push), tags=[tags.shards[number], tags.pushed])
         self.replica.shards[number].note_news(seqnum + 1)
         return seqnum
 
@@ -337,11 +337,11 @@ class Queue:
 
     async def revive(self, seqnum: SeqNum) -> bool:
         """Deliver a dead letter again, with all its tries; False: no such dead letter."""
-        return await self._on_dead(seqnum, encoded(ReviveDeadLetters((seqnum,))), wakes=True)
+        return await self._on_dead(seqnum, encode(ReviveDeadLetters((seqnum,))), wakes=True)
 
     async def discard(self, seqnum: SeqNum) -> bool:
         """Remove a dead letter; False: no such dead letter."""
-        return await self._on_dead(seqnum, encoded(DiscardDeadLetters((seqnum,))))
+        return await self._on_dead(seqnum, encode(DiscardDeadLetters((seqnum,))))
 
     async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
         await self._refresh()

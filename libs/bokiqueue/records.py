@@ -169,7 +169,7 @@ def _is_name(name: object) -> bool:
     return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
-def encoded(content: Command | Settings | QueueCheckpoint) -> bytes:
+def encode(content: Command | Settings | QueueCheckpoint) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(content)
 

@@ -31,7 +31,7 @@ from bokiqueue.records import (
     QueueTags,
     Settings,
     command_decoded,
-    encoded,
+    encode,
     settings_decoded,
     shard_in,
     tags_of,
@@ -216,7 +216,7 @@ class QueueReplica:
             except TrimmedError as error:
                 raise QueueTrimmedError(self._name, error.first_seqnum) from error
             if record is None:
-                mine = encoded(Settings(len(self.shards)))
+                mine = encode(Settings(len(self.shards)))
                 await log.append(mine, tags=[self.tags.settings])
                 continue
             if (settings := settings_decoded(record.data)) is not None:
@@ -378,7 +378,7 @@ class QueueReplica:
         decided = Event()
         shard.claims.append(decided)
         try:
-            claim = await self.tell(log, shard, encoded(Claim(1, lease_s)))
+            claim = await self.tell(log, shard, encode(Claim(1, lease_s)))
         except BaseException:
             self._claims_failed += 1
             raise

@@ -97,7 +97,7 @@ _encoder = msgspec.json.Encoder()
 _sorted_encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def encoded(value: Json) -> bytes:
+def encode(value: Json) -> bytes:
     """Return a valid JSON value as text."""
     return _encoder.encode(value)
 

@@ -28,7 +28,7 @@ from bokistore.document import (
     check_value,
     check_whole,
     copied,
-    encoded,
+    encode,
     found,
     steps_of,
     without_tags,
@@ -219,7 +219,7 @@ class TxnObject(Obj):
         if self._is_over:
             raise over()
         old = before(self._document, write)
-        raw = msgspec.Raw(encoded(write))
+        raw = msgspec.Raw(encode(write))
         self._apply(raw)
         self._writes.append(raw)
         return old

@@ -15,7 +15,7 @@ import msgspec
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints
 from bokistore.decisions import Decisions
-from bokistore.document import Document, Json, applied, encoded, is_whole
+from bokistore.document import Document, Json, applied, encode, is_whole
 from bokistore.errors import MismatchError
 from bokistore.records import (
     UNWRITTEN,
@@ -135,7 +135,7 @@ class ObjectReplay:
         """Return the object after an effective command at `seqnum`; `view` is before it."""
         document: Document | None = _decode(view.document) if view.document else None
         document = self._written(document, command, name)
-        after = None if document is None else encoded(document)
+        after = None if document is None else encode(document)
         return ObjectView(seqnum, seqnum, after, view.depth + 1, view.age + 1)
 
     async def keep(
@@ -235,7 +235,7 @@ class ObjectReplay:
         return ObjectView(
             seqnum=records[-1].seqnum,
             version=version,
-            document=None if document is None else encoded(document),
+            document=None if document is None else encode(document),
             depth=view.depth + len(records) - start,
             age=age,
         )

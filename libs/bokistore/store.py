@@ -25,7 +25,7 @@ from bokistore.document import (
     Write,
     applied,
     check_value,
-    encoded,
+    encode,
     steps_of,
 )
 from bokistore.document import before as before_write
@@ -349,9 +349,9 @@ class Store:
         """Append one write, then read the value before it."""
         check_own(name)
         tags = [tag_of(name), *map(tag_of, indexes)]
-        raw = encoded(write)
+        raw = encode(write)
         writes = {name: [msgspec.Raw(raw)]}
-        writes |= {index: [msgspec.Raw(encoded(entry(name)))] for index in indexes}
+        writes |= {index: [msgspec.Raw(encode(entry(name)))] for index in indexes}
         data = command_encoded(writes)
         seqnum = await self.log.append(data, tags=tags)
         with append_outcome_unknown(seqnum):
@@ -373,7 +373,7 @@ class Store:
             document = applied(document, _decode_write(raw), name=name)
         except MismatchError as error:
             mismatch = error
-        after = None if document is None else encoded(document)
+        after = None if document is None else encode(document)
         view = ObjectView(seqnum, seqnum, after, before.depth + 1, before.age + 1)
         await self._replay.keep({name: view}, seqnum, committed=True)
         if is_due(view):

@@ -27,7 +27,7 @@ from bokistore.document import (
     Set,
     Write,
     check_value,
-    encoded,
+    encode,
     steps_of,
 )
 from bokistore.errors import DoneBeforeError
@@ -196,7 +196,7 @@ class Transaction:
             self._objects[name].write(write)
             return
         tag_of(name)
-        self._writes.setdefault(name, []).append(msgspec.Raw(encoded(write)))
+        self._writes.setdefault(name, []).append(msgspec.Raw(encode(write)))
 
     def _check_open(self) -> None:
         if self._is_over:

@@ -269,7 +269,7 @@ class StorageNode:
                 self._care.start(now, unread=self._restored)
                 self._ordering.reader.start(epoch)
                 self._history.start(epoch)
-                self._ordering.reader.doubt()
+                self._ordering.reader.mark_unconfirmed()
                 return []
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
@@ -348,7 +348,7 @@ class StorageNode:
                 return [answer_discarded(event, message, shard, self._ordering)]
             case TagFloorsWanted():
                 # The asker may know of a trim that is not applied here.
-                self._ordering.reader.doubt()
+                self._ordering.reader.mark_unconfirmed()
                 return [floors_page(self._ordering, message, event.sender)]
 
     def _on_persisted(self, token: int, location: Location) -> list[Effect]:
@@ -452,7 +452,7 @@ class StorageNode:
                 lacking = self._history.base is not None
                 answer = history_for(message, self._ordering, lacking=lacking)
                 if answer is None:
-                    self._ordering.reader.doubt()
+                    self._ordering.reader.mark_unconfirmed()
                     return [Ignore(event, "what old entries ordered is not known here yet")]
                 return [Send(event.sender, answer)]
             case TagFloors():
@@ -462,7 +462,7 @@ class StorageNode:
 
     def _on_base(self, event: Received, message: MetalogBase) -> list[Effect]:
         reader = self._ordering.reader
-        if reader.heard(event.incarnation):
+        if reader.note_incarnation(event.incarnation):
             self._appends.report()  # the primary has forgotten what was reported
         if (reason := reader.refused_base(event, message)) is not None:
             return [Ignore(event, reason)]
@@ -489,7 +489,7 @@ class StorageNode:
         base = self._history.base
         if base is not None and self._ordering.has(base.position, base.last):
             self._history.end()
-            self._ordering.reader.doubt()
+            self._ordering.reader.mark_unconfirmed()
             self._care.reclaim.note_risen_floors()
             effects += self._journal.flush()
         return effects
@@ -568,7 +568,8 @@ class StorageNode:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
         if end < message.end < NO_POSITION:
-            self._ordering.reader.doubt()  # the asker may know of entries not applied here
+            # The asker may know of entries that are not applied here.
+            self._ordering.reader.mark_unconfirmed()
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
         return self._start(event, page)
@@ -588,7 +589,7 @@ class StorageNode:
     def _on_batches(self, event: Received, message: Batches, now: Instant) -> list[Effect]:
         rests_on_applied = self._ordering.knows(message.trims, message.copy_of)
         if message.gone and not rests_on_applied:
-            self._ordering.reader.doubt()
+            self._ordering.reader.mark_unconfirmed()
         effects = self._care.repair.on_batches(
             event, message, now, rests_on_applied=rests_on_applied
         )

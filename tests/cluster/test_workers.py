@@ -370,7 +370,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
     assert isinstance(await worker.link.ask(Load(1, None, {"demo.py": busy})), Loaded)
     worker.link.post(Invoke(1, "busy", b"", "i-1", 0, 0), lambda _: None)
     await asyncio.sleep(0)
-    worker.let_go()  # as the end of this process would
+    worker.close_stdin()  # as the end of this process would
     await asyncio.wait_for(lost.wait(), 30)
     assert await worker.stopped() == 1
 

@@ -29,10 +29,10 @@ from indilog.link.link_messages import Failed, Returned, failed
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
 from indilog_compute.invocations.checkpoint import checkpoint_parts
-from indilog_compute.invocations.records import Ended, encoded
-from indilog_compute.invocations.scheduling import Scheduled
+from indilog_compute.invocations.records import Ended, encode
+from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
-from indilog_compute.invocations.states import State
+from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.call import Call
 from tests.support.damaged_log import DamagedLogs
 
@@ -110,7 +110,7 @@ async def test_an_accepted_invocation_runs_and_its_outcome_is_readable() -> None
         id_ = await service.accept("app.f", b"{}")
         status = await service.status_of(id_, wait_s=30)
         assert status is not None
-        assert (status.function, status.state) == ("app.f", State.DONE)
+        assert (status.function, status.state) == ("app.f", InvocationState.DONE)
         assert status.outcome == Returned(5, b"[1]")
         assert await service.status_of("nothing") is None
 
@@ -124,7 +124,10 @@ async def test_an_outcome_survives_a_restart_and_is_readable_on_every_node() -> 
         for there in (again, other):
             status = await there.status_of(id_)
             assert status is not None
-            assert (status.state, status.outcome) == (State.FAILED, failed(ValueError("No.")))
+            assert (status.state, status.outcome) == (
+                InvocationState.FAILED,
+                failed(ValueError("No.")),
+            )
 
 
 async def test_a_timer_survives_a_restart() -> None:
@@ -133,11 +136,11 @@ async def test_a_timer_survives_a_restart() -> None:
         id_ = await service.accept("app.f", b"{}", delay_s=0.2)
         status = await service.status_of(id_)
         assert status is not None
-        assert status.state == State.SCHEDULED
+        assert status.state == InvocationState.SCHEDULED
     async with running(logs, node) as again:
         status = await again.status_of(id_, wait_s=30)
         assert status is not None
-        assert status.state == State.DONE
+        assert status.state == InvocationState.DONE
     assert node.begun == {id_: 1}
 
 
@@ -169,7 +172,7 @@ async def test_a_run_with_a_live_lease_is_not_started_by_another_node() -> None:
         assert other.begun == {}
         status = await two.status_of(id_)
         assert status is not None
-        assert status.state == State.RUNNING
+        assert status.state == InvocationState.RUNNING
 
 
 async def test_a_call_whose_worker_crashes_is_retried_and_finally_fails() -> None:
@@ -350,7 +353,7 @@ async def test_a_node_paused_during_trims_resumes_from_the_checkpoint_of_other_n
             paused._tasks[0] = asyncio.ensure_future(paused._follow())
             status = await paused.status_of(last)
             assert status is not None
-            assert status.state == State.DONE
+            assert status.state == InvocationState.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
 
 
@@ -371,7 +374,7 @@ async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
         status = await paused.status_of(last)
         assert status is not None
-        assert status.state == State.DONE
+        assert status.state == InvocationState.DONE
         async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
             for node in (late, paused, service):
                 await node.status_of("nothing")  # reads up to the tail
@@ -395,7 +398,7 @@ async def test_a_node_starts_despite_a_lost_checkpoint_or_last_record() -> None:
     async with running(logs, Node(), results_kept_max=100) as late:
         status = await late.status_of(last)
         assert status is not None
-        assert status.state == State.DONE
+        assert status.state == InvocationState.DONE
 
 
 async def test_a_checkpoint_with_a_lost_part_does_not_stop_a_partitioned_node() -> None:
@@ -415,7 +418,7 @@ async def test_a_checkpoint_with_a_lost_part_does_not_stop_a_partitioned_node() 
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
         status = await paused.status_of(last)
         assert status is not None
-        assert status.state == State.DONE
+        assert status.state == InvocationState.DONE
 
 
 async def test_a_checkpoint_is_split_into_records_within_the_size_limit() -> None:
@@ -438,11 +441,11 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
         await node.begins.wait()
         parts = checkpoint_parts(service._fold.checkpoint(), "earlier")
         [runs] = service._fold.open.values()
-        ended = encoded(Ended(service._executor.name, id_, 0, b"1"))
+        ended = encode(Ended(service._executor.name, id_, 0, b"1"))
         await service._log.append(ended, tags=[runs.stream])
         assert await service.outcome(id_) == Returned(0, b"1")
         for part in parts:
-            await service._log.append(encoded(part), tags=["checkpoints"])
+            await service._log.append(encode(part), tags=["checkpoints"])
         await service.status_of("nothing")
         service._tasks[0].cancel()
         await service._restore()  # as a node that has missed records
@@ -463,7 +466,7 @@ async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
     async with running(logs, node, schedule_catch_up_max=100) as service:
         spec = ScheduleSpec("f", "* * * * *", "UTC", "all")
         since = time.time() - 3 * 3600
-        service.schedule(Scheduled(f"app.f{n}", spec, since) for n in range(8))
+        service.schedule(DeployedSchedule(f"app.f{n}", spec, since) for n in range(8))
         async with asyncio.timeout(30):
             while len(node.begun) < 800:  # noqa: ASYNC110 - the node announces no single start
                 await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bokiflow.locks.lock_records import Acquire, Release, Remind
 from bokiflow.locks.lock_records import ExtendLease as Renew
-from bokiflow.locks.lock_records import encoded as lock_encoded
+from bokiflow.locks.lock_records import encode as lock_encoded
 from bokiflow.locks.lock_records import tags_of as lock_tags_of
 from bokiflow.locks.lock_replica import LockReplica
 from bokiflow.runs import records as flow
@@ -27,7 +27,7 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.run_log import read_run
 from bokiflow.takeover.cleaning import Cleaner
 from bokiqueue.records import Acknowledge, Claim, ExtendClaim, GiveBack, PushMessage
-from bokiqueue.records import encoded as queue_encoded
+from bokiqueue.records import encode as queue_encoded
 from bokiqueue.replica import QueueReplica
 from bokistore import Store, decisions
 from bokistore import collection as cells
@@ -47,7 +47,7 @@ from indilog_compute.invocations.records import (
     GivenUp,
     Heartbeat,
 )
-from indilog_compute.invocations.records import encoded as invocation_encoded
+from indilog_compute.invocations.records import encode as invocation_encoded
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.retention import RetentionRounds
 
@@ -123,7 +123,7 @@ async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> obje
     log = world.logs.log("flow")
     for gap_s, off_s, said in history:
         world.go_on(gap_s, off_s)
-        await log.append(flow.encoded(said), tags=[flow.run_tag("r")])
+        await log.append(flow.encode(said), tags=[flow.run_tag("r")])
     read = await read_run(log, "r", Run())
     return read.clock, read.began, read.parked_at, read.state, read.epoch, read.executor
 
@@ -136,8 +136,8 @@ async def cleaning(world: World, history: Sequence[tuple[float, float, Any]]) ->
         started, ended = flow.RunStarted("w", b"{}", "e", "v"), flow.RunFinished(1, b"1")
         await log.append_batch(
             [
-                Entry(flow.encoded(started), [tag, flow.RUNS_TAG]),
-                Entry(flow.encoded(ended), [tag]),
+                Entry(flow.encode(started), [tag, flow.RUNS_TAG]),
+                Entry(flow.encode(ended), [tag]),
             ]
         )
         forgotten.append(await cleaner.clean(log, await log.now()))

@@ -14,7 +14,7 @@ from bokiflow.runs.records import (
     RunStarted,
     RunTaken,
     StepDecided,
-    encoded,
+    encode,
     run_record,
     run_tag,
 )
@@ -48,13 +48,13 @@ class OneLog:
 async def begin(log: Log, run_id: str) -> None:
     """Append the start of a run, owned by executor `first`."""
     started = RunStarted("tested", b"{}", "first", "version")
-    await log.append(encoded(started), tags=[run_tag(run_id)])
+    await log.append(encode(started), tags=[run_tag(run_id)])
 
 
 async def take(log: Log, run_id: str, executor: str) -> None:
     """Assign the run to an executor."""
     run = await read_run(log, run_id, Run())
-    await log.append(encoded(RunTaken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
+    await log.append(encode(RunTaken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
 
 
 async def execute(

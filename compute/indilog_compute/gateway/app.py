@@ -54,7 +54,7 @@ _CLIENT_LEFT: Final = 499
 """Status of an answer that is not sent, because its client left (never on the wire)."""
 
 
-class Gateway(FastAPI):
+class GatewayApp(FastAPI):
     """The platform's HTTP interface. Calls of functions bypass the framework, for speed.
 
     Attributes:
@@ -155,7 +155,7 @@ def create_gateway(
     status: Callable[[], dict[str, Any]],
     config: Config,
     registry: CollectorRegistry | None = None,
-) -> Gateway:
+) -> GatewayApp:
     """Return the gateway's ASGI application.
 
     Args:
@@ -176,7 +176,7 @@ def create_gateway(
 
     registry.register(GatewayCollector(edge.status))
     invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
-    app = Gateway(host, invoke, edge, Heads(host.positions))
+    app = GatewayApp(host, invoke, edge, Heads(host.positions))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a record a third longer
     limits = RecordLimits.of(config)
@@ -189,7 +189,7 @@ def create_gateway(
     return app
 
 
-def guard_port(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
+def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
     """Return the gateway behind the checks of `Guard`, with the pages by which a browser signs in.
 
     Args:
@@ -214,7 +214,7 @@ def guard_port(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: st
     )
 
 
-def guard_unix_socket(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
+def guard_unix_socket(gateway: GatewayApp, host: FunctionHost, node: NodeConfig) -> Guard:
     """Return the gateway for the Unix socket: no token is needed, all other checks apply."""
     return Guard(
         gateway,
@@ -233,7 +233,7 @@ def _names(node: NodeConfig) -> list[str]:
     ]
 
 
-def _add_pages(app: Gateway) -> None:
+def _add_pages(app: GatewayApp) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         page = HTMLResponse(PAGE)
@@ -247,7 +247,7 @@ def _error_of_stop(method: str) -> IndilogError:
     return OutcomeUnknownError("The platform stopped before it answered; it may have been done.")
 
 
-def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
+def _add_errors(app: GatewayApp, figures: GatewayFigures) -> None:
     async def left(_request: Request, _error: Exception) -> Response:
         figures.clients_left += 1
         return Response(status_code=_CLIENT_LEFT)  # the connection is closed

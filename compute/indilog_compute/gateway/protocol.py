@@ -2,8 +2,8 @@
 
 uvicorn limits neither the time of a request's arrival, nor the size of its head, nor how long an
 answer may stay unread. Here each connection notes when its current phase began, which costs a few
-attributes a request. One timer for all connections (`Sweep`) checks these notes once a second, and
-closes a connection whose phase takes too long.
+attributes a request. One timer for all connections (`TimeLimitSweep`) checks these notes once a
+second, and closes a connection whose phase takes too long.
 
 - The head (request line and headers, trailers too) has `headers_bytes_max` bytes and
   `headers_timeout_s` seconds at most, from its first byte, or from the connection's beginning.
@@ -315,7 +315,7 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-class Sweep:
+class TimeLimitSweep:
     """Checks the time limits of all connections of one server, once a second."""
 
     def __init__(self, connections: set[Any]) -> None:

@@ -19,7 +19,7 @@ from indilog.config import NodeConfig
 from indilog.link.link import SOCKET_MESSAGE_BYTES
 from indilog_compute.gateway.acceptor import Acceptor
 from indilog_compute.gateway.edge import Edge
-from indilog_compute.gateway.protocol import GatewayProtocol, Sweep
+from indilog_compute.gateway.protocol import GatewayProtocol, TimeLimitSweep
 from indilog_compute.gateway.unix_socket import UnixSocket
 
 _GRACE_S = 3
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
             )
             for listening in sockets or []
         ]
-        self._sweep = Sweep(state.connections)
+        self._sweep = TimeLimitSweep(state.connections)
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

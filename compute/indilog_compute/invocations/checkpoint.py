@@ -17,7 +17,7 @@ from indilog_compute.invocations.records import Checkpointed
 PART_BYTES: Final = 256 * KIB
 
 
-class Invocation(msgspec.Struct, array_like=True, eq=False):
+class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
     """One invocation.
 
     Attributes:
@@ -55,7 +55,7 @@ class LastDue(NamedTuple):
     ordered_at: float
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+class FoldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """The state of a `Fold`.
 
     Attributes:
@@ -67,25 +67,25 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     end: SeqNum
     count: int
     clock: float
-    open: tuple[Invocation, ...]
-    over: tuple[Invocation, ...]
+    open: tuple[RecordedInvocation, ...]
+    over: tuple[RecordedInvocation, ...]
     executors: dict[str, SeqNum]
     given_up: tuple[str, ...]
     last_due: dict[str, LastDue]
 
 
-_decode = msgspec.msgpack.Decoder(Checkpoint).decode
+_decode = msgspec.msgpack.Decoder(FoldCheckpoint).decode
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint of a log, and the seqnum after its last part."""
 
-    checkpoint: Checkpoint
+    checkpoint: FoldCheckpoint
     place: SeqNum
 
 
 def checkpoint_parts(
-    checkpoint: Checkpoint,
+    checkpoint: FoldCheckpoint,
     id: str,  # noqa: A002 - it is called so
     follows: SeqNum = 0,
     part_bytes: int = PART_BYTES,
@@ -99,7 +99,7 @@ def checkpoint_parts(
     ]
 
 
-def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found | None:
+def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestCheckpoint | None:
     """Return the newest valid checkpoint.
 
     `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
@@ -108,7 +108,7 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found |
     known here is valid, too: that checkpoint is lost.
     """
     newest: SeqNum | None = None
-    found: Found | None = None
+    found: NewestCheckpoint | None = None
     pieces: dict[str, dict[int, bytes]] = {}
     for seqnum, record in records:
         parts = pieces.setdefault(record.id, {})
@@ -118,5 +118,7 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found |
         if record.part == record.parts - 1 and record.follows >= newest:
             newest = seqnum + 1
             if len(parts) == record.parts:  # otherwise a part is lost
-                found = Found(_decode(b"".join(parts[n] for n in range(record.parts))), newest)
+                found = NewestCheckpoint(
+                    _decode(b"".join(parts[n] for n in range(record.parts))), newest
+                )
     return found

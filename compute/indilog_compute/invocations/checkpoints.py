@@ -13,20 +13,20 @@ from indilog.base.ids import SeqNum
 from indilog.base.log import Log
 from indilog_compute.invocations.checkpoint import (
     PART_BYTES,
-    Checkpoint,
-    Found,
+    FoldCheckpoint,
+    NewestCheckpoint,
     checkpoint_parts,
     newest_checkpoint,
 )
 from indilog_compute.invocations.fold import Fold
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
-from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decoded, encoded
+from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decode, encode
 
 _PART_OVERHEAD_BYTES: Final = 128
 """Largest size of a record without its part of the checkpoint."""
 
 
-class Checkpoints:
+class CheckpointLog:
     """The checkpoints of one log.
 
     Args:
@@ -67,16 +67,16 @@ class Checkpoints:
         finally:
             fold.not_trimmed(left)
 
-    async def _appended(self, checkpoint: Checkpoint, follows: SeqNum) -> list[SeqNum]:
+    async def _appended(self, checkpoint: FoldCheckpoint, follows: SeqNum) -> list[SeqNum]:
         """Append a checkpoint, and wait until this node has read it; return the seqnums of its
         parts.
         """
         parts = checkpoint_parts(checkpoint, secrets.token_hex(8), follows, self._part_bytes)
-        places = [await self._log.append(encoded(part), tags=[CHECKPOINTS_TAG]) for part in parts]
+        places = [await self._log.append(encode(part), tags=[CHECKPOINTS_TAG]) for part in parts]
         await self._waiters.wait_for_record(places[-1], self._current().end)
         return places
 
-    async def newest(self) -> Found | None:
+    async def newest(self) -> NewestCheckpoint | None:
         """Return the newest complete checkpoint; None if there is none."""
         return newest_checkpoint(await self._parts())
 
@@ -98,7 +98,7 @@ class Checkpoints:
             if not page:
                 return found
             for record in page:
-                event = decoded(record.data)
+                event = decode(record.data)
                 if isinstance(event, Checkpointed):
                     found.append((record.seqnum, event))
             bound = page[-1].seqnum + 1

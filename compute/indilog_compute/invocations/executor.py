@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from indilog.base.ids import SeqNum
 from indilog.config import NodeConfig
-from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.fold import Fold, node_of
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
@@ -62,7 +62,7 @@ class Append(NamedTuple):
 class Begin(NamedTuple):
     """Run this invocation; this executor owns it."""
 
-    invocation: Invocation
+    invocation: RecordedInvocation
 
 
 class Abandon(NamedTuple):
@@ -242,7 +242,7 @@ class Executor:
             yield WriteCheckpoint()
 
 
-def _gave_up(executor: str, invocation: Invocation) -> Ended:
+def _gave_up(executor: str, invocation: RecordedInvocation) -> Ended:
     message = (
         f"{invocation.function} was begun {invocation.tries} times, and each time its worker or "
         "compute node was lost; the platform gave up, and it may have had effects."

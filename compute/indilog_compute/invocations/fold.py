@@ -18,7 +18,12 @@ from typing import Final, NamedTuple, TypeAlias, assert_never
 from sortedcontainers import SortedList
 
 from indilog.base.ids import SeqNum
-from indilog_compute.invocations.checkpoint import Checkpoint, Found, Invocation, LastDue
+from indilog_compute.invocations.checkpoint import (
+    FoldCheckpoint,
+    LastDue,
+    NewestCheckpoint,
+    RecordedInvocation,
+)
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
@@ -32,7 +37,7 @@ from indilog_compute.invocations.records import (
     application_of,
     digest_of,
 )
-from indilog_compute.invocations.states import Change, State, next_state, state_of
+from indilog_compute.invocations.states import Change, InvocationState, next_state, state_of
 
 _GIVEN_UP_REMEMBERED: Final = 1000
 _RECENT: Final = 100_000
@@ -65,12 +70,12 @@ class Running:
     by_application: Counter[str] = field(default_factory=Counter)
     """The number of `ids` of each application."""
 
-    def add(self, invocation: Invocation) -> None:
+    def add(self, invocation: RecordedInvocation) -> None:
         """Add an invocation that the executor runs."""
         self.ids.add(invocation.id)
         self.by_application[application_of(invocation.function)] += 1
 
-    def remove(self, invocation: Invocation) -> None:
+    def remove(self, invocation: RecordedInvocation) -> None:
         """Remove an invocation that the executor does not run any more."""
         self.ids.remove(invocation.id)
         self.by_application[application_of(invocation.function)] -= 1
@@ -80,19 +85,19 @@ class _Kept:
     """Ended invocations, oldest outcome first."""
 
     def __init__(self) -> None:
-        self.over: OrderedDict[str, Invocation] = OrderedDict()
+        self.over: OrderedDict[str, RecordedInvocation] = OrderedDict()
         self.size = 0
 
     @property
-    def oldest(self) -> Invocation:
+    def oldest(self) -> RecordedInvocation:
         """The invocation that ended first."""
         return next(iter(self.over.values()))
 
-    def add(self, over: Invocation) -> None:
+    def add(self, over: RecordedInvocation) -> None:
         self.over[over.id] = over
         self.size += over.size
 
-    def remove(self, over: Invocation) -> None:
+    def remove(self, over: RecordedInvocation) -> None:
         del self.over[over.id]
         self.size -= over.size
 
@@ -118,13 +123,13 @@ class Fold:
         self.checkpointed = 0
         self.checkpoint_place: SeqNum = 0
         self.clock = 0.0
-        self.open: dict[str, Invocation] = {}
+        self.open: dict[str, RecordedInvocation] = {}
         self.executors: dict[str, Running] = {}
         self.last_due: dict[str, LastDue] = {}
         self.open_by_application: Counter[str] = Counter()
         self._limits = limits
-        self._over: dict[str, Invocation] = {}
-        self._keys: dict[tuple[str, str], Invocation] = {}
+        self._over: dict[str, RecordedInvocation] = {}
+        self._keys: dict[tuple[str, str], RecordedInvocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
         """Ended invocations, by whether they have a key: those without a key never evict those with
         one.
@@ -187,7 +192,7 @@ class Fold:
         target = next_state(self.get(event.id), change)
         if target is None or (event.function, event.key) in self._keys:
             return
-        made = Invocation(
+        made = RecordedInvocation(
             event.id,
             seqnum,
             event.function,
@@ -256,16 +261,16 @@ class Fold:
 
     # --- what can happen to an invocation
 
-    def _open(self, invocation: Invocation) -> None:
+    def _open(self, invocation: RecordedInvocation) -> None:
         self.open[invocation.id] = invocation
         self.open_by_application[application_of(invocation.function)] += 1
 
-    def _run(self, invocation: Invocation, executor: str, seqnum: SeqNum) -> None:
+    def _run(self, invocation: RecordedInvocation, executor: str, seqnum: SeqNum) -> None:
         invocation.executor = executor
         invocation.tries += 1
         self.executors.setdefault(executor, Running(seqnum)).add(invocation)
 
-    def _stop(self, invocation: Invocation) -> None:
+    def _stop(self, invocation: RecordedInvocation) -> None:
         """Remove an invocation from its executor and from the queue."""
         if invocation.executor is None:
             self._dequeue(invocation)
@@ -276,14 +281,16 @@ class Fold:
             del self.executors[invocation.executor]
         invocation.executor = None
 
-    def _release(self, invocation: Invocation, node: str, change: Change, *, is_lost: bool) -> None:
+    def _release(
+        self, invocation: RecordedInvocation, node: str, change: Change, *, is_lost: bool
+    ) -> None:
         """Remove an invocation from its executor. It is due again, after a pause that doubles with
         its tries.
 
         The executors of `node` may claim it first.
         """
         target = next_state(invocation, change)
-        assert target is State.SCHEDULED, "what an executor has is running"
+        assert target is InvocationState.SCHEDULED, "what an executor has is running"
         self._stop(invocation)
         invocation.node = node
         pause_s = 0.0
@@ -295,12 +302,12 @@ class Fold:
         invocation.due = self.clock + pause_s
         self._enqueue(invocation)
 
-    def _enqueue(self, invocation: Invocation) -> None:
+    def _enqueue(self, invocation: RecordedInvocation) -> None:
         """Queue an invocation without an executor, to be claimed when it is due."""
         queue = self._free.setdefault(application_of(invocation.function), SortedList())
         queue.add(_place(invocation))
 
-    def _dequeue(self, invocation: Invocation) -> None:
+    def _dequeue(self, invocation: RecordedInvocation) -> None:
         application = application_of(invocation.function)
         queue = self._free[application]
         queue.remove(_place(invocation))
@@ -311,7 +318,7 @@ class Fold:
         if (running := self.executors.get(executor)) is not None:
             running.last = seqnum
 
-    def _keep(self, over: Invocation) -> None:
+    def _keep(self, over: RecordedInvocation) -> None:
         """Remember an ended invocation; an application above its share forgets its oldest one."""
         limits = self._limits
         self._over[over.id] = over
@@ -337,7 +344,7 @@ class Fold:
             ):
                 self._forget(kept.oldest)
 
-    def _forget(self, over: Invocation) -> None:
+    def _forget(self, over: RecordedInvocation) -> None:
         assert over.ended is not None, "what is open is kept"
         self._kept[bool(over.key)].remove(over)
         place = (bool(over.key), application_of(over.function))
@@ -357,11 +364,11 @@ class Fold:
         """Number of ended invocations that are remembered."""
         return len(self._over)
 
-    def get(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
+    def get(self, id: str) -> RecordedInvocation | None:  # noqa: A002 - it is called so
         """Return an invocation; None if it never existed or was forgotten."""
         return self.open.get(id) or self._over.get(id)
 
-    def with_key(self, function: str, key: str) -> Invocation | None:
+    def with_key(self, function: str, key: str) -> RecordedInvocation | None:
         """Return the invocation of a function with this key."""
         return self._keys.get((function, key))
 
@@ -378,7 +385,7 @@ class Fold:
 
     def claimable(
         self, now: float, node: str, later_s: float, is_full: Callable[[str], bool]
-    ) -> Iterator[Invocation]:
+    ) -> Iterator[RecordedInvocation]:
         """Yield the invocations that `node` may claim at `now` (the log's time), earliest due
         first.
 
@@ -459,9 +466,9 @@ class Fold:
 
     # --- checkpoints
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> FoldCheckpoint:
         """Return the whole state."""
-        return Checkpoint(
+        return FoldCheckpoint(
             end=self.end,
             count=self.count,
             clock=self.clock,
@@ -473,7 +480,7 @@ class Fold:
         )
 
     @classmethod
-    def restored(cls, limits: FoldLimits, found: Found) -> Fold:
+    def restored(cls, limits: FoldLimits, found: NewestCheckpoint) -> Fold:
         """Return the fold of a checkpoint."""
         checkpoint, place = found
         fold = cls(limits)
@@ -483,7 +490,7 @@ class Fold:
         fold._restore(checkpoint)
         return fold
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: FoldCheckpoint) -> None:
         self.last_due = dict(checkpoint.last_due)
         self._given_up.update(dict.fromkeys(checkpoint.given_up))
         for name, last in checkpoint.executors.items():
@@ -499,7 +506,7 @@ class Fold:
             self._remember(over)
             self._keep(over)
 
-    def _remember(self, invocation: Invocation) -> None:
+    def _remember(self, invocation: RecordedInvocation) -> None:
         self._grown.add(invocation.stream)
         self._needed.setdefault(invocation.stream, SortedList()).add(invocation.seqnum)
         if invocation.key:
@@ -531,5 +538,5 @@ def node_of(executor: str) -> str:
     return executor.partition("#")[0]
 
 
-def _place(invocation: Invocation) -> _Place:
+def _place(invocation: RecordedInvocation) -> _Place:
     return invocation.due, invocation.seqnum, invocation.id

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from indilog.base.errors import CallOutcomeUnknownError, TrimmedError
 from indilog.base.log import Log
 from indilog.link.link_messages import Failed, Returned
-from indilog_compute.invocations.checkpoint import Invocation
-from indilog_compute.invocations.records import Ended, decoded
+from indilog_compute.invocations.checkpoint import RecordedInvocation
+from indilog_compute.invocations.records import Ended, decode
 from indilog_compute.invocations.runs import outcome_in
-from indilog_compute.invocations.states import State, state_of
+from indilog_compute.invocations.states import InvocationState, state_of
 
 INVOCATION_WAIT_S_MAX: Final = 300.0
 """Longest wait of a caller for an outcome, in seconds."""
@@ -21,11 +21,11 @@ class InvocationStatus(NamedTuple):
 
     id: str
     function: str
-    state: State
+    state: InvocationState
     outcome: Returned | Failed | None
 
 
-async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
+async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus | None:
     """Return the status of an invocation from the log; None if other nodes have forgotten and
     trimmed it.
     """
@@ -37,7 +37,7 @@ async def read_status(log: Log, found: Invocation) -> InvocationStatus | None:
         record = await log.read(found.ended)
     except TrimmedError:
         return None
-    event = decoded(record.data) if record is not None else None
+    event = decode(record.data) if record is not None else None
     assert isinstance(event, Ended), "the fold says so"
     return InvocationStatus(found.id, found.function, state, outcome_in(event))
 

@@ -140,12 +140,12 @@ _FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="invocations", error=Invocat
 _decode = msgspec.msgpack.Decoder(Event).decode
 
 
-def encoded(event: Event) -> bytes:
+def encode(event: Event) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(event)
 
 
-def decoded(data: bytes) -> Event | None:
+def decode(data: bytes) -> Event | None:
     """Return the event in a record; None if the data is not an event.
 
     Raises:

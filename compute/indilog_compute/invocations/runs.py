@@ -23,15 +23,15 @@ from indilog.base.ids import MetalogPosition
 from indilog.base.log import Entry, Log
 from indilog.link.link_messages import Failed, Returned, error_from, failed
 from indilog.sdk.outcomes import own_append_missing
-from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.checkpoint import RecordedInvocation
 from indilog_compute.invocations.records import (
     Accepted,
     Ended,
     Event,
     Failure,
     Freed,
-    decoded,
-    encoded,
+    decode,
+    encode,
 )
 
 _PAUSE_S_MIN: Final = 0.05
@@ -92,7 +92,7 @@ class Runs(Generic[CallT]):
         self._executor = executor
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, invocation: Invocation) -> None:
+    def begin(self, invocation: RecordedInvocation) -> None:
         """Run an invocation, and record its outcome."""
         self.rerun += invocation.tries > 1
         task = asyncio.get_running_loop().create_task(self._run(invocation, self._executor()))
@@ -104,14 +104,14 @@ class Runs(Generic[CallT]):
         if (task := self._running.pop(id, None)) is not None:
             task.cancel()
 
-    async def stop(self, open_: Iterable[Invocation]) -> None:
+    async def stop(self, open_: Iterable[RecordedInvocation]) -> None:
         """Stop all invocations, and record the open ones as free."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         freed = [
-            Entry(encoded(Freed(self._executor(), i.id, is_lost=False)), (i.stream,)) for i in open_
+            Entry(encode(Freed(self._executor(), i.id, is_lost=False)), (i.stream,)) for i in open_
         ]
         with suppress(IndilogError, TimeoutError):
             if freed:
@@ -126,7 +126,7 @@ class Runs(Generic[CallT]):
         if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("invocation not run", invocation=id, exc_info=error)
 
-    async def _run(self, invocation: Invocation, executor: str) -> None:
+    async def _run(self, invocation: RecordedInvocation, executor: str) -> None:
         try:
             outcome = await self._run_until_begun(await self._read_accepted(invocation))
         except DataLossError as error:  # its record with the arguments is lost
@@ -144,7 +144,7 @@ class Runs(Generic[CallT]):
             too_large = failed(_cannot_be_kept(invocation.function, error), outcome.position)
             await self._record(_ended(executor, invocation.id, too_large), invocation)
 
-    async def _read_accepted(self, invocation: Invocation) -> Accepted:
+    async def _read_accepted(self, invocation: RecordedInvocation) -> Accepted:
         """Return its `Accepted` record, retrying until the log can be read."""
         pause_s = _PAUSE_S_MIN
         while True:
@@ -158,7 +158,7 @@ class Runs(Generic[CallT]):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
-            accepted = decoded(record.data)
+            accepted = decode(record.data)
             assert isinstance(accepted, Accepted), "the fold says so"
             return accepted
 
@@ -193,12 +193,12 @@ class Runs(Generic[CallT]):
             self._stop(call)
             raise
 
-    async def _record(self, event: Event, invocation: Invocation) -> None:
+    async def _record(self, event: Event, invocation: RecordedInvocation) -> None:
         """Append an event, retrying until it is acknowledged; a second copy has no effect."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
-                await self._log.append(encoded(event), tags=[invocation.stream])
+                await self._log.append(encode(event), tags=[invocation.stream])
             except TooLargeError:
                 raise
             except IndilogError as error:

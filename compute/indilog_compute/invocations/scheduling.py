@@ -36,7 +36,7 @@ SET_BACK_S: Final = 3 * 3600.0
 """Seconds. An accepted due time further ahead of the wall clock came from a wrong clock."""
 
 
-class Scheduled(NamedTuple):
+class DeployedSchedule(NamedTuple):
     """A schedule of a deployed application.
 
     `since`: the time of the first deployment of the unbroken sequence of deployments with this
@@ -63,12 +63,12 @@ class _Watched:
         skipped_to: due times up to this one are not run.
     """
 
-    def __init__(self, scheduled: Scheduled, since: float) -> None:
+    def __init__(self, scheduled: DeployedSchedule, since: float) -> None:
         self.scheduled = scheduled
         self.application = application_of(scheduled.function)
         self.skipped_to = 0.0
         self._since = since
-        """`Scheduled.since` by the wall clock."""
+        """`DeployedSchedule.since` by the wall clock."""
         self._set_back_to: float | None = None
         """The wall clock when a time too far ahead was first noticed."""
         self._next_after: tuple[float, float | None] = -1.0, None
@@ -126,7 +126,7 @@ class Schedules:
         self._limits = OpenLimits.of(config)
         self._watched: dict[str, _Watched] = {}
 
-    def take(self, schedules: Iterable[Scheduled], *, ahead_s: float = 0.0) -> None:
+    def take(self, schedules: Iterable[DeployedSchedule], *, ahead_s: float = 0.0) -> None:
         """Watch exactly these schedules; `ahead_s` is how far the wall clock is ahead of the log's
         time.
         """
@@ -194,7 +194,7 @@ class Schedules:
         return times
 
 
-def _accepted(scheduled: Scheduled, executor: str, at: float, after: float) -> Accepted:
+def _accepted(scheduled: DeployedSchedule, executor: str, at: float, after: float) -> Accepted:
     digest = hashlib.blake2b(scheduled.name.encode(), digest_size=8).hexdigest()
     return Accepted(
         id=f"{digest}-{int(at):x}",

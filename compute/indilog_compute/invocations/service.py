@@ -30,8 +30,8 @@ from indilog.link.link_messages import Failed, Returned
 from indilog.sdk.log_clock import LogClock
 from indilog.sdk.losses import Losses
 from indilog_compute.invocations.admission import Admission, OpenLimits
-from indilog_compute.invocations.checkpoint import Invocation
-from indilog_compute.invocations.checkpoints import Checkpoints
+from indilog_compute.invocations.checkpoint import RecordedInvocation
+from indilog_compute.invocations.checkpoints import CheckpointLog
 from indilog_compute.invocations.executor import (
     Abandon,
     Action,
@@ -54,12 +54,12 @@ from indilog_compute.invocations.records import (
     Ended,
     Failure,
     application_of,
-    decoded,
-    encoded,
+    decode,
+    encode,
     stream_of,
 )
 from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
-from indilog_compute.invocations.scheduling import Scheduled, Schedules
+from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 _AGAIN_S: Final = 1.0
 """Pause after an error, in seconds."""
@@ -104,14 +104,14 @@ class InvocationService:
             share_max=config.functions.app_pending_share_max,
             is_shared=is_shared,
         )
-        self._checkpoints = Checkpoints(
+        self._checkpoints = CheckpointLog(
             self._log,
             self._waiters,
             current=lambda: self._fold,
             record_bytes_max=record_bytes_max,
         )
         self._clock = LogClock(_passed_s)
-        self._given: tuple[Scheduled, ...] = ()
+        self._given: tuple[DeployedSchedule, ...] = ()
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
@@ -221,7 +221,7 @@ class InvocationService:
         application = application_of(event.function)
         self._admission.admit(application, self._fold.open_by_application)
         try:
-            seqnum = await self._log.append(encoded(event), tags=[event.stream])
+            seqnum = await self._log.append(encode(event), tags=[event.stream])
         except BaseException as error:
             self._admission.withdraw(application)
             if isinstance(error, AppendOutcomeUnknownError):
@@ -254,7 +254,7 @@ class InvocationService:
         if found is not None and found.ended is None:
             ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
             with self._waiters.reserve_record_wait():
-                seqnum = await self._log.append(encoded(ended), tags=[found.stream])
+                seqnum = await self._log.append(encode(ended), tags=[found.stream])
             await self._waiters.wait_for_record(seqnum, self._fold.end)
             found = self._fold.get(id)
         return await read_status(self._log, found) if found is not None else None
@@ -340,7 +340,7 @@ class InvocationService:
             else:
                 return last.seqnum if last is not None else None
 
-    def schedule(self, schedules: Iterable[Scheduled]) -> None:
+    def schedule(self, schedules: Iterable[DeployedSchedule]) -> None:
         """Set the schedules to run."""
         self._given = tuple(schedules)
         self._take_schedules()
@@ -419,7 +419,7 @@ class InvocationService:
     def _apply_page(self, page: Sequence[Record]) -> bool:
         """Apply records; False: a checkpoint shows that earlier records were not read here."""
         for record in page:
-            event = decoded(record.data)
+            event = decode(record.data)
             if event is None:
                 structlog.get_logger().error(
                     "invocation record not understood", seqnum=record.seqnum
@@ -500,7 +500,7 @@ class InvocationService:
                 self._runs.abandon(id_)
                 self._executor.begun.discard(id_)
             case Append(event, tags):
-                return Entry(encoded(event), tags)
+                return Entry(encode(event), tags)
             case WriteCheckpoint():
                 pass
         return None
@@ -537,7 +537,7 @@ def _limits(config: NodeConfig) -> FoldLimits:
     )
 
 
-def _cancelled(invocation: Invocation) -> Failure:
+def _cancelled(invocation: RecordedInvocation) -> Failure:
     """Return the failure of a cancelled invocation.
 
     The invocation may begin before the cancellation is recorded.

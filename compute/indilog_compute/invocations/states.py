@@ -10,10 +10,10 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.checkpoint import RecordedInvocation
 
 
-class State(enum.StrEnum):
+class InvocationState(enum.StrEnum):
     """The public state of an invocation.
 
     Attributes:
@@ -51,30 +51,30 @@ class Change(enum.StrEnum):
     FAILED = "ended with a failure"
 
 
-TRANSITIONS: Final[Mapping[tuple[State | None, Change], State]] = {
-    (None, Change.ACCEPTED): State.RUNNING,
-    (None, Change.DELAYED): State.SCHEDULED,
-    (State.SCHEDULED, Change.CLAIMED): State.RUNNING,
+TRANSITIONS: Final[Mapping[tuple[InvocationState | None, Change], InvocationState]] = {
+    (None, Change.ACCEPTED): InvocationState.RUNNING,
+    (None, Change.DELAYED): InvocationState.SCHEDULED,
+    (InvocationState.SCHEDULED, Change.CLAIMED): InvocationState.RUNNING,
     # An executor that was given up may record an outcome afterwards: the first outcome counts.
-    (State.SCHEDULED, Change.RETURNED): State.DONE,
-    (State.SCHEDULED, Change.FAILED): State.FAILED,
-    (State.RUNNING, Change.FREED): State.SCHEDULED,
-    (State.RUNNING, Change.EXECUTOR_GIVEN_UP): State.SCHEDULED,
-    (State.RUNNING, Change.RETURNED): State.DONE,
-    (State.RUNNING, Change.FAILED): State.FAILED,
+    (InvocationState.SCHEDULED, Change.RETURNED): InvocationState.DONE,
+    (InvocationState.SCHEDULED, Change.FAILED): InvocationState.FAILED,
+    (InvocationState.RUNNING, Change.FREED): InvocationState.SCHEDULED,
+    (InvocationState.RUNNING, Change.EXECUTOR_GIVEN_UP): InvocationState.SCHEDULED,
+    (InvocationState.RUNNING, Change.RETURNED): InvocationState.DONE,
+    (InvocationState.RUNNING, Change.FAILED): InvocationState.FAILED,
 }
 """The next state. None: no record has accepted the invocation, or it was forgotten."""
 
 
-def state_of(invocation: Invocation | None) -> State | None:
+def state_of(invocation: RecordedInvocation | None) -> InvocationState | None:
     """Return the state of an invocation; None for an unknown one."""
     if invocation is None:
         return None
     if invocation.ended is not None:
-        return State.FAILED if invocation.failed else State.DONE
-    return State.SCHEDULED if invocation.executor is None else State.RUNNING
+        return InvocationState.FAILED if invocation.failed else InvocationState.DONE
+    return InvocationState.SCHEDULED if invocation.executor is None else InvocationState.RUNNING
 
 
-def next_state(invocation: Invocation | None, change: Change) -> State | None:
+def next_state(invocation: RecordedInvocation | None, change: Change) -> InvocationState | None:
     """Return the state after a change; None if the change has no effect."""
     return TRANSITIONS.get((state_of(invocation), change))

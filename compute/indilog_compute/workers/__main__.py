@@ -26,7 +26,7 @@ from indilog.link.worker_messages import Ready
 from indilog_compute.workers.claims import WorkerClaims
 from indilog_compute.workers.crash_location import CrashLocation
 from indilog_compute.workers.output import FunctionOutput, attributed
-from indilog_compute.workers.runner import Runner
+from indilog_compute.workers.runner import WorkerRunner
 
 
 async def _serve(given: argparse.Namespace) -> None:
@@ -35,7 +35,7 @@ async def _serve(given: argparse.Namespace) -> None:
     os.close(given.claims_fd)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    runner = Runner(
+    runner = WorkerRunner(
         given.directory,
         threads_max=given.threads,
         claims=claims,

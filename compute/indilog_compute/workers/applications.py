@@ -32,13 +32,13 @@ from indilog.link.link_messages import Limits, LinkLostError
 from indilog.link.worker_messages import Load, Loaded, RunServices, Unload
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
 from indilog_compute.invocations.notices import Notices
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.loading import Trials, load_into
 from indilog_compute.workers.process import WorkerProcess
 from indilog_compute.workers.refusals import (
     checked_name,
     name_taken,
-    not_theirs,
+    owner_differs,
     problem_of,
     undeployed_already,
     unknown_app,
@@ -83,7 +83,7 @@ class Applications:
         self._workers = workers
         self._log = DeploymentLog(logs)
         self._trials = Trials(limits, directory, node)
-        self._apps: dict[str, Deployed] = {}
+        self._apps: dict[str, DeployedApp] = {}
         self._numbers = itertools.count(1)
         self._loading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class Applications:
         await self._log.catch_up()
         for placed in filter(self._is_behind, self._log.newest.values()):
             number = next(self._numbers)
-            deployed = Deployed(number, placed.deployment, placed.seqnum, placed.since)
+            deployed = DeployedApp(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
         self.generation += 1
         self._on_change()
@@ -132,11 +132,11 @@ class Applications:
         """Number of deployed applications."""
         return len(self._apps)
 
-    def all(self) -> list[Deployed]:
+    def all(self) -> list[DeployedApp]:
         """Return the deployed applications, sorted by name."""
         return [self._apps[name] for name in sorted(self._apps)]
 
-    def app(self, name: str) -> Deployed:
+    def app(self, name: str) -> DeployedApp:
         """Return an application.
 
         Raises:
@@ -147,7 +147,7 @@ class Applications:
             raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
         return deployed
 
-    def function(self, name: str) -> tuple[Deployed, FunctionSpec]:
+    def function(self, name: str) -> tuple[DeployedApp, FunctionSpec]:
         """Return `app.function`.
 
         Raises:
@@ -172,12 +172,12 @@ class Applications:
             raise NotReadyError("No function worker is up to take the application; try again.")
         number = next(self._numbers)
         load = Load(number, name, dict(sources))
-        self._check_owner((await self._trials.imported(load)).name, owner)
+        self._check_owner((await self._trials.try_import(load)).name, owner)
         async with self._loading:
             try:
                 loaded = await self._load_everywhere(load)
                 self._check_owner(loaded.name, owner)
-                info = await self._recorded(number, loaded, load.sources, owner)
+                info = await self._record(number, loaded, load.sources, owner)
             except BaseException:
                 self._unload_number(number)
                 raise
@@ -193,12 +193,12 @@ class Applications:
         if placed.deployment.is_undeployed:
             raise undeployed_already(placed)
         if placed.deployment.owner != owner:
-            raise not_theirs(placed.deployment)
+            raise owner_differs(placed.deployment)
         async with self._loading:
             await self._log.append(placed.deployment.undeployed())
             await self._log.catch_up()
-            self._take_away(self._log.placed(name))
-            self._look_behind()
+            self._stop_application(self._log.placed(name))
+            self._take_missed()
         structlog.get_logger().info("undeployed", app=name)
         return placed.deployment.info
 
@@ -215,7 +215,7 @@ class Applications:
                     return False
             return True
 
-    def unload(self, deployed: Deployed) -> None:
+    def unload(self, deployed: DeployedApp) -> None:
         """Unload a replaced or undeployed version, after its last call has ended."""
         self._unload_number(deployed.number)
 
@@ -235,7 +235,7 @@ class Applications:
         for worker in self._workers():
             self.run_services(worker)
 
-    async def _recorded(
+    async def _record(
         self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
     ) -> AppInfo:
         """Record a loaded deployment, and send calls to it if it is the newest of its name in the
@@ -257,8 +257,8 @@ class Applications:
         await self._log.catch_up()
         placed = self._log.placed(record.name)
         if placed.seqnum == seqnum:
-            self._replace(Deployed(number, placed.deployment, seqnum, placed.since))
-        self._look_behind()
+            self._replace(DeployedApp(number, placed.deployment, seqnum, placed.since))
+        self._take_missed()
         if placed.deployment.is_undeployed:
             raise DeployError(
                 f"App {record.name} was undeployed at the same time; deploy it again."
@@ -269,7 +269,7 @@ class Applications:
             self._unload_number(number)
         return placed.deployment.info
 
-    def _look_behind(self) -> None:
+    def _take_missed(self) -> None:
         """Take over deployments and undeployments that other nodes recorded in the meantime."""
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
@@ -279,7 +279,7 @@ class Applications:
         if there is not None and there.record.owner != owner:
             raise name_taken(name, there.record.owner)
 
-    def _replace(self, deployed: Deployed) -> None:
+    def _replace(self, deployed: DeployedApp) -> None:
         """Send new calls to `deployed`; unload the previous version after its last call."""
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
@@ -290,7 +290,7 @@ class Applications:
             before.successor = deployed
             self._retire(before)
 
-    def _take_away(self, placed: Placed) -> None:
+    def _stop_application(self, placed: Placed) -> None:
         """Stop new calls and services of an undeployed application; unload it after its last
         call.
         """
@@ -305,7 +305,7 @@ class Applications:
         self._run_services()
         self._on_change()
 
-    def _retire(self, before: Deployed) -> None:
+    def _retire(self, before: DeployedApp) -> None:
         self._retries.withdraw(before)
         if before.running == 0:
             self.unload(before)
@@ -317,7 +317,7 @@ class Applications:
         while True:
             try:
                 await self._collect()
-                await self._news()
+                await self._wait_for_deployments()
                 self._behind.clear()
                 await self._log.catch_up()
                 for placed in list(self._log.newest.values()):
@@ -340,7 +340,7 @@ class Applications:
         else:
             self._uncollected.over()
 
-    async def _news(self) -> None:
+    async def _wait_for_deployments(self) -> None:
         """Wait until the log has deployments that were not read, or not applied here."""
         waits = [
             asyncio.ensure_future(self._behind.wait()),
@@ -366,21 +366,21 @@ class Applications:
         record = placed.deployment
         if record.is_undeployed:
             async with self._loading:
-                self._take_away(placed)
+                self._stop_application(placed)
             structlog.get_logger().info("undeployment followed", app=record.name)
             return
         number = next(self._numbers)
-        deployed = Deployed(number, record, placed.seqnum, placed.since)
+        deployed = DeployedApp(number, record, placed.seqnum, placed.since)
         load = Load(number, record.name, record.sources)
         try:
             if self._node.functions.workers > 0:
-                await self._trials.imported(load)
+                await self._trials.try_import(load)
         except (DeployError, DiskFullError) as error:  # a deployment elsewhere may have room
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
             if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
-                self._look_behind()  # there may be further records, perhaps its undeployment
+                self._take_missed()  # there may be further records, perhaps its undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
@@ -416,7 +416,7 @@ class Applications:
     async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
         return await load_into(worker, load, timeout_s=self._node.functions.import_timeout_s)
 
-    async def _load_again(self, worker: WorkerProcess, deployed: Deployed) -> None:
+    async def _load_again(self, worker: WorkerProcess, deployed: DeployedApp) -> None:
         record = deployed.record
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
@@ -425,7 +425,7 @@ class Applications:
         except IndilogError as error:
             deployed.workers_lost += worker.link.is_lost
             if not worker.was_ended_by_others:
-                self._does_not_load(deployed, error)
+                self._note_load_failure(deployed, error)
             elif deployed.workers_lost >= _WORKERS_LOST_MAX:
                 self._try_later(deployed)
         else:
@@ -434,7 +434,7 @@ class Applications:
             if healed is not None:
                 self._on_change()
 
-    def _does_not_load(self, deployed: Deployed, error: IndilogError) -> None:
+    def _note_load_failure(self, deployed: DeployedApp, error: IndilogError) -> None:
         record = deployed.record
         deployed.problem = problem_of(record, error)
         structlog.get_logger().error(
@@ -445,7 +445,7 @@ class Applications:
 
     # --- inside: trying again
 
-    def _try_later(self, deployed: Deployed) -> None:
+    def _try_later(self, deployed: DeployedApp) -> None:
         """Schedule a retry, unless another version has replaced it."""
         if not self._is_newest(deployed):
             return
@@ -459,7 +459,7 @@ class Applications:
             self._failed.clear()
             if (deployed := self._retries.pop_due(loop.time())) is not None:
                 try:
-                    await self._tried_again(deployed)
+                    await self._try_again(deployed)
                 except Exception:  # noqa: BLE001 - outermost: the others must be retried
                     structlog.get_logger().exception("app not tried", app=deployed.record.name)
                     self._try_later(deployed)
@@ -468,25 +468,25 @@ class Applications:
                 async with asyncio.timeout_at(self._retries.next_at):
                     await self._failed.wait()
 
-    async def _tried_again(self, deployed: Deployed) -> None:
+    async def _try_again(self, deployed: DeployedApp) -> None:
         """Import an application in a process without calls, then in the workers that have not
         loaded it.
         """
         record = deployed.record
         try:
-            await self._trials.imported(Load(deployed.number, record.name, record.sources))
+            await self._trials.try_import(Load(deployed.number, record.name, record.sources))
         except DeployError as error:
             if self._is_newest(deployed):
-                self._does_not_load(deployed, error)
+                self._note_load_failure(deployed, error)
             return
         except IndilogError:  # no process could be started
             self._try_later(deployed)
             return
         async with self._loading:
             if self._is_newest(deployed):
-                await self._load_where_it_lacks(deployed)
+                await self._load_into_others(deployed)
 
-    async def _load_where_it_lacks(self, deployed: Deployed) -> None:
+    async def _load_into_others(self, deployed: DeployedApp) -> None:
         """Load into one worker after the other; stop at the first that crashes."""
         deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a new worker imports it, too
         for worker in self._workers():
@@ -499,7 +499,7 @@ class Applications:
         record = deployed.record
         structlog.get_logger().info("app imports again", app=record.name, version=record.version)
 
-    def _is_newest(self, deployed: Deployed) -> bool:
+    def _is_newest(self, deployed: DeployedApp) -> bool:
         return self._apps.get(deployed.record.name) is deployed
 
     def _unload_number(self, number: int) -> None:

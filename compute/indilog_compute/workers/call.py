@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from indilog_compute.workers.process import WorkerProcess
 
 
-class Deployed:
+class DeployedApp:
     """A version of an application that runs on this compute node.
 
     Attributes:
@@ -51,7 +51,7 @@ class Deployed:
         self.seqnum = seqnum
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
         self.running = 0
-        self.successor: Deployed | None = None
+        self.successor: DeployedApp | None = None
         self.is_undeployed = False
         self.problem: str | None = None
         self.workers_lost = 0
@@ -86,7 +86,7 @@ class Call:
     def __init__(
         self,
         invocation: str,
-        deployed: Deployed,
+        deployed: DeployedApp,
         function: FunctionSpec,
         arguments: bytes,
         *,

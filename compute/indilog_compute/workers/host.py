@@ -29,7 +29,7 @@ from indilog.link.link_messages import Failed, Greeting, Limits, Question, Retur
 from indilog.link.worker_messages import CheckArguments, RunServices
 from indilog_compute.invocations.invocation_status import InvocationStatus
 from indilog_compute.invocations.keys import kept_with_key
-from indilog_compute.invocations.scheduling import Scheduled
+from indilog_compute.invocations.scheduling import DeployedSchedule
 from indilog_compute.invocations.service import InvocationService
 from indilog_compute.positions import Positions
 from indilog_compute.workers.applications import Applications
@@ -98,8 +98,8 @@ class FunctionHost:
             directory=directory,
             limits=self.limits,
             serve=self._serve_worker,
-            on_up=self._worker_up,
-            on_lost=self._worker_lost,
+            on_up=self._on_worker_up,
+            on_lost=self._on_worker_lost,
             drained=self._drained,
         )
         self._invocations = InvocationService(
@@ -281,7 +281,7 @@ class FunctionHost:
         """Start `app.function` once for this idempotency key; return the invocation's id. Errors as
         `call_once`.
         """
-        return await self._accepted(name, arguments, key=key, position=position, depth=depth)
+        return await self._accept(name, arguments, key=key, position=position, depth=depth)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
         """Wait for the outcome of an invocation with a key, and return it; to be called within
@@ -311,7 +311,7 @@ class FunctionHost:
             CallOutcomeUnknownError: it may run or not.
         """
         _check_delay(name, delay_s, self._node.invocations.invocation_delay_s_max)
-        return await self._accepted(name, arguments, key=key, position=position, delay_s=delay_s)
+        return await self._accept(name, arguments, key=key, position=position, delay_s=delay_s)
 
     @property
     def results_kept_s(self) -> float:
@@ -370,7 +370,7 @@ class FunctionHost:
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
 
-    async def _accepted(
+    async def _accept(
         self,
         name: str,
         arguments: bytes,
@@ -422,7 +422,7 @@ class FunctionHost:
             )
         server.serve(worker.link, call, message)
 
-    async def _worker_up(self, worker: WorkerProcess) -> None:
+    async def _on_worker_up(self, worker: WorkerProcess) -> None:
         """Load every application into a new worker, then let it take calls."""
         if await self._applications.load_into_new(worker):
             self._router.add(worker)
@@ -435,7 +435,7 @@ class FunctionHost:
     def _apps_changed(self) -> None:
         self._router.set_shared(is_shared=self._is_shared())
         self._invocations.schedule(
-            Scheduled(f"{app.record.name}.{spec.function}", spec, app.since[spec])
+            DeployedSchedule(f"{app.record.name}.{spec.function}", spec, app.since[spec])
             for app in self._applications.all()
             if app.problem is None
             for spec in app.record.schedules
@@ -445,7 +445,7 @@ class FunctionHost:
         worker.link.tell(RunServices(()))  # the services of the replacing process continue
         await self._router.drain(worker)
 
-    def _worker_lost(self, worker: WorkerProcess) -> None:
+    def _on_worker_lost(self, worker: WorkerProcess) -> None:
         self._router.remove(worker)
         if (server := self._servers.pop(worker, None)) is not None:
             server.close()

@@ -35,7 +35,7 @@ _ENTRIES: Final = ("__init__", "app", "main")
 _NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
 
 
-class Loaded:
+class LoadedDeployment:
     """A deployment that is imported in this process.
 
     Attributes:
@@ -66,7 +66,9 @@ class Loaded:
         _forget(self._package, self._directory)
 
 
-def load(deployment: int, name: str | None, sources: Mapping[str, str], directory: Path) -> Loaded:
+def load(
+    deployment: int, name: str | None, sources: Mapping[str, str], directory: Path
+) -> LoadedDeployment:
     """Import `sources` (relative path → text) and return the application in them.
 
     `name` None keeps the name that the code gives its `App`. On failure nothing is left.
@@ -89,7 +91,7 @@ def load(deployment: int, name: str | None, sources: Mapping[str, str], director
         sys.meta_path.remove(finder)
         _forget(package, home)
         raise
-    return Loaded(app, package, home)
+    return LoadedDeployment(app, package, home)
 
 
 # --- from sources to an application

@@ -92,7 +92,7 @@ class Trials:
         self._stopping = False
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
-    async def imported(self, load: Load) -> Loaded:
+    async def try_import(self, load: Load) -> Loaded:
         """Import the sources in a trial process; return the application that they define.
 
         Raises:

@@ -241,7 +241,7 @@ class OutputLines:
                 return
             self._log(line)
 
-    def tell_dropped(self) -> None:
+    def log_dropped(self) -> None:
         """Log the number of lines dropped since the last call, if any."""
         if self.has_dropped:
             lines, self._lines_dropped = self._lines_dropped, 0
@@ -251,7 +251,7 @@ class OutputLines:
     def ended(self) -> None:
         """The output has ended: log the incomplete line."""
         self._log(self._rest)
-        self.tell_dropped()
+        self.log_dropped()
 
     def _is_over(self) -> bool:
         return self._lines.is_used_up or self._bytes.is_used_up

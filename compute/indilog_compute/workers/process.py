@@ -144,7 +144,7 @@ class WorkerProcess:
             self._process.send_signal(signal.SIGABRT)
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
-    def let_go(self) -> None:
+    def close_stdin(self) -> None:
         """Close its standard input: for the worker, its parent has died."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
@@ -204,7 +204,7 @@ class WorkerProcess:
             try:
                 self._lines.received(chunk, loop.time())
                 if self._lines.has_dropped and (telling is None or loop.time() >= telling.when()):
-                    telling = loop.call_later(_DROPS_TOLD_S, self._lines.tell_dropped)
+                    telling = loop.call_later(_DROPS_TOLD_S, self._lines.log_dropped)
             except OSError:  # the log cannot be written; the worker continues
                 continue
         if telling is not None:
@@ -238,7 +238,7 @@ async def start(
     memory, (ours, theirs) = claims_memory(), socket.socketpair()
     try:
         claims = NodeClaims(memory)
-        process = await _spawned(theirs, memory, limits, directory, threads_max, environment)
+        process = await _spawn(theirs, memory, limits, directory, threads_max, environment)
     except BaseException:
         ours.close()
         raise
@@ -277,7 +277,7 @@ async def start(
     return worker
 
 
-async def _spawned(
+async def _spawn(
     stream: socket.socket,
     claims: int,
     limits: Limits,

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from indilog.apps.app import check_app_name
 from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 
 
 def unknown_function(
-    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
+    name: str, apps: Mapping[str, DeployedApp], log: DeploymentLog
 ) -> UnknownFunctionError:
     """Return the error for a call of an unknown function."""
     app, dot, function = name.partition(".")
@@ -26,7 +26,7 @@ def unknown_function(
 
 
 def unknown_app(
-    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
+    name: str, apps: Mapping[str, DeployedApp], log: DeploymentLog
 ) -> UnknownFunctionError:
     """Return the error for an unknown application. `apps`: the deployed ones. `log`: all recorded
     ones.
@@ -74,7 +74,7 @@ def name_taken(name: str, owner: str) -> AppNameTakenError:
     )
 
 
-def not_theirs(record: Deployment) -> AppNameTakenError:
+def owner_differs(record: Deployment) -> AppNameTakenError:
     """Return the error for undeploying an application of another owner."""
     return AppNameTakenError(
         f"App {record.name} was deployed by {record.owner}; undeploy it as that owner."

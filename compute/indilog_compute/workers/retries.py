@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 
 
 class Retries:
@@ -14,15 +14,15 @@ class Retries:
     def __init__(self, *, pause_s_min: float, pause_s_max: float) -> None:
         self._pause_s_min = pause_s_min
         self._pause_s_max = pause_s_max
-        self._pauses: dict[Deployed, float] = {}
-        self._times: dict[Deployed, float] = {}
+        self._pauses: dict[DeployedApp, float] = {}
+        self._times: dict[DeployedApp, float] = {}
 
     @property
     def next_at(self) -> float | None:
         """The time of the next try; None: none is scheduled."""
         return min(self._times.values(), default=None)
 
-    def schedule(self, deployed: Deployed, now: float) -> None:
+    def schedule(self, deployed: DeployedApp, now: float) -> None:
         """Schedule a try, unless one is already scheduled."""
         if deployed not in self._times:
             before = self._pauses.get(deployed)
@@ -30,12 +30,12 @@ class Retries:
             self._pauses[deployed] = pause_s
             self._times[deployed] = now + pause_s
 
-    def withdraw(self, deployed: Deployed) -> None:
+    def withdraw(self, deployed: DeployedApp) -> None:
         """Remove an application that loads again, or is not deployed any more."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 
-    def pop_due(self, now: float) -> Deployed | None:
+    def pop_due(self, now: float) -> DeployedApp | None:
         """Remove and return an application that is due; None if none is due at `now`."""
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:

@@ -37,7 +37,7 @@ from indilog.link.link_messages import (
     failed,
 )
 from indilog.link.worker_messages import CheckArguments, Invoke
-from indilog_compute.workers.call import Call, Deployed
+from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.claims import NO_SLOT, SETTLE_S
 from indilog_compute.workers.dispatch import Dispatcher, Shares
 from indilog_compute.workers.liveness_probe import LivenessProbe
@@ -81,7 +81,7 @@ class CallRouter:
         self,
         node: NodeConfig,
         *,
-        on_idle: Callable[[Deployed], None],
+        on_idle: Callable[[DeployedApp], None],
     ) -> None:
         self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
             worker_calls_max=node.functions.worker_calls_max,
@@ -397,7 +397,7 @@ class CallRouter:
             call.timer.cancel()
         self._forget(call.deployed)
 
-    def _forget(self, deployed: Deployed) -> None:
+    def _forget(self, deployed: DeployedApp) -> None:
         deployed.running -= 1
         if deployed.is_retired and deployed.running == 0:
             self._on_idle(deployed)

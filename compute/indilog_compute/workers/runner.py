@@ -56,7 +56,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 from indilog_compute.workers.claims import WorkerClaims
-from indilog_compute.workers.loader import Loaded, load
+from indilog_compute.workers.loader import LoadedDeployment, load
 from indilog_compute.workers.output import output_of
 from indilog_compute.workers.services import RunningServices
 from indilog_compute.workers.threads import FunctionThreads
@@ -76,7 +76,7 @@ class LimitedLink:
         self.limits = limits
 
 
-class Runner:
+class WorkerRunner:
     """Answers the compute node's questions.
 
     Args:
@@ -99,7 +99,7 @@ class Runner:
         self._claims = claims
         self._threads = FunctionThreads(threads_max, self._threads_left)
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._deployments: dict[int, Loaded] = {}
+        self._deployments: dict[int, LoadedDeployment] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._logs: RemoteLogs | None = None
         self._asker: LimitedLink | None = None
@@ -139,7 +139,7 @@ class Runner:
     # --- inside
 
     def _start(self, link: Link, call: int, answering: Answering) -> None:
-        task = asyncio.get_running_loop().create_task(_answered(link, call, answering))
+        task = asyncio.get_running_loop().create_task(_answer(link, call, answering))
         self._tasks[call] = task
         task.add_done_callback(partial(self._ended, link, call))
 
@@ -172,7 +172,7 @@ class Runner:
             app.name, loaded.specs(), tuple(app.services), tuple(app.schedules)
         )
 
-    def _imported(self, message: Load) -> Loaded:
+    def _imported(self, message: Load) -> LoadedDeployment:
         with output_of(message.name or ""), self._around_import():
             return load(message.deployment, message.name, message.sources, self._directory)
 
@@ -220,7 +220,7 @@ class Runner:
         function.signature.arguments(message.arguments)
         return Done(0)
 
-    def _function(self, deployment: int, name: str) -> tuple[Loaded, Function]:
+    def _function(self, deployment: int, name: str) -> tuple[LoadedDeployment, Function]:
         loaded = self._deployments.get(deployment)
         if loaded is None or name not in loaded.functions:
             raise NotReadyError(f"{name} is not loaded in this worker; try again.")
@@ -245,7 +245,7 @@ class Runner:
         return Context(self._logs, caller, invocation_id=run, function=service.qualified_name)
 
 
-async def _answered(link: Link, call: int, answering: Answering) -> None:
+async def _answer(link: Link, call: int, answering: Answering) -> None:
     """Answer `call` with the result of `answering`, or with its error."""
     try:
         answer = await answering()
@@ -264,7 +264,7 @@ def _is_being_cancelled(error: BaseException) -> bool:
 
 
 def _error_for_caller(
-    loaded: Loaded, function: Function, error: BaseException
+    loaded: LoadedDeployment, function: Function, error: BaseException
 ) -> FunctionFailedError:
     """Return the error for the caller of a function whose body raised one.
 

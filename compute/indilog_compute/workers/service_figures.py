@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.process import WorkerProcess
 
 
 def service_figures(
-    workers: Iterable[WorkerProcess], apps: Iterable[Deployed]
+    workers: Iterable[WorkerProcess], apps: Iterable[DeployedApp]
 ) -> dict[str, dict[str, Any]]:
     """Return figures by `app.service`: numbers of workers in which it runs, waits for a restart or
     has ended; its failures; and the problem in one of the workers.

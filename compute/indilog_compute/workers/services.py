@@ -13,7 +13,7 @@ import structlog
 from indilog.apps.app import Context, Service
 from indilog.base.deployed import ServiceActivity, ServiceState
 from indilog.link.worker_messages import ServicesTold
-from indilog_compute.workers.loader import Loaded
+from indilog_compute.workers.loader import LoadedDeployment
 from indilog_compute.workers.output import output_of
 
 RESTART_S_MIN: Final = 0.1
@@ -35,7 +35,7 @@ class _Running:
     def __init__(
         self,
         deployment: int,
-        loaded: Loaded,
+        loaded: LoadedDeployment,
         service: Service,
         context: Callable[[Service], Context],
         on_change: Callable[[], None],
@@ -128,7 +128,7 @@ class RunningServices:
 
     def __init__(
         self,
-        deployments: Mapping[int, Loaded],
+        deployments: Mapping[int, LoadedDeployment],
         context: Callable[[Service], Context],
         tell: Callable[[ServicesTold], None],
     ) -> None:
@@ -147,11 +147,11 @@ class RunningServices:
         for number in numbers:
             if number not in self._running:
                 self._running[number] = self._started(number, self._deployments[number])
-        self._say()
+        self._report()
 
-    def _started(self, number: int, loaded: Loaded) -> list[_Running]:
+    def _started(self, number: int, loaded: LoadedDeployment) -> list[_Running]:
         return [
-            _Running(number, loaded, service, self._context, self._say)
+            _Running(number, loaded, service, self._context, self._report)
             for service in loaded.app.services.values()
         ]
 
@@ -160,6 +160,6 @@ class RunningServices:
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         states = [r.state for running in self._running.values() for r in running]
         self._tell(ServicesTold(tuple(states)))

@@ -42,7 +42,7 @@ from indilog_ordering.sequencer import Sequencer
 from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # loaded when a gateway runs, and not for every other kind of node
-    from indilog_compute.gateway.app import Gateway
+    from indilog_compute.gateway.app import GatewayApp
     from indilog_compute.workers.host import FunctionHost
 
 READY_TIMEOUT_S: Final = 60.0
@@ -283,7 +283,7 @@ async def gateway_running(
 
 @asynccontextmanager
 async def _listening(
-    gateway: Gateway, host: FunctionHost, config: Config, token_file: Path, port_is: str
+    gateway: GatewayApp, host: FunctionHost, config: Config, token_file: Path, port_is: str
 ) -> AsyncIterator[str]:
     """Have a gateway answer on its port and its Unix socket; gives its URL."""
     from indilog_compute.gateway import (

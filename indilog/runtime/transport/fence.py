@@ -18,14 +18,14 @@ from indilog.kernel.view import Views
 from indilog.wire.envelope import Envelope, envelope_decoded
 
 
-class Refused(NamedTuple):
+class RefusedFrame(NamedTuple):
     """A refused frame; `reason` is one of a few constants, `detail` is for people."""
 
     reason: str
     detail: object
 
 
-Admission: TypeAlias = Envelope | Refused
+Admission: TypeAlias = Envelope | RefusedFrame
 
 
 class Fence:
@@ -49,18 +49,18 @@ class Fence:
         try:
             envelope = envelope_decoded(frame)
         except MalformedFrameError as error:
-            return Refused("malformed frame", error)
+            return RefusedFrame("malformed frame", error)
         if envelope.receiver not in self._receivers:
-            return Refused("frame for another node", envelope.receiver)
+            return RefusedFrame("frame for another node", envelope.receiver)
         if envelope.view != self._views[-1].number:
-            return Refused("frame of another view", envelope.view)
+            return RefusedFrame("frame of another view", envelope.view)
         if self._senders_of != envelope.view:
             self._take_senders()
         newest = self._newest.get(envelope.sender)
         if newest is None:
-            return Refused("frame of an unknown node", envelope.sender)
+            return RefusedFrame("frame of an unknown node", envelope.sender)
         if envelope.epoch < newest:
-            return Refused("frame of an old incarnation", envelope.sender)
+            return RefusedFrame("frame of an old incarnation", envelope.sender)
         self._newest[envelope.sender] = envelope.epoch
         return envelope
 

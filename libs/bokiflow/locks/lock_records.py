@@ -103,7 +103,7 @@ def tags_of(name: str) -> LockTags:
     return LockTags(_TAG_PREFIX + name, _TAG_PREFIX + name + _TAG_SUFFIX)
 
 
-def encoded(content: Command | LockCheckpoint) -> bytes:
+def encode(content: Command | LockCheckpoint) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(content)
 

@@ -17,7 +17,7 @@ from bokiflow.locks.lock_records import (
     LockTags,
     checkpoint_decoded,
     command_decoded,
-    encoded,
+    encode,
     tags_of,
 )
 from indilog import MAX_SEQNUM, DataLossError, Log, Record, TooLargeError, TrimmedError
@@ -86,7 +86,7 @@ class LockReplica:
         telling = object()
         self._appending[telling] = self.fold.end
         try:
-            seqnum = await log.append(encoded(command), tags=[self.tags.commands])
+            seqnum = await log.append(encode(command), tags=[self.tags.commands])
             with append_outcome_unknown(seqnum):
                 await self.catch_up(log, own=seqnum)
             return self._outcomes.get(seqnum)
@@ -185,7 +185,7 @@ class LockReplica:
         checkpoint = self.fold.checkpoint()
         before = (await self._furthest(log)).furthest
         try:
-            await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
+            await log.append(encode(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
             return  # the queue is too long; it fits once the queue is shorter
         left = await self._furthest(log)

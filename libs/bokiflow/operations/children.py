@@ -25,7 +25,7 @@ from bokiflow.runs.records import (
     Origin,
     RecordedFailure,
     RunFinished,
-    encoded,
+    encode,
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_dependency, read_run
@@ -188,7 +188,7 @@ class Child(Generic[_ResultT_co]):
             return OperationOutcome(b"false")  # the run of this id is no child
         if await read_dependency(self._finished) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
-            entry = Entry(encoded(CancelAsked()), tags)
+            entry = Entry(encode(CancelAsked()), tags)
             await append_with_retry(self._execution.log, [entry])
         finished = await self._ended(wakes=False)
         return OperationOutcome(b"true" if finished.was_cancelled else b"false")

@@ -34,7 +34,7 @@ from bokiflow.runs.records import (
     RunFinished,
     RunParked,
     StepDecided,
-    encoded,
+    encode,
     executor_tag,
     run_tag,
 )
@@ -461,9 +461,9 @@ class Execution:
 
         A second copy of a record has no effect, so an append of unknown outcome is repeated.
         """
-        entries = [Entry(encoded(record), self._tags(record)) for record in records]
+        entries = [Entry(encode(record), self._tags(record)) for record in records]
         if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
-            entries.append(Entry(encoded(ChildEnded(self.id)), (run_tag(parent.run),)))
+            entries.append(Entry(encode(ChildEnded(self.id)), (run_tag(parent.run),)))
         last = await append_with_retry(self.log, entries)
         if not self._lease.is_sure():
             await self.catch_up(last - (len(entries) - len(records)))

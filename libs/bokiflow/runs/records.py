@@ -194,7 +194,7 @@ def run_in(tags: tuple[str | int, ...]) -> str | None:
     return None
 
 
-def encoded(record: FlowRecord) -> bytes:
+def encode(record: FlowRecord) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(record)
 

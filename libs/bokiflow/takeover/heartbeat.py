@@ -27,7 +27,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     ExecutorLeft,
     Heartbeat,
-    encoded,
+    encode,
     executor_record,
     executor_tag,
     run_in,
@@ -164,7 +164,7 @@ class HeartbeatSender(ABC):
 
     def _heartbeat_entry(self, lease: Lease) -> Entry:
         alive = Heartbeat(lease.name, self.lease_s)
-        return Entry(encoded(alive), (EXECUTORS_TAG,))
+        return Entry(encode(alive), (EXECUTORS_TAG,))
 
     def _keep_beating(self, logs: Logs) -> None:
         if self._beating is None or self._beating.done():
@@ -314,7 +314,7 @@ class HeartbeatSender(ABC):
         left = await retry_while_unavailable(partial(read_remains, log, name))
         is_idle = not (is_owed or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
-        await append_with_retry(log, [Entry(encoded(ExecutorLeft(name, is_idle=is_idle)), tags)])
+        await append_with_retry(log, [Entry(encode(ExecutorLeft(name, is_idle=is_idle)), tags)])
         if is_idle:
             with suppress(IndilogError):  # it only saves other processes a read
                 await log.trim(left.end, tag=executor_tag(name))

@@ -18,7 +18,7 @@ import pytest
 
 import indilog
 from bokiqueue import Queue
-from bokiqueue.records import Acknowledge, Claim, PushMessage, encoded
+from bokiqueue.records import Acknowledge, Claim, PushMessage, encode
 from indilog.base.log import Log, Record
 from tests.cluster.faults.queue_evidence import Replayed, Told, faults
 from tests.cluster.platform_process import ROOT, platform
@@ -141,7 +141,7 @@ def test_messages_are_acknowledged_exactly_once_though_consumers_are_killed(
 
 
 def record(seqnum: int, command: PushMessage | Claim | Acknowledge, time: float = 0.0) -> Record:
-    return Record(seqnum, b"", encoded(command), time, time)
+    return Record(seqnum, b"", encode(command), time, time)
 
 
 STORY = [

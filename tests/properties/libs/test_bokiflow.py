@@ -25,7 +25,7 @@ from bokiflow.runs.records import (
     RunStarted,
     RunTaken,
     StepDecided,
-    encoded,
+    encode,
     run_record,
     run_tag,
 )
@@ -73,7 +73,7 @@ class World:
     async def execution(self, who: str, *, takes: bool) -> None:
         log = SteppedLog(self.logs.log("flow", Session()))
         if takes:
-            await log.append(encoded(RunTaken(2, who)), tags=[run_tag("r")])
+            await log.append(encode(RunTaken(2, who)), tags=[run_tag("r")])
         run = await read_run(log, "r", Run())
         execution = Execution(log, "r", run, NeverSure())
         if run.finished is not None or run.executor != who:
@@ -94,7 +94,7 @@ class World:
 
 def outcome(choose: Choose) -> World:
     world = World()
-    started = encoded(RunStarted("both", b"{}", "a", "v"))
+    started = encode(RunStarted("both", b"{}", "a", "v"))
     run_stepped([world.logs.log("flow").append(started, tags=[run_tag("r")])], lambda r: r[0])
     run_stepped([world.execution("a", takes=False), world.execution("b", takes=True)], choose)
     return world

@@ -21,7 +21,7 @@ from bokiflow.runs.records import (
     RunTaken,
     Signalled,
     StepDecided,
-    encoded,
+    encode,
     executor_record,
     run_record,
 )
@@ -49,14 +49,14 @@ executor_records = st.one_of(
 
 @given(run_records)
 def test_records_of_runs_read_back_as_they_were(record: RunRecord) -> None:
-    assert run_record(encoded(record)) == record
-    assert executor_record(encoded(record)) is None
+    assert run_record(encode(record)) == record
+    assert executor_record(encode(record)) is None
 
 
 @given(executor_records)
 def test_records_of_executors_read_back_as_they_were(record: ExecutorRecord) -> None:
-    assert executor_record(encoded(record)) == record
-    assert run_record(encoded(record)) is None
+    assert executor_record(encode(record)) == record
+    assert run_record(encode(record)) is None
 
 
 @given(st.binary(max_size=64))

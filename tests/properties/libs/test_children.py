@@ -24,7 +24,7 @@ from bokiflow.runs.records import (
     Origin,
     RunFinished,
     RunStarted,
-    encoded,
+    encode,
     run_record,
     run_tag,
 )
@@ -66,7 +66,7 @@ class Stepped:
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
         started = RunStarted("child", arguments, "executor", "version", parent)
-        await self._log.append(encoded(started), tags=[run_tag(id), "children"])
+        await self._log.append(encode(started), tags=[run_tag(id), "children"])
 
     def result_of(self, text: bytes) -> object:
         return msgspec.json.decode(text)
@@ -121,7 +121,7 @@ def executing(logs: MemoryLogs) -> Coroutine[Any, Any, RunFinished | None]:
 
 
 async def cancel(log: Log) -> None:
-    await log.append(encoded(CancelAsked()), tags=[run_tag(PARENT)])
+    await log.append(encode(CancelAsked()), tags=[run_tag(PARENT)])
 
 
 def ended_at(log: Log, run_id: str) -> list[SeqNum]:

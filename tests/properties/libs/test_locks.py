@@ -33,7 +33,7 @@ from bokiflow.locks.lock_records import (
     Remind,
     checkpoint_decoded,
     command_decoded,
-    encoded,
+    encode,
 )
 from bokiflow.locks.lock_replica import LockCheckpoints, LockReplica
 from indilog.base.errors import TrimmedError
@@ -292,8 +292,8 @@ owners = st.text(max_size=20)
     )
 )
 def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
-    assert command_decoded(encoded(command)) == command
-    assert checkpoint_decoded(encoded(command)) is None
+    assert command_decoded(encode(command)) == command
+    assert checkpoint_decoded(encode(command)) is None
 
 
 @given(
@@ -305,15 +305,15 @@ def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
     )
 )
 def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: LockCheckpoint) -> None:
-    assert checkpoint_decoded(encoded(checkpoint)) == checkpoint
-    assert command_decoded(encoded(checkpoint)) is None
+    assert checkpoint_decoded(encode(checkpoint)) == checkpoint
+    assert command_decoded(encode(checkpoint)) is None
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_command_or_nothing(data: bytes) -> None:
     for text in (data, b"\xb0L\x01" + data):
         command = command_decoded(text)
-        assert command is None or command_decoded(encoded(command)) == command
+        assert command is None or command_decoded(encode(command)) == command
 
 
 def two_holders(choose: Choose) -> tuple[Model, list[list[str]]]:

@@ -35,7 +35,7 @@ from bokiflow.runs.records import (
     RunTaken,
     Signalled,
     StepDecided,
-    encoded,
+    encode,
     run_record,
     run_tag,
 )
@@ -174,7 +174,7 @@ def signalled(*values: int) -> Callable[[MemoryLogs], None]:
     def send(logs: MemoryLogs) -> None:
         for value in values:
             record = Signalled("item", b"%d" % value, str(value))
-            now(logs.log(FLOW_LOG).append(encoded(record), tags=[run_tag(RUN)]))
+            now(logs.log(FLOW_LOG).append(encode(record), tags=[run_tag(RUN)]))
 
     return send
 
@@ -207,7 +207,7 @@ def test_a_signal_comes_before_or_after_the_end_of_a_wait_and_never_twice() -> N
         sender = SteppedLog(logs.log(FLOW_LOG))
 
         async def send() -> None:
-            record = encoded(Signalled("item", b"1", "key"))
+            record = encode(Signalled("item", b"1", "key"))
             await sender.append(record, tags=[run_tag(RUN)])
 
         reported, _ = run_stepped([execution, send()], choose)

@@ -23,7 +23,7 @@ from bokiflow.runs.records import (
     RunRecord,
     RunTaken,
     StepDecided,
-    encoded,
+    encode,
     executor_tag,
     run_record,
     run_tag,
@@ -109,7 +109,7 @@ class Process(ShopProcess):
 async def given_to(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
     """Give a run that has begun to an executor, in the next epoch."""
     taken = RunTaken(2, executor, crashes)
-    await logs.log(FLOW_LOG).append(encoded(taken), tags=[run_tag(run), executor_tag(executor)])
+    await logs.log(FLOW_LOG).append(encode(taken), tags=[run_tag(run), executor_tag(executor)])
 
 
 async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() -> None:
@@ -248,7 +248,7 @@ async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
         async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
             now[0] = 1005.01
             await super().append(
-                encoded(ExecutorDead(lease.name, "new_owner", 1)), tags=[EXECUTORS_TAG]
+                encode(ExecutorDead(lease.name, "new_owner", 1)), tags=[EXECUTORS_TAG]
             )
             now[0] = 1005.12
             return await super().append_batch(list(entries))
@@ -257,7 +257,7 @@ async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
     assert runner.current_lease() is lease
     late: Log = Late(FLOW_LOG, logs=logs, session=Session())
     await runner.append_with_heartbeat(
-        late, lease, [Entry(encoded(RunParked(1, "v", "")), (run_tag("r"),))]
+        late, lease, [Entry(encode(RunParked(1, "v", "")), (run_tag("r"),))]
     )
     assert runner.executors.has_new_owner(lease.name)
     assert not lease.is_sure()

@@ -19,7 +19,7 @@ from bokiflow.runs.records import (
     RunParked,
     RunStarted,
     RunTaken,
-    encoded,
+    encode,
     executor_record,
     run_tag,
 )
@@ -125,7 +125,7 @@ async def test_a_parked_crash_loop_is_retried_independently_of_a_drivers_clock(
         (RunTaken(2, "fifth", CRASHES_PARKED), []),
         (RunParked(2, "v", "it crashes its executors"), [PARKED_TAG]),
     ):
-        await log.append(encoded(record), tags=[run_tag("r"), *tags])
+        await log.append(encode(record), tags=[run_tag("r"), *tags])
     async with other.driven():
         handle = other.waits.handle("r")
         await handle.signal("go", "on")

@@ -10,7 +10,7 @@ import pytest
 from bokiflow import Flow, Workflow
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import RunFinished, encoded, run_tag
+from bokiflow.runs.records import RunFinished, encode, run_tag
 from indilog.base.errors import DataLossError
 from indilog.base.log import Record
 from indilog.testing import MemoryLogs
@@ -46,7 +46,7 @@ Breaks = Callable[[Damaged], Awaitable[None]]
 async def forget(log: Damaged) -> None:
     """Another process takes the run, ends it, and it is forgotten."""
     await take(log, "r", "second")
-    end = await log.append(encoded(RunFinished(2, b"1")), tags=[run_tag("r")])
+    end = await log.append(encode(RunFinished(2, b"1")), tags=[run_tag("r")])
     await log.trim(end + 1, tag=run_tag("r"))
 
 

@@ -34,7 +34,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     RunFinished,
     StepDecided,
-    encoded,
+    encode,
     run_record,
     run_tag,
 )
@@ -354,7 +354,7 @@ async def test_a_run_that_is_not_there_or_has_ended_cannot_be_cancelled(
     with pytest.raises(UnknownRunError):
         await handle.cancel()
     # one that was asked for an earlier run of the id, and is read late
-    early = encoded(CancelAsked())
+    early = encode(CancelAsked())
     await logs.log("shop/flow").append(early, tags=[run_tag("w"), EXECUTORS_TAG])
     await wait.start(id="w")
     await flow.runner.look(logs.log("shop/flow"))

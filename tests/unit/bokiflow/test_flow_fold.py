@@ -18,7 +18,7 @@ from bokiflow.runs.records import (
     RunStarted,
     RunTaken,
     StepDecided,
-    encoded,
+    encode,
     executor_record,
     run_record,
 )
@@ -87,7 +87,7 @@ def test_a_parked_run_goes_on_when_it_is_taken() -> None:
 
 def test_records_of_others_are_passed_over_and_later_formats_are_not() -> None:
     assert run_record(b"not of BokiFlow") is None
-    assert executor_record(encoded(started())) is None
+    assert executor_record(encode(started())) is None
     with pytest.raises(FlowVersionError):
         run_record(b"\xb0F\x02anything")
 

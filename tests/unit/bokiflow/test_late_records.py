@@ -19,7 +19,7 @@ from bokiflow.runs.records import (
     RunRecord,
     RunStarted,
     RunTaken,
-    encoded,
+    encode,
     executor_tag,
     run_record,
     run_tag,
@@ -38,19 +38,19 @@ pytestmark = pytest.mark.asyncio
 
 LEASE_S = 0.3
 START = Entry(
-    encoded(RunStarted("waits", b"{}", "dead", "version")),
+    encode(RunStarted("waits", b"{}", "dead", "version")),
     (run_tag("r"), RUNS_TAG, executor_tag("dead")),
 )
-LIVES = Entry(encoded(Heartbeat("dead", LEASE_S)), (EXECUTORS_TAG,))
-FINISHED = Entry(encoded(RunFinished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
+LIVES = Entry(encode(Heartbeat("dead", LEASE_S)), (EXECUTORS_TAG,))
+FINISHED = Entry(encode(RunFinished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
 PARKED = Entry(
-    encoded(RunParked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
+    encode(RunParked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
 )
 
 
 def taken(epoch: int, executor: str = "dead") -> Entry:
     tags = (run_tag("r"), executor_tag(executor), executor_tag("dead"))
-    return Entry(encoded(RunTaken(epoch, executor)), tags)
+    return Entry(encode(RunTaken(epoch, executor)), tags)
 
 
 @pytest.fixture(autouse=True)

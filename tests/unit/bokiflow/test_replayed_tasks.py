@@ -17,7 +17,7 @@ from bokiflow.operations import children
 from bokiflow.operations.operations import RunningChild
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import Origin, RunFinished, RunStarted, encoded, run_record, run_tag
+from bokiflow.runs.records import Origin, RunFinished, RunStarted, encode, run_record, run_tag
 from bokiflow.runs.run_log import read_run
 from indilog.apps.app import Context
 from indilog.base.log import Log
@@ -45,8 +45,8 @@ class Children:
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
         await asyncio.sleep(0.02)
         started = RunStarted(self.name, arguments, "first", "version", parent)
-        await self._log.append(encoded(started), tags=[run_tag(id)])
-        await self._log.append(encoded(RunFinished(1, b"7")), tags=[run_tag(id)])
+        await self._log.append(encode(started), tags=[run_tag(id)])
+        await self._log.append(encode(RunFinished(1, b"7")), tags=[run_tag(id)])
 
 
 class Calls(Context):

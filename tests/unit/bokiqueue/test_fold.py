@@ -13,7 +13,7 @@ from bokiqueue.records import (
     PushMessage,
     ReviveDeadLetters,
     checkpoint_decoded,
-    encoded,
+    encode,
 )
 
 
@@ -152,7 +152,7 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
     )  # fmt: skip
     story.now += 2
     story.add(Claim(1, 5.0))
-    checkpoint = checkpoint_decoded(encoded(story.fold.checkpoint()))
+    checkpoint = checkpoint_decoded(encode(story.fold.checkpoint()))
     assert checkpoint is not None
     again = ShardFold(checkpoint)
     again.check_invariants()

@@ -10,7 +10,7 @@ import pytest
 from bokiqueue import Queue, QueueReplica, checkpoints
 from bokiqueue import replica as replica_module
 from bokiqueue.contents import Contents
-from bokiqueue.records import QueueCheckpoint, encoded
+from bokiqueue.records import QueueCheckpoint, encode
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
 from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
 from indilog.base.log import Entry
@@ -238,14 +238,14 @@ async def test_a_checkpoint_may_be_larger_than_a_record(
 async def test_a_checkpoint_with_a_missing_part_is_ignored() -> None:
     log = MemoryLog("work")
     whole, half = QueueCheckpoint(5, 0.0, ()), QueueCheckpoint(9, 0.0, (), parts=2)
-    await log.append(encoded(whole), tags=["c"])
-    first = await log.append(encoded(half), tags=["c"])
+    await log.append(encode(whole), tags=["c"])
+    first = await log.append(encode(half), tags=["c"])
     kept = await checkpoints.find_furthest(log, "c")
     assert kept == checkpoints.ShardCheckpoints(checkpoints.StoredCheckpoint(0, whole), None)
-    await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
+    await log.append(encode(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
     assert await checkpoints.find_furthest(log, "c") == kept, (
         "the new part belongs to another checkpoint"
     )
-    await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
+    await log.append(encode(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
     kept = await checkpoints.find_furthest(log, "c")
     assert kept.furthest == checkpoints.StoredCheckpoint(first, QueueCheckpoint(9, 0.0, ()))

@@ -202,7 +202,7 @@ def test_a_new_primary_that_begins_with_a_base_gets_a_report_of_what_is_stored()
     """The new primary lacks the reports to the primary before it."""
     machine = machine_of()
     machine.tell(AppendBatch(batch(0, [b"a"])))
-    machine.node._ordering.reader.doubt()
+    machine.node._ordering.reader.mark_unconfirmed()
     machine.wait(1.0)
     assert machine.asked is not None
     base = MetalogBase(Base().with_entries(ENTRIES), machine.asked.request)

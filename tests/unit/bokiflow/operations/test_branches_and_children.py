@@ -19,7 +19,7 @@ from bokiflow import (
 from bokiflow.operations.notifications import wait_for_record
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import ChildEnded, encoded, run_tag
+from bokiflow.runs.records import ChildEnded, encode, run_tag
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.states import State
 from indilog.testing import MemoryLogs
@@ -151,7 +151,7 @@ async def test_a_record_read_by_another_branch_wakes_a_waiting_one(logs: MemoryL
         looks += 1
         if looks == 2:
             return "ended"
-        await log.append(encoded(ChildEnded("r/1")), tags=[run_tag("r")])
+        await log.append(encode(ChildEnded("r/1")), tags=[run_tag("r")])
         await execution.catch_up()  # as for another branch
         return None
 

@@ -22,7 +22,7 @@ from bokiflow.operations.signals import Signals
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import Signalled, encoded, run_tag
+from bokiflow.runs.records import Signalled, encode, run_tag
 from bokiflow.runs.run_log import read_run
 from indilog.base.errors import NotReadyError, OverloadedError
 from indilog.base.log import Record
@@ -138,7 +138,7 @@ async def test_to_take_a_signal_costs_the_same_however_many_there_were(logs: Mem
     log = logs.log(LOG)
     await begin(log, "w")
     for n in range(100):
-        sent = encoded(Signalled("item" if n % 2 else "other", b"%d" % n, str(n)))
+        sent = encode(Signalled("item" if n % 2 else "other", b"%d" % n, str(n)))
         await log.append(sent, tags=[run_tag("w")])
     run = await read_run(log, "w", Run())
     counted = run.signals = Counted(run.signals)

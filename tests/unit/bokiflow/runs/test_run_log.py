@@ -17,7 +17,7 @@ from bokiflow.runs.records import (
     RunRecord,
     RunStarted,
     StepDecided,
-    encoded,
+    encode,
     run_tag,
 )
 from bokiflow.runs.run_log import PATIENCE_TRIES, read_run, retry_while_unavailable
@@ -40,7 +40,7 @@ class CountedLog(HookedLog):
 async def log_with(records: Sequence[tuple[str, RunRecord]]) -> CountedLog:
     log = CountedLog("shop/flow", logs=MemoryLogs())
     for run, record in records:
-        await log.append(encoded(record), tags=[run_tag(run)])
+        await log.append(encode(record), tags=[run_tag(run)])
     return log
 
 

@@ -16,7 +16,7 @@ from bokiflow.runs.records import (
     Heartbeat,
     RunStarted,
     RunTaken,
-    encoded,
+    encode,
     run_tag,
 )
 from bokiflow.takeover import crash_loops
@@ -99,8 +99,8 @@ async def test_a_run_that_ends_its_processes_says_so_before_it_is_parked(
     logs = MemoryLogs()
     asked, log = Process(logs), logs.log("shop/flow")
     started = RunStarted("work", b'{"kind": "ends"}', "first", "version")
-    await log.append(encoded(started), tags=[run_tag("r")])
-    await log.append(encoded(RunTaken(2, "second", crashes)), tags=[run_tag("r")])
+    await log.append(encode(started), tags=[run_tag("r")])
+    await log.append(encode(RunTaken(2, "second", crashes)), tags=[run_tag("r")])
     status = await asked.work.handle("r").status()
     assert status.state is State.RUNNING
     if said is None:
@@ -255,8 +255,8 @@ async def test_a_newcomer_knows_the_new_owners_after_a_trim() -> None:
     logs = MemoryLogs()
     log = logs.log("shop/flow")
     for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("new_owner", 3600.0)):
-        await log.append(encoded(record), tags=[EXECUTORS_TAG])
-    await log.append(encoded(ExecutorDead("a", "new_owner", 3)), tags=[EXECUTORS_TAG])
+        await log.append(encode(record), tags=[EXECUTORS_TAG])
+    await log.append(encode(ExecutorDead("a", "new_owner", 3)), tags=[EXECUTORS_TAG])
     process = Process(logs)
     await process.flow.runner.look(log)
     await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)

@@ -18,7 +18,7 @@ from bokiflow.runs.records import (
     Heartbeat,
     RunFinished,
     RunStarted,
-    encoded,
+    encode,
     executor_record,
     executor_tag,
     run_tag,
@@ -51,7 +51,7 @@ class Process(ShopProcess):
 
 
 def of_executors(*records: Heartbeat | ExecutorDead | ExecutorLeft) -> list[Entry]:
-    return [Entry(encoded(record), (EXECUTORS_TAG,)) for record in records]
+    return [Entry(encode(record), (EXECUTORS_TAG,)) for record in records]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
     log, process = MemoryLogs.log(logs, FLOW_LOG), Process(logs, 0.2)
     start = RunStarted("waits", b"{}", "dead", "version")
     tags = (run_tag("r"), RUNS_TAG, executor_tag("dead"))
-    await log.append_batch([*of_executors(Heartbeat("dead", 0.2)), Entry(encoded(start), tags)])
+    await log.append_batch([*of_executors(Heartbeat("dead", 0.2)), Entry(encode(start), tags)])
     runner = process.flow.runner
     async with process.driven():
         await logs.has_given_up.wait()
@@ -168,7 +168,7 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
         await log.append_batch(
             [
                 *of_executors(Heartbeat("new_owner", 0.2), ExecutorDead("dead", "new_owner", tail)),
-                Entry(encoded(RunFinished(1, b'"x"')), tags),
+                Entry(encode(RunFinished(1, b'"x"')), tags),
                 *of_executors(
                     ExecutorLeft("dead", is_idle=True), ExecutorLeft("new_owner", is_idle=True)
                 ),
@@ -204,7 +204,7 @@ async def test_what_others_may_not_have_read_yet_is_not_trimmed() -> None:
     log, lives = logs.log(FLOW_LOG), Process(logs)
     await lives.waits.start(id="r")
     await trims(lives)
-    unread = await log.append(encoded(CancelAsked()), tags=[EXECUTORS_TAG])
+    unread = await log.append(encode(CancelAsked()), tags=[EXECUTORS_TAG])
     await trims(lives, once=True)
     await lives.flow.runner._renew(log)
     assert (await log.read_range(EXECUTORS_TAG, unread))[0].seqnum == unread

@@ -17,7 +17,7 @@ from bokiflow.runs.records import (
     ExecutorDead,
     ExecutorLeft,
     Heartbeat,
-    encoded,
+    encode,
     executor_tag,
 )
 from bokiflow.takeover import dead_executors
@@ -196,9 +196,9 @@ async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
     logs = SlowLogs()
     logs.holds = lambda tags: tags == (EXECUTORS_TAG,)
     log, new_owner = logs.log("shop/flow"), Process(logs)
-    await log.append(encoded(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
+    await log.append(encode(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
     await log.append(
-        encoded(ExecutorDead("gone", new_owner.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG]
+        encode(ExecutorDead("gone", new_owner.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG]
     )
     logs.goes_on = asyncio.Event()  # holds `left`, after the look
     async with new_owner.driven():
@@ -215,7 +215,7 @@ async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
 async def test_the_read_part_of_a_dead_executors_stream_is_not_read_again() -> None:
     log = MemoryLogs().log("flow")
     tag = executor_tag("gone")
-    await log.append_batch([Entry(encoded(ExecutorLeft("gone", is_idle=True)), (tag,))] * 3)
+    await log.append_batch([Entry(encode(ExecutorLeft("gone", is_idle=True)), (tag,))] * 3)
     assert await read_remains(log, "gone") == ([], 3)
     assert await read_remains(log, "gone", 3) == ([], 3)
 

@@ -19,7 +19,7 @@ from bokiflow.runs.records import (
     Heartbeat,
     RunRecord,
     RunStarted,
-    encoded,
+    encode,
     executor_record,
     executor_tag,
     run_record,
@@ -93,25 +93,25 @@ async def lose_a_new_owner(logs: MemoryLogs, name: str) -> SeqNum:
     """Lose the record of a new owner that is dead too and left no other record."""
     log = logs.log(FLOW_LOG)
     return await log.append(
-        encoded(ExecutorDead(name, "gone", await log.tail())), tags=[EXECUTORS_TAG]
+        encode(ExecutorDead(name, "gone", await log.tail())), tags=[EXECUTORS_TAG]
     )
 
 
 async def lose_a_stop(logs: MemoryLogs, name: str) -> SeqNum:
-    stopped = encoded(ExecutorLeft(name, is_idle=False))
+    stopped = encode(ExecutorLeft(name, is_idle=False))
     return await logs.log(FLOW_LOG).append(stopped, tags=[EXECUTORS_TAG])
 
 
 async def lose_that_nothing_is_left(logs: MemoryLogs, name: str) -> SeqNum:
     """Of another one."""
     log = logs.log(FLOW_LOG)
-    await log.append(encoded(Heartbeat("other", LEASE_S)), tags=[EXECUTORS_TAG])
-    return await log.append(encoded(ExecutorLeft("other", is_idle=True)), tags=[EXECUTORS_TAG])
+    await log.append(encode(Heartbeat("other", LEASE_S)), tags=[EXECUTORS_TAG])
+    return await log.append(encode(ExecutorLeft("other", is_idle=True)), tags=[EXECUTORS_TAG])
 
 
 async def lose_a_cancellation(logs: MemoryLogs, name: str) -> SeqNum:
     tags = [run_tag("another"), EXECUTORS_TAG]
-    return await logs.log(FLOW_LOG).append(encoded(CancelAsked()), tags=tags)
+    return await logs.log(FLOW_LOG).append(encode(CancelAsked()), tags=tags)
 
 
 async def lose_what_others_wrote(logs: MemoryLogs, name: str) -> SeqNum:

@@ -6,7 +6,7 @@ import pytest
 
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import RUNS_TAG, RunFinished, RunStarted, encoded, run_tag
+from bokiflow.runs.records import RUNS_TAG, RunFinished, RunStarted, encode, run_tag
 from bokiflow.takeover import dead_executors
 from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import NotReadyError
@@ -45,7 +45,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def began(logs: MemoryLogs, run: str, executor: str) -> None:
-    started = encoded(RunStarted("waits", b"{}", executor, "version"))
+    started = encode(RunStarted("waits", b"{}", executor, "version"))
     await logs.log(FLOW_LOG).append(started, tags=[run_tag(run), RUNS_TAG])
 
 
@@ -53,7 +53,7 @@ async def with_runs() -> Away:
     logs = Away()
     for number in range(20):
         await began(logs, f"r{number}", f"executor{number}")
-    ended = encoded(RunFinished(1, b"1"))
+    ended = encode(RunFinished(1, b"1"))
     await logs.log(FLOW_LOG).append(ended, tags=[run_tag("r3"), RUNS_TAG])
     return logs
 

@@ -15,7 +15,7 @@ from bokiflow.runs.records import (
     CancelAsked,
     ExecutorLeft,
     Heartbeat,
-    encoded,
+    encode,
     executor_tag,
     run_tag,
 )
@@ -219,7 +219,7 @@ async def test_what_others_may_not_have_read_is_trimmed_a_round_later() -> None:
     process, log = Process(logs), logs.log(FLOW_LOG)
     await process.waits.start(id="r")
     runner = process.flow.runner
-    asked = await log.append(encoded(CancelAsked()), tags=[run_tag("else"), EXECUTORS_TAG])
+    asked = await log.append(encode(CancelAsked()), tags=[run_tag("else"), EXECUTORS_TAG])
     for _ in range(BEATS):
         runner._ended_since_trim = 1000
         await runner._renew(log)
@@ -232,8 +232,8 @@ async def test_what_others_may_not_have_read_is_trimmed_a_round_later() -> None:
 async def test_the_stream_of_an_executor_that_left_nothing_is_trimmed() -> None:
     logs = MemoryLogs()
     log, process = logs.log(FLOW_LOG), Process(logs)
-    await log.append(encoded(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
-    await log.append(encoded(ExecutorLeft("gone", is_idle=True)), tags=[executor_tag("gone")])
+    await log.append(encode(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
+    await log.append(encode(ExecutorLeft("gone", is_idle=True)), tags=[executor_tag("gone")])
     async with process.driven():
         async with asyncio.timeout(10):
             while not await floor(log, executor_tag("gone")):

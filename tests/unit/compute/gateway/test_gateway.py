@@ -16,7 +16,7 @@ from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
 from indilog_compute.invocations.invocation_status import InvocationStatus
-from indilog_compute.invocations.states import State
+from indilog_compute.invocations.states import InvocationState
 from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
@@ -375,7 +375,7 @@ async def test_an_outcome_comes_with_the_position_that_it_was_given_at(
     """So that a read with this position sees what the invocation wrote."""
 
     async def invocation(id: str, *, wait_s: float) -> InvocationStatus:  # noqa: A002
-        return InvocationStatus(id, "app.f", State.DONE, Returned(7, b"1"))
+        return InvocationStatus(id, "app.f", InvocationState.DONE, Returned(7, b"1"))
 
     monkeypatch.setattr(served.host, "invocation", invocation)
     answer = await served.client.get("/invocations/i")

@@ -16,7 +16,7 @@ from indilog.base.log import Session
 from indilog.config import Config, node_config
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog_compute.gateway import create_gateway
-from indilog_compute.gateway.app import Gateway
+from indilog_compute.gateway.app import GatewayApp
 from indilog_compute.positions import Positions
 from indilog_compute.workers.host import FunctionHost
 
@@ -56,7 +56,7 @@ class Exchange:
 
     def __init__(
         self,
-        app: Gateway,
+        app: GatewayApp,
         method: str,
         target: str,
         *,
@@ -102,14 +102,14 @@ class Exchange:
         return reported
 
 
-def gateway_of(host: object, directory: Path, logs: MemoryLogs | None = None) -> Gateway:
+def gateway_of(host: object, directory: Path, logs: MemoryLogs | None = None) -> GatewayApp:
     config = Config(node=node_config(data_dir=directory, workers=0))
     return create_gateway(host, logs or MemoryLogs(config.cluster), dict, config)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Callable[[], Gateway]:
-    def made() -> Gateway:
+def gateway(tmp_path: Path) -> Callable[[], GatewayApp]:
+    def made() -> GatewayApp:
         config = Config(node=node_config(data_dir=tmp_path, workers=0))
         logs = MemoryLogs(config.cluster)
         return gateway_of(FunctionHost(config, logs), tmp_path, logs)
@@ -161,7 +161,7 @@ async def test_an_asynchronous_call_that_is_being_recorded_may_run(
     assert (reported["title"], reported["retryable"]) == (title, retryable)
 
 
-async def test_a_read_that_waits_may_simply_be_repeated(gateway: Callable[[], Gateway]) -> None:
+async def test_a_read_that_waits_may_simply_be_repeated(gateway: Callable[[], GatewayApp]) -> None:
     exchange = Exchange(gateway(), "GET", "/logs/orders/records?wait=60")
     await exchange.cut_off()
     assert exchange.problem()["retryable"] is True
@@ -183,7 +183,7 @@ async def test_an_append_under_way_is_not_called_retryable(tmp_path: Path) -> No
 
 
 async def test_a_stream_ends_where_it_is_and_what_waits_for_its_answer_does_not(
-    gateway: Callable[[], Gateway],
+    gateway: Callable[[], GatewayApp],
 ) -> None:
     app = gateway()
     exchange = Exchange(app, "GET", "/logs/orders/stream")

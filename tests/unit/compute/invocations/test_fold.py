@@ -7,7 +7,11 @@ import itertools
 import msgspec
 import pytest
 
-from indilog_compute.invocations.checkpoint import Invocation, checkpoint_parts, newest_checkpoint
+from indilog_compute.invocations.checkpoint import (
+    RecordedInvocation,
+    checkpoint_parts,
+    newest_checkpoint,
+)
 from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
@@ -22,9 +26,9 @@ from indilog_compute.invocations.records import (
     GivenUp,
     Heartbeat,
     InvocationsVersionError,
-    decoded,
+    decode,
     digest_of,
-    encoded,
+    encode,
     stream_of,
 )
 
@@ -72,13 +76,13 @@ class Story:
     def end(self, id_: str, executor: str = A, result: bytes | None = b"1") -> int:
         return self(Ended(executor, id_, 0, result))
 
-    def __getitem__(self, id_: str) -> Invocation:
+    def __getitem__(self, id_: str) -> RecordedInvocation:
         found = self.fold.get(id_)
         assert found is not None
         return found
 
 
-def claimable(fold: Fold, now: float, node: str) -> list[Invocation]:
+def claimable(fold: Fold, now: float, node: str) -> list[RecordedInvocation]:
     return list(fold.claimable(now, node, 5.0, lambda _: False))
 
 
@@ -389,16 +393,16 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
     ],
 )  # fmt: skip
 def test_a_record_is_read_back(event: Event) -> None:
-    assert decoded(encoded(event)) == event
+    assert decode(encode(event)) == event
 
 
 def test_a_later_format_is_not_passed_over() -> None:
-    data = bytearray(encoded(Heartbeat(A)))
+    data = bytearray(encode(Heartbeat(A)))
     data[2] += 1
     with pytest.raises(InvocationsVersionError, match="invocations has format 3"):
-        decoded(bytes(data))
-    assert decoded(b"something else") is None
-    assert decoded(encoded(Heartbeat(A))[:-1]) is None
+        decode(bytes(data))
+    assert decode(b"something else") is None
+    assert decode(encode(Heartbeat(A))[:-1]) is None
 
 
 def test_arguments_are_the_same_however_they_are_spelled() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.config import node_config
-from indilog_compute.invocations.checkpoint import Found
+from indilog_compute.invocations.checkpoint import NewestCheckpoint
 from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import Accepted, Ended
-from indilog_compute.invocations.scheduling import Scheduled, Schedules
+from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 MINUTE = 60.0
 START = 1000 * MINUTE
@@ -32,7 +32,7 @@ class Clockwork:
         )
         self._seqnums = itertools.count()
         spec = ScheduleSpec("f", "* * * * *", "UTC", catch_up)
-        self.scheduled = Scheduled("app.f", spec, START)
+        self.scheduled = DeployedSchedule("app.f", spec, START)
         self.first, self.second = self.node(0), self.node(1)
 
     def node(self, rank: int) -> Schedules:
@@ -151,7 +151,7 @@ def test_what_was_missed_is_caught_up_as_asked(catch_up: CatchUp, minutes: list[
 def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
     clockwork = Clockwork("none")
     spec = ScheduleSpec("f", "0 * * * *", "UTC", "none")  # the hours at 20, 80, 140 minutes
-    clockwork.scheduled = Scheduled("app.f", spec, START)
+    clockwork.scheduled = DeployedSchedule("app.f", spec, START)
     node = clockwork.node(0)
     assert clockwork.turn(node, at(82)) == []
     assert node.next_due(clockwork.fold, at(82)) == at(140)
@@ -183,8 +183,10 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
     spec = clockwork.scheduled.spec
     clockwork.first.take(
         [
-            Scheduled("app.g", msgspec.structs.replace(spec, timezone="Nowhere/At_All"), START),
-            Scheduled("app.h", msgspec.structs.replace(spec, expression="never"), START),
+            DeployedSchedule(
+                "app.g", msgspec.structs.replace(spec, timezone="Nowhere/At_All"), START
+            ),
+            DeployedSchedule("app.h", msgspec.structs.replace(spec, expression="never"), START),
             clockwork.scheduled,
         ]
     )
@@ -208,7 +210,7 @@ def test_nothing_is_accepted_while_too_much_is_open() -> None:
 
 def test_the_schedules_of_one_application_leave_room_to_others() -> None:
     clockwork = Clockwork(open_max=3)
-    other = Scheduled("other.f", clockwork.scheduled.spec, START)
+    other = DeployedSchedule("other.f", clockwork.scheduled.spec, START)
     clockwork.first.take([clockwork.scheduled, other])
     assert clockwork.turn(clockwork.first, at(1)) == [1, 1]
     assert clockwork.turn(clockwork.first, at(2)) == []
@@ -235,6 +237,8 @@ def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed()
         clockwork.turn(clockwork.first, at(minute))
         clockwork.end_all(at(minute))
     checkpoint = clockwork.fold.checkpoint()
-    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), Found(checkpoint, 0))
+    clockwork.fold = Fold.restored(
+        FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), NewestCheckpoint(checkpoint, 0)
+    )
     assert clockwork.turn(clockwork.node(0), at(4.5)) == []
     assert clockwork.turn(clockwork.node(0), at(5)) == [5]

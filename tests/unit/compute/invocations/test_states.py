@@ -8,7 +8,7 @@ import pytest
 
 from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import Accepted, Claimed, Ended, Event, Freed, GivenUp
-from indilog_compute.invocations.states import TRANSITIONS, Change, State, state_of
+from indilog_compute.invocations.states import TRANSITIONS, Change, InvocationState, state_of
 
 RUNS, OTHER = "a#1", "b#1"
 RECORDS: dict[Change, Event] = {
@@ -23,14 +23,14 @@ RECORDS: dict[Change, Event] = {
 class Story:
     """One invocation, `i`, brought to a state by the shortest way."""
 
-    def __init__(self, state: State | None) -> None:
+    def __init__(self, state: InvocationState | None) -> None:
         self.fold = Fold(FoldLimits(5000.0, 9, 9, 1000, 1.0, 4.0))
         self.seqnums = itertools.count()
-        way: dict[State | None, tuple[Change, ...]] = {
-            State.SCHEDULED: (Change.DELAYED,),
-            State.RUNNING: (Change.ACCEPTED,),
-            State.DONE: (Change.ACCEPTED, Change.RETURNED),
-            State.FAILED: (Change.ACCEPTED, Change.FAILED),
+        way: dict[InvocationState | None, tuple[Change, ...]] = {
+            InvocationState.SCHEDULED: (Change.DELAYED,),
+            InvocationState.RUNNING: (Change.ACCEPTED,),
+            InvocationState.DONE: (Change.ACCEPTED, Change.RETURNED),
+            InvocationState.FAILED: (Change.ACCEPTED, Change.FAILED),
             None: (),
         }
         for change in way[state]:
@@ -38,7 +38,7 @@ class Story:
         assert self.state is state
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> InvocationState | None:
         return state_of(self.fold.get("i"))
 
     def read(self, change: Change) -> None:
@@ -59,8 +59,8 @@ class Story:
 
 
 @pytest.mark.parametrize("change", Change)
-@pytest.mark.parametrize("state", [None, *State])
-def test_the_fold_follows_the_table(state: State | None, change: Change) -> None:
+@pytest.mark.parametrize("state", [None, *InvocationState])
+def test_the_fold_follows_the_table(state: InvocationState | None, change: Change) -> None:
     """Also where the table has no entry: the record changes nothing."""
     story = Story(state)
     story.read(change)
@@ -69,13 +69,17 @@ def test_the_fold_follows_the_table(state: State | None, change: Change) -> None
 
 def test_an_outcome_counts_whether_its_executor_was_given_up_or_not() -> None:
     """The first outcome in the log counts, and the invocation never runs again."""
-    story = Story(State.RUNNING)
+    story = Story(InvocationState.RUNNING)
     states = []
     for change in (Change.EXECUTOR_GIVEN_UP, Change.RETURNED, Change.CLAIMED):
         story.read(change)
         states.append(story.state)
-    assert states == [State.SCHEDULED, State.DONE, State.DONE]
+    assert states == [InvocationState.SCHEDULED, InvocationState.DONE, InvocationState.DONE]
 
 
 def test_what_ended_stays_so() -> None:
-    assert {state for state, _ in TRANSITIONS} == {None, State.SCHEDULED, State.RUNNING}
+    assert {state for state, _ in TRANSITIONS} == {
+        None,
+        InvocationState.SCHEDULED,
+        InvocationState.RUNNING,
+    }

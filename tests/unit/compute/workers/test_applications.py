@@ -15,7 +15,7 @@ from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
 from indilog_compute.invocations.notices import Notices
 from indilog_compute.workers.applications import Applications
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.host import limits_of
 
 pytestmark = pytest.mark.asyncio
@@ -35,9 +35,9 @@ def applications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Application
     return applications_of(MemoryLogs(), tmp_path)
 
 
-def deployed(number: int, *, problem: str | None = None) -> Deployed:
+def deployed(number: int, *, problem: str | None = None) -> DeployedApp:
     record = Deployment(name="app", version=number, owner="me", sources={}, functions=())
-    made = Deployed(number, record, number)
+    made = DeployedApp(number, record, number)
     made.problem = problem
     return made
 
@@ -53,8 +53,8 @@ async def test_a_version_that_was_replaced_while_it_was_tried_is_not_tried_again
         applications._replace(deployed(2))
         raise NotReadyError("No process could be started.")
 
-    monkeypatch.setattr(applications._trials, "imported", replaced)
-    await applications._tried_again(before)
+    monkeypatch.setattr(applications._trials, "try_import", replaced)
+    await applications._try_again(before)
     assert applications._retries.next_at is None
 
 
@@ -67,7 +67,7 @@ async def test_an_unexpected_error_ends_no_trials(
         tries.release()
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(applications._trials, "imported", fails)
+    monkeypatch.setattr(applications._trials, "try_import", fails)
     applications._replace(deployed(1, problem="It does not load."))
     with capture_logs() as reported:
         applications.follow()
@@ -169,7 +169,7 @@ async def test_an_app_of_another_owner_is_not_undeployed(applications: Applicati
 async def test_what_is_undeployed_is_unloaded_when_its_last_call_is_over(
     applications: Applications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unloaded: list[Deployed] = []
+    unloaded: list[DeployedApp] = []
     monkeypatch.setattr(applications, "unload", unloaded.append)
     for running, expected in [(0, 1), (1, 1)]:
         await applications._log.append(deployed(1).record)
@@ -194,6 +194,6 @@ async def test_a_deployment_undeployed_at_the_same_time_fails(
     assert await followed(applications) == [1]
     monkeypatch.setattr(applications._log, "append", raced)
     with pytest.raises(DeployError, match="app was undeployed at the same time; deploy it again"):
-        await applications._recorded(2, Loaded("app", ()), {}, "me")
+        await applications._record(2, Loaded("app", ()), {}, "me")
     assert applications._behind.is_set()
     assert await followed(applications) == []

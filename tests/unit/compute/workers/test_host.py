@@ -15,7 +15,7 @@ from indilog.link.link_messages import Returned
 from indilog.runtime import descriptors
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
@@ -30,13 +30,13 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
     record = Deployment(
         name="app", version=1, owner="me", sources={}, functions=(), schedules=(spec,)
     )
-    deployed = Deployed(1, record, 0, {spec: 0.0})
+    deployed = DeployedApp(1, record, 0, {spec: 0.0})
     host._applications._replace(deployed)
     await host._invocations.start()  # watches schedules once it knows the time of the log
     try:
         watched = [reported["schedule"] for reported in host.status()["schedules"]]
         assert watched == ["app.f * * * * * UTC"]
-        host._applications._does_not_load(deployed, DeployError("No."))
+        host._applications._note_load_failure(deployed, DeployError("No."))
         assert host.status()["schedules"] == []
     finally:
         await host._invocations.stop()

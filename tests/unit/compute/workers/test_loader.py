@@ -13,16 +13,16 @@ from typing import NoReturn
 import pytest
 
 from indilog.base.errors import DeployError, DiskFullError
-from indilog_compute.workers.loader import Loaded, load
+from indilog_compute.workers.loader import LoadedDeployment, load
 
 _numbers = itertools.count(10_000)
 HEAD = "from indilog.apps.app import App\napp = App('demo')\n"
 
 
 @pytest.fixture
-def loaded(tmp_path: Path) -> Iterator[list[Loaded]]:
+def loaded(tmp_path: Path) -> Iterator[list[LoadedDeployment]]:
     """What a test loaded; unloaded afterwards."""
-    there: list[Loaded] = []
+    there: list[LoadedDeployment] = []
     before = (set(sys.modules), list(sys.meta_path))
     yield there
     for one in there:
@@ -33,19 +33,22 @@ def loaded(tmp_path: Path) -> Iterator[list[Loaded]]:
 
 
 def load_in(
-    directory: Path, loaded: list[Loaded], sources: Mapping[str, str], name: str | None = None
-) -> Loaded:
+    directory: Path,
+    loaded: list[LoadedDeployment],
+    sources: Mapping[str, str],
+    name: str | None = None,
+) -> LoadedDeployment:
     one = load(next(_numbers), name, sources, directory)
     loaded.append(one)
     return one
 
 
-def result(one: Loaded) -> object:
+def result(one: LoadedDeployment) -> object:
     value = one.functions["f"].body()
     return asyncio.run(value) if asyncio.iscoroutine(value) else value
 
 
-def test_two_versions_live_side_by_side(tmp_path: Path, loaded: list[Loaded]) -> None:
+def test_two_versions_live_side_by_side(tmp_path: Path, loaded: list[LoadedDeployment]) -> None:
     source = HEAD + "@app.function\ndef f() -> int:\n    return {}\n"
     first = load_in(tmp_path, loaded, {"demo.py": source.format(1)})
     second = load_in(tmp_path, loaded, {"demo.py": source.format(2)})
@@ -53,7 +56,7 @@ def test_two_versions_live_side_by_side(tmp_path: Path, loaded: list[Loaded]) ->
 
 
 def test_code_imports_its_own_modules_however_it_names_them(
-    tmp_path: Path, loaded: list[Loaded]
+    tmp_path: Path, loaded: list[LoadedDeployment]
 ) -> None:
     one = load_in(
         tmp_path,
@@ -73,7 +76,7 @@ def test_code_imports_its_own_modules_however_it_names_them(
 
 
 def test_a_folder_without_a_package_imports_its_neighbours(
-    tmp_path: Path, loaded: list[Loaded]
+    tmp_path: Path, loaded: list[LoadedDeployment]
 ) -> None:
     sources = {
         "main.py": HEAD + "import json, statistics_of_mine\n@app.function\ndef f() -> int:\n"
@@ -85,7 +88,7 @@ def test_a_folder_without_a_package_imports_its_neighbours(
 
 
 def test_the_deployments_own_module_wins_over_an_installed_one(
-    tmp_path: Path, loaded: list[Loaded]
+    tmp_path: Path, loaded: list[LoadedDeployment]
 ) -> None:
     import json
 
@@ -98,7 +101,7 @@ def test_the_deployments_own_module_wins_over_an_installed_one(
 
 
 def test_a_name_given_at_deployment_replaces_the_one_in_the_code(
-    tmp_path: Path, loaded: list[Loaded]
+    tmp_path: Path, loaded: list[LoadedDeployment]
 ) -> None:
     source = HEAD + "@app.function\ndef f() -> int:\n    return 1\n"
     one = load_in(tmp_path, loaded, {"demo.py": source}, name="other")
@@ -139,7 +142,7 @@ def test_a_name_given_at_deployment_replaces_the_one_in_the_code(
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(
-    tmp_path: Path, loaded: list[Loaded], sources: dict[str, str], sentence: str
+    tmp_path: Path, loaded: list[LoadedDeployment], sources: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(DeployError, match=sentence) as caught:
         load_in(tmp_path, loaded, sources)

@@ -88,7 +88,7 @@ def test_lines_are_logged_again_when_time_has_passed() -> None:
     with structlog.testing.capture_logs() as seen:
         output = OutputLines(structlog.get_logger(), lines_per_s_max=2, bytes_per_s_max=1 << 20)
         output.received(b"a\nb\nc\nhalf a li", 10.0)
-        output.tell_dropped()
+        output.log_dropped()
         output.received(b"ne\nd\n", 11.0)
     assert [reported.get("line") for reported in seen] == ["a", "b", None, "d"]
     assert seen[2]["lines"] == 2

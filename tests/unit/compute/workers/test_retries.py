@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from indilog_compute.deployments import Deployment
-from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.retries import Retries
 
 
-def deployed(number: int) -> Deployed:
+def deployed(number: int) -> DeployedApp:
     record = Deployment(name=f"app{number}", version=1, owner="me", sources={}, functions=())
-    return Deployed(number, record, 0)
+    return DeployedApp(number, record, 0)
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -24,7 +24,7 @@ from indilog.link.link_messages import (
 )
 from indilog.link.worker_messages import CheckArguments, Invoke, Ping
 from indilog_compute.deployments import Deployment
-from indilog_compute.workers.call import Call, Deployed
+from indilog_compute.workers.call import Call, DeployedApp
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from indilog_compute.workers.process import WorkerProcess
 from indilog_compute.workers.router import CallRouter
@@ -33,10 +33,10 @@ from tests.support.link_pair import link_pair
 pytestmark = pytest.mark.asyncio
 
 
-def deployed() -> Deployed:
+def deployed() -> DeployedApp:
     spec = FunctionSpec("f", "", {}, {})
     record = Deployment(name="demo", version=1, owner="me", sources={}, functions=(spec,))
-    return Deployed(1, record, 0)
+    return DeployedApp(1, record, 0)
 
 
 class Seen:
@@ -113,7 +113,7 @@ def router_of(
     return router
 
 
-def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
+def submitted(router: CallRouter, app: DeployedApp, depth: int = 0) -> Call:
     call = Call("i-1", app, app.functions["f"], b"{}", position=4, depth=depth)
     router.submit(call)
     return call
@@ -209,7 +209,7 @@ async def test_cancelling_stops_a_running_call_in_its_worker() -> None:
 
 
 async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
-    idle: list[Deployed] = []
+    idle: list[DeployedApp] = []
     router = CallRouter(node_config(worker_calls_max=2), on_idle=idle.append)
     app = deployed()
     worker = Worker(router)
@@ -224,7 +224,7 @@ async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
 
 
 async def test_what_is_undeployed_is_idle_after_its_last_call() -> None:
-    idle: list[Deployed] = []
+    idle: list[DeployedApp] = []
     router, app = CallRouter(NodeConfig(), on_idle=idle.append), deployed()
     worker = Worker(router)
     call = submitted(router, app)
@@ -342,13 +342,13 @@ async def test_a_worker_that_answers_again_takes_what_waits() -> None:
 
 
 async def test_a_call_that_waited_runs_on_the_version_that_is_the_newest_when_it_begins() -> None:
-    idle: list[Deployed] = []
+    idle: list[DeployedApp] = []
     router, app = CallRouter(node_config(worker_calls_max=1), on_idle=idle.append), deployed()
     worker = Worker(router)
     worker.process.deployments.add(2)
     first, second = submitted(router, app), submitted(router, app)
     [(number, _)] = await worker.until_asked(1)
-    app.successor = Deployed(2, app.record, 1)
+    app.successor = DeployedApp(2, app.record, 1)
     worker.link.answer(number, Returned(0, b"1"))
     await first.outcome
     asked = await worker.until_asked(2)

@@ -31,7 +31,7 @@ from indilog.link.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft
 from indilog.testing import MemoryLogs
 from indilog_compute.log_service import LogService
 from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
-from indilog_compute.workers.runner import Runner
+from indilog_compute.workers.runner import WorkerRunner
 from tests.support.link_pair import LIMITS, link_pair
 
 pytestmark = pytest.mark.asyncio
@@ -123,7 +123,7 @@ class Node:
         self.logs = MemoryLogs()
         memory = claims_memory()
         self.claims = NodeClaims(memory)
-        self.runner = Runner(directory, threads_max=1, claims=WorkerClaims(memory))
+        self.runner = WorkerRunner(directory, threads_max=1, claims=WorkerClaims(memory))
         os.close(memory)
         self.threads_left: list[int] = []
         self._released = asyncio.Event()

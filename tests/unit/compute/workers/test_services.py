@@ -15,7 +15,7 @@ from indilog.base.deployed import ServiceState
 from indilog.link.worker_messages import ServicesTold
 from indilog.testing import MemoryLogs
 from indilog_compute.workers import services
-from indilog_compute.workers.loader import Loaded
+from indilog_compute.workers.loader import LoadedDeployment
 from indilog_compute.workers.services import RunningServices
 
 
@@ -23,14 +23,14 @@ class Worker:
     """A worker's services, what is loaded, and what the node received."""
 
     def __init__(self, directory: Path) -> None:
-        self.deployments: dict[int, Loaded] = {}
+        self.deployments: dict[int, LoadedDeployment] = {}
         self.reported: tuple[ServiceState, ...] = ()
         self._news = asyncio.Event()
         self._directory = directory
         self.running = RunningServices(self.deployments, _context, self._tell)
 
     def load(self, number: int, app: App) -> None:
-        self.deployments[number] = Loaded(app, "demo", self._directory)
+        self.deployments[number] = LoadedDeployment(app, "demo", self._directory)
 
     def _tell(self, reported: ServicesTold) -> None:
         self.reported = reported.services

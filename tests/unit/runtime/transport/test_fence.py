@@ -7,7 +7,7 @@ import pytest
 
 from indilog.base.ids import Epoch, NodeId, ViewNumber
 from indilog.kernel.view import view_of
-from indilog.runtime.transport.fence import Fence, Refused
+from indilog.runtime.transport.fence import Fence, RefusedFrame
 from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_encoded
 from indilog.wire.messages import MetalogWanted
 
@@ -21,7 +21,7 @@ def frame(**changes: object) -> bytes:
 
 def outcome(fence: Fence, given: bytes) -> str:
     admitted = fence.admitted(given)
-    return admitted.reason if isinstance(admitted, Refused) else "taken"
+    return admitted.reason if isinstance(admitted, RefusedFrame) else "taken"
 
 
 @pytest.fixture
