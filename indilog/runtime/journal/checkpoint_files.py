@@ -183,7 +183,7 @@ def read_checkpoint(directory: Path, place: Place) -> Loaded | None:
 
 
 def read_newest(directory: Path) -> Loaded | None:
-    """Return the newest intact checkpoint; damaged ones are renamed.
+    """Return the newest intact checkpoint; None: there is none.
 
     Raises:
         DataDirectoryError: another release wrote it.
@@ -191,8 +191,15 @@ def read_newest(directory: Path) -> Loaded | None:
     for place in reversed(checkpoint_places(directory)):
         if (loaded := read_checkpoint(directory, place)) is not None:
             return loaded
+    return None
+
+
+def set_aside_damaged(directory: Path, newest: Place) -> None:
+    """Rename the checkpoints after `newest`, the newest intact one: they are damaged."""
+    for place in reversed(checkpoint_places(directory)):
+        if place <= newest:
+            return
         path = checkpoint_path(directory, place)
         for older in directory.glob(f"checkpoint-*{_DAMAGED}"):
             older.unlink()
         path.rename(path.with_name(path.name + _DAMAGED))
-    return None

@@ -21,14 +21,13 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 from xxhash import xxh3_64_intdigest
 
-from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import NodeId
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal.checkpoint_files import (
@@ -36,13 +35,13 @@ from indilog.runtime.journal.checkpoint_files import (
     FileUse,
     Place,
     needed_from,
-    read_newest,
     remove_leftover,
+    set_aside_damaged,
 )
 from indilog.runtime.journal.directory_lock import lock_directory
 from indilog.runtime.journal.discards import Discards
 from indilog.runtime.journal.journal_directory import check_format, create_directory
-from indilog.runtime.journal.moved_frames import MovedFrames
+from indilog.runtime.journal.journal_reader import FileRead, Frame, JournalReader
 from indilog.runtime.journal.old_segments import OldSegments
 from indilog.runtime.journal.open_segments import OpenSegments
 from indilog.runtime.journal.segment import (
@@ -50,7 +49,6 @@ from indilog.runtime.journal.segment import (
     END_OF_SEGMENT,
     FRAME_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
-    RewrittenEnd,
     frame_bytes,
     header_packed,
     payload_crc_of,
@@ -60,11 +58,10 @@ from indilog.runtime.journal.segment import (
     write_all,
     zero_tail,
 )
-from indilog.runtime.journal.segment_files import SegmentFile, segment_files
-from indilog.runtime.journal.segment_rewrite import places_in, remove_leftovers, rewritten_end
+from indilog.runtime.journal.segment_files import SegmentFile
+from indilog.runtime.journal.segment_rewrite import remove_leftovers
 from indilog.runtime.journal.segment_scan import (
     Damage,
-    SegmentScan,
     header_at,
     is_clean,
     newest_used,
@@ -73,8 +70,6 @@ from indilog.runtime.journal.segment_scan import (
 )
 from indilog.runtime.journal.segment_use import (
     NewestSegment,
-    is_whole,
-    newest_noted,
     note_newest,
 )
 from indilog.runtime.journal.spare_segment import SpareSegment
@@ -85,8 +80,6 @@ _SPARE_FROM: Final = 16
 """The next segment is prepared when 1/16 of the active one is full. Writing zeros takes longer than
 filling half a segment at full load, and a process that writes little needs no second segment.
 """
-_NO_SEGMENT: Final = 2**32 - 2
-"""The segment in the name of a batch whose name is damaged."""
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
 Durability = Literal["fsync", "memory"]
@@ -139,13 +132,12 @@ class Journal:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.files = OpenSegments(directory)
-        self.moved = MovedFrames()
+        self._reader = JournalReader(directory, segment_bytes=segment_bytes)
+        self.moved = self._reader.moved
         self.old = OldSegments()
         self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
         """Held during a sync until its outcome is noted."""
-        self._start = Place(0, 0)
-        """The place of the checkpoint that was loaded."""
         self._known: dict[tuple[int, int], FileUse] = {}
         """The use of segment files from that checkpoint, by their first and last segment."""
         self._failed = False
@@ -229,21 +221,19 @@ class Journal:
             DataDirectoryError: a newer release wrote it.
         """
         remove_leftover(self.directory)
-        loaded = read_newest(self.directory)
-        if loaded is None:
-            return None
-        self._start = loaded.place
-        self._known = {(use.first, use.last): use for use in loaded.checkpoint.files}
-        self.old.keep_from(*needed_from(self.directory, loaded.place))
-        return loaded.checkpoint
+        checkpoint = self._reader.load_checkpoint()
+        set_aside_damaged(self.directory, self._reader.start)
+        if checkpoint is not None:
+            self._known = {(use.first, use.last): use for use in checkpoint.files}
+            self.old.keep_from(*needed_from(self.directory, self._reader.start))
+        return checkpoint
 
     def missing_segments(self) -> frozenset[int]:
         """Return the segments before the loaded checkpoint whose files are missing."""
-        there = {n for f in segment_files(self.directory) for n in range(f.first, f.last + 1)}
-        return frozenset(range(1, self._start.segment)) - there
+        return self._reader.missing_segments()
 
-    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location] | Damage]:
-        """Yield all intact frames in order (stream, kind, payload, location), and all damage.
+    def recover(self) -> Iterator[Frame | Damage]:
+        """Yield all intact frames in order, and all damage.
 
         It begins after the checkpoint, if one was loaded. It must be exhausted once before the
         first `write`. A torn tail is cut with a warning. Yielded frames are durable when the
@@ -254,98 +244,37 @@ class Journal:
         """
         assert not self._number, "a journal recovers once"
         remove_leftovers(self.directory)
-        noted = newest_noted(self.directory) or NewestSegment(0, 0)
-        newest = max(newest_used(self.directory), noted.number, self._start.segment)
-        # What lies beyond is the segment that was made in advance: it counts when it is used.
-        files = {f.first: f for f in segment_files(self.directory) if f.first <= newest}
-        ends = {file.first: rewritten_end(file) for file in files.values()}
-        for known in files.values():
-            self._register(known, ends[known.first])
-        if not self._start.segment and any(end and end.batches_only for end in ends.values()):
-            # What these files say no more was in checkpoints, none of which can be read.
-            yield self._counted(Damage(1, 0, self.segment_bytes, None, b""))
-        active, end, number = newest + 1, 0, max(1, self._start.segment)
-        while number <= newest:
-            if (file := files.get(number)) is None:
-                yield self._counted(Damage(number, 0, self.segment_bytes, None, b""))
-                number += 1
+        reader = self._reader
+        reader.open_files()
+        for file in reader.files.values():
+            self.files.named(file)
+            known = self._known.get((file.first, file.last))
+            dead, other = (known.dead_bytes, known.other_bytes) if known is not None else (0, 0)
+            self.old.add(file, file.path.stat().st_size, dead, other)
+        for found in reader.frames():
+            if isinstance(found, FileRead):
+                self._mend(found)
                 continue
-            number = file.last + 1
-            synced = noted.synced if file.first == noted.number else 0
-            scan = yield from self._recovered(file, newest=file.last == newest, synced=synced)
-            if scan.sealed:
-                continue
-            alone = file.first == file.last == newest
-            if alone and (newest != noted.number or is_whole(self.directory, noted)):
-                active, end = newest, scan.end
-            elif not scan.damaged_end:
-                # Its end is cut off. It is left as it is, so that this is found again.
-                size = noted.size_bytes if file.first == noted.number else scan.end
-                self.old.exclude_damaged(file)
-                yield self._counted(Damage(file.first, scan.end, size, None, b""))
-        self._activate(active, end)
+            self.damaged += isinstance(found, Damage)
+            yield found
+        self._activate(reader.active, reader.end)
 
-    def _recovered(
-        self, file: SegmentFile, *, newest: bool, synced: int
-    ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
-        """Yield the frames of a file; return the scan."""
-        start = self._start.offset if file.first == self._start.segment else 0
-        synced = max(synced, start)
-        scan = SegmentScan(file.path, file.first, newest=newest, synced=synced, start=start)
-        gone: list[Location] = []
-        for found in scan:
-            if isinstance(found, Damage):
-                self.old.exclude_damaged(file)
-                yield self._counted(self._named(found))
-                continue
-            header, payload, location = found
-            if header.kind == FrameKind.GONE:
-                gone.append(location)
-                self.old.add_dead(file.first, frame_bytes(header.length))
-            if header.kind == FrameKind.MOVED:
-                continue
-            self.frames += 1
-            if header.kind not in BATCH_KINDS:
-                self.old.add_other(file.first, frame_bytes(header.length))
-                if header.kind != FrameKind.CHECKPOINT:
-                    yield header.stream, _kind_of(header.kind), payload, location
-            elif (name := self.moved.name(*location)) is not None:
-                yield header.stream, _kind_of(header.kind), payload, name
-            else:
-                at = location.offset - FRAME_HEADER_BYTES
-                damage = Damage(file.first, at, at + frame_bytes(header.length), header, payload)
-                yield self._counted(self._named(damage))
+    def _mend(self, read: FileRead) -> None:
+        """Make durable what was read of a file, correct flipped bits, and note its use."""
+        file, scan = read.file, read.scan
+        self.frames += read.frames
+        self.old.add_other(file.first, read.other_bytes)
+        for location in read.gone:
+            self.old.add_dead(file.first, frame_bytes(location.length))
+        if read.damaged:
+            self.old.exclude_damaged(file)
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
         # A crash may have come before any of its syncs, also before that of a mark.
-        again_from = scan.synced if newest else scan.written
+        again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
-        for location in gone:
+        for location in read.gone:
             self.discards.punch(location)
-        return scan
-
-    def _register(self, file: SegmentFile, end: RewrittenEnd | None) -> None:
-        """Note a file, its dead bytes, and the names of the batches that were moved there."""
-        self.files.named(file)
-        known = self._known.get((file.first, file.last))
-        dead, other = (known.dead_bytes, known.other_bytes) if known is not None else (0, 0)
-        self.old.add(file, file.path.stat().st_size, dead, other)
-        if end is not None:
-            self.moved.moved(
-                range(file.first, file.last + 1), file.first, places_in(file, end.names_at)
-            )
-
-    def _named(self, damage: Damage) -> Damage:
-        """Return damage of a batch under the name by which its role knows the batch."""
-        header, place = damage.header, damage.location
-        if header is None or header.kind not in BATCH_KINDS:
-            return damage
-        name = self.moved.name(*place)
-        return damage._replace(name=name or place._replace(segment=_NO_SEGMENT))
-
-    def _counted(self, damage: Damage) -> Damage:
-        self.damaged += 1
-        return damage
 
     def _activate(self, number: int, end: int) -> None:
         """Continue in segment `number` at `end`; bytes after it are cut."""
@@ -631,13 +560,3 @@ class Journal:
             self.files.close()
             os.close(self._lock_fd)
             self._failed = True
-
-
-def _kind_of(kind: int) -> FrameKind:
-    try:
-        return FrameKind(kind)
-    except ValueError:
-        raise DataDirectoryError(
-            f"The journal holds a frame of kind {kind}, which this release does not know; "
-            "start the release that wrote it."
-        ) from None

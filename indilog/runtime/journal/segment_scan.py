@@ -75,6 +75,8 @@ class SegmentScan:
     Args:
         newest: whether it may end with a torn tail.
         synced: how many bytes were synced at least, as known from outside its frames.
+        growing: whether a process writes to it meanwhile. Then `synced` comes from all its frames
+            (`synced_end`), and nothing after that is damage: it may be incomplete.
 
     Attributes:
         end: after iteration, the offset after the last intact frame.
@@ -85,11 +87,19 @@ class SegmentScan:
     """
 
     def __init__(
-        self, path: Path, number: int, *, newest: bool, synced: int = 0, start: int = 0
+        self,
+        path: Path,
+        number: int,
+        *,
+        newest: bool,
+        synced: int = 0,
+        start: int = 0,
+        growing: bool = False,
     ) -> None:
         self._path = path
         self._number = number
         self._newest = newest
+        self._growing = growing
         self.end = start
         self.synced = synced
         self.sealed = False
@@ -148,12 +158,16 @@ class SegmentScan:
             self.mended.append((place.offset, payload_right))
             return header, payload_right, place
         following = self.end + frame_bytes(header.length)
+        if self._growing and self.synced <= self.end:
+            return None
         if self._newest and self._known_synced(headers_in(fd, self._number, following)) <= self.end:
             return None
         return Damage(self._number, self.end, following, header, payload)
 
     def _behind_damage(self, fd: int, size: int) -> int | None:
         """Return where to read on; None: here the segment ends."""
+        if self._growing and self.synced <= self.end:
+            return None
         headers = headers_in(fd, self._number, self.end + _ALIGNMENT)
         following = next(headers, None)
         behind = size if following is None else following[0]
@@ -251,6 +265,15 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
                 if header is not None and header.segment == number:
                     yield offset + at, header
             at = chunk.find(MAGIC, at + 1)
+
+
+def synced_end(path: Path, number: int, start: int) -> int:
+    """Return how many bytes of a segment were synced at least, as its frames from `start` on say;
+    0: none says it.
+    """
+    with path.open("rb") as file:
+        headers = headers_in(file.fileno(), number, start)
+        return max((header.synced for _, header in headers), default=0)
 
 
 def holds_frames(path: Path, number: int) -> bool:
