@@ -202,13 +202,18 @@ class Trimmed:
         """
         counts = np.frombuffer(tag_counts, np.uint8).astype(np.int64)
         seqnums = np.arange(len(counts), dtype=np.uint64) + np.uint64(first_seqnum)
-        column: Column = np.frombuffer(tags, np.uint64)
+        return self.dead_at(seqnums, counts, np.frombuffer(tags, np.uint64))
+
+    def dead_at(self, seqnums: Column, counts: npt.NDArray[np.int64], column: Column) -> Mask:
+        """Return which records are dead, given their seqnums, their numbers of tags, and the tags
+        of all of them.
+        """
         dead: Mask = counts == 0
         if not len(column):
             return dead
         starts = np.minimum(np.cumsum(counts) - counts, len(column) - 1)
         dead |= self.logs.of_each(column[starts]) > seqnums
-        if self.tags.highest > first_seqnum:
+        if self.tags.highest > seqnums.min():
             of_tag = np.repeat(np.arange(len(counts)), counts)
             others = np.ones(len(column), np.bool_)
             others[starts[counts > 0]] = False

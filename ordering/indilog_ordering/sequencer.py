@@ -58,6 +58,11 @@ class Sequencer:
         """Set by `Started`, after recovery; a `Primary` replaces a completed `Rebuild`."""
 
     @property
+    def metalog(self) -> StoredMetalog:
+        """Its copy, for programs that read a data directory; not to be changed."""
+        return self._metalog
+
+    @property
     def length(self) -> MetalogPosition:
         """How many entries it holds."""
         return len(self._metalog)

@@ -13,7 +13,7 @@ another replica (`Repair`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -142,6 +142,18 @@ class StorageNode:
         self._upkeep_at = Instant(0.0)
         self._restored = False
         """Whether this incarnation started from a checkpoint."""
+
+    # --- for programs that read a data directory (decision 0035)
+
+    @property
+    def shards(self) -> Mapping[ShardId, Shard]:
+        """The shards of which it keeps a replica; not to be changed."""
+        return self._shards
+
+    @property
+    def ordering(self) -> Ordering:
+        """The applied entries; not to be changed."""
+        return self._ordering
 
     # --- figures for operators
 

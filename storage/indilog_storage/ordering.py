@@ -12,9 +12,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from indilog.base.columns import Pack, Packs
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
@@ -35,6 +37,24 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     positions: tuple[Pack, ...]
     spans: tuple[Pack, ...]
     trim_positions: tuple[Pack, ...]
+
+
+class OrderedColumns(NamedTuple):
+    """What entries ordered: a row for each entry, and one for each span.
+
+    Attributes:
+        tails, times: of each entry, the log's tail after it and its stamp (µs since 1970).
+        positions, shards, localids, seqnums, lengths: of each span, ascending by seqnum: its entry,
+            its shard, the first localid and seqnum, and the number of records.
+    """
+
+    tails: NDArray[np.uint64]
+    times: NDArray[np.uint64]
+    positions: NDArray[np.int64]
+    shards: NDArray[np.uint16]
+    localids: NDArray[np.uint64]
+    seqnums: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
 
 
 _VIEW: Final = ViewNumber(1)
@@ -204,6 +224,21 @@ class Ordering:
     def tail_before(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail before the entry at `position`, which is applied."""
         return self._tails[position - 1] if position else 0
+
+    def columns(self, end: MetalogPosition) -> OrderedColumns:
+        """Return copies of what the entries below `end`, which are applied, ordered."""
+        span_ends = np.array(self._span_ends[:end], np.int64)
+        spans = int(span_ends[-1]) if end else 0
+        lengths = np.array(self._lengths[:spans], np.uint64)
+        return OrderedColumns(
+            np.array(self._tails[:end], np.uint64),
+            np.array(self._times[:end], np.uint64),
+            np.searchsorted(span_ends, np.arange(spans), side="right"),
+            np.array(self._shards[:spans], np.uint16),
+            np.array(self._localids[:spans], np.uint64),
+            np.cumsum(lengths) - lengths,
+            lengths,
+        )
 
     # --- for other storage nodes
 

@@ -24,7 +24,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -79,6 +79,23 @@ def state_decoded(payload: bytes) -> ShardState:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise MalformedFrameError(f"not a shard's state: {error}") from error
+
+
+class BatchRows(NamedTuple):
+    """The batches of one replica of a shard, ascending, as columns of equal length.
+
+    Attributes:
+        firsts, ends: the localids of each.
+        segments, offsets, lengths: where it was written.
+        gone: the localids of discarded batches, a row each: first, end.
+    """
+
+    firsts: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+    segments: NDArray[np.uint32]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    gone: NDArray[np.uint64]
 
 
 class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
@@ -443,6 +460,19 @@ class Shard:
             return None
         place = Location(self._segments[index], self._offsets[index], self._lengths[index])
         return self._firsts[index], self._end_of(index), place
+
+    def batch_rows(self) -> BatchRows:
+        """Return copies of the columns of all stored batches."""
+        segments = np.array(self._segments, np.uint32)
+        bounds = np.append(np.array(self._firsts, np.uint64), np.uint64(self.stored))
+        firsts, ends = bounds[:-1], bounds[1:]
+        gone = segments == _GONE
+        known = ~gone & (segments != _HOLE)
+        offsets, lengths = (np.array(c, np.uint64)[known] for c in (self._offsets, self._lengths))
+        return BatchRows(
+            firsts[known], ends[known], segments[known], offsets, lengths,
+            np.stack((firsts[gone], ends[gone]), axis=1),
+        )  # fmt: skip
 
     def _known_from(self, index: int) -> int | None:
         """Return the first row from `index` on with a known place.

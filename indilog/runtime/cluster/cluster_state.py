@@ -18,7 +18,7 @@ from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config, config_from
 from indilog.config.node import flat_settings
 from indilog.kernel.view import View
-from indilog.runtime.cluster.metadata import MetadataStore, Written
+from indilog.runtime.cluster.metadata import MetadataStore, Written, values_in
 
 VIEW_KEY = "view"
 EPOCH_KEY = "epoch"
@@ -73,6 +73,22 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
             f"The data directory was made by a cluster that runs {_described(found.value)}; "
             f"this start runs {_described(wanted)}. Start it like before, or use another directory."
         )
+
+
+def layout_in(directory: Path) -> tuple[View, Arrangement]:
+    """Return the newest view of a data directory, and how its journals are arranged; takes no lock.
+
+    Raises:
+        DataDirectoryError: there is no data directory, or its metadata file cannot be read.
+    """
+    values = values_in(directory / "metadata")
+    if VIEW_KEY not in values or _ARRANGEMENT_KEY not in values:
+        raise DataDirectoryError(
+            f"{directory} is no data directory of a platform that has run: it has no metadata file "
+            "with a view."
+        )
+    embedded = values[_ARRANGEMENT_KEY] == b"embedded"
+    return view_decoded(values[VIEW_KEY]), "embedded" if embedded else "processes"
 
 
 def _described(arrangement: bytes) -> str:

@@ -267,6 +267,16 @@ class EmbeddedMetadataStore:
                 self._reserve.unlink(missing_ok=True)
 
 
+def values_in(file: Path) -> dict[str, bytes]:
+    """Return the values in the file of an embedded store, also while a process uses it; takes no
+    lock.
+
+    Raises:
+        DataDirectoryError: the file is damaged, or of a newer format.
+    """
+    return {key: item.value for key, item in _read(file).items.items()}
+
+
 def _encoded(contents: _Contents) -> bytes:
     body = msgspec.msgpack.encode(contents)
     return _HEADER.pack(MAGIC, VERSION, _crc_of(VERSION, body)) + body

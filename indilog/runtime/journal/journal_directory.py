@@ -50,28 +50,56 @@ def check_format(directory: Path) -> bool:
             log.warning("the FORMAT file of the journal was missing", file=str(path))
         _write(path)
         return not used
-    line = path.read_bytes().decode("latin-1").removesuffix("\n")
-    stated, _, crc = line.rpartition(" ")
-    if crc != _crc_of(stated):
+    if (version := _version_in(path)) is None:
+        line = path.read_bytes().decode("latin-1").removesuffix("\n")
         if _one_bit_apart(line, format_line(FORMAT_VERSION).strip()) or newest_used(directory):
             log.warning("the FORMAT file of the journal was damaged", file=str(path))
             _write(path)
             return False
         raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+    _refuse_other(directory, version)
+    return False
+
+
+def check_version(directory: Path) -> None:
+    """Refuse a directory of another release; a missing or damaged `FORMAT` is no reason, because
+    each frame has its own version.
+
+    Raises:
+        DataDirectoryError: it is of a newer, an older or an unknown format.
+    """
+    path = directory / "FORMAT"
+    if path.exists() and (version := _version_in(path)) is not None:
+        _refuse_other(directory, version)
+
+
+def _version_in(path: Path) -> int | None:
+    """Return the version that a `FORMAT` file states; None: its CRC does not match.
+
+    Raises:
+        DataDirectoryError: it is of something else.
+    """
+    line = path.read_bytes().decode("latin-1").removesuffix("\n")
+    stated, _, crc = line.rpartition(" ")
+    if crc != _crc_of(stated):
+        return None
     name, _, version = stated.partition(" ")
     if name != _FORMAT_NAME or not version.isdecimal():
         raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
-    if int(version) > FORMAT_VERSION:
+    return int(version)
+
+
+def _refuse_other(directory: Path, version: int) -> None:
+    if version > FORMAT_VERSION:
         raise DataDirectoryError(
             f"{directory} has format {version}, this release reads {FORMAT_VERSION}; "
             "start a newer release."
         )
-    if int(version) < FORMAT_VERSION:
+    if version < FORMAT_VERSION:
         raise DataDirectoryError(
             f"{directory} has format {version}, this release reads {FORMAT_VERSION}: "
             "start the release that wrote it, or begin with another data directory."
         )
-    return False
 
 
 def _one_bit_apart(line: str, right: str) -> bool:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from indilog.base.errors import MalformedFrameError
 from indilog.roles.role import Location
@@ -81,6 +85,26 @@ class MovedFrames:
         if index == len(places.names) or places.names[index] != wanted:
             return None
         return file, places.offsets[index]
+
+    def places(
+        self, segments: NDArray[np.uint32], offsets: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+        """Return file and offset of each of many payloads, as `place`; file 0: it is gone."""
+        files, now = segments.copy(), offsets.copy()
+        moved: defaultdict[int, list[int]] = defaultdict(list)
+        for segment in np.unique(segments).tolist():
+            if (file := self._files.get(segment)) is not None:
+                moved[file].append(segment)
+        for file, of_file in moved.items():
+            rows = np.flatnonzero(np.isin(segments, of_file))
+            wanted = segments[rows].astype(np.uint64) << np.uint64(32) | offsets[rows]
+            names = np.frombuffer(self._places[file].names, np.uint64)
+            at = np.searchsorted(names, wanted)
+            found = at < len(names)
+            found[found] = names[at[found]] == wanted[found]
+            files[rows] = np.where(found, np.uint32(file), np.uint32(0))
+            now[rows[found]] = np.frombuffer(self._places[file].offsets, np.uint64)[at[found]]
+        return files, now
 
     def has_moved(self, segment: int) -> bool:
         """Whether a segment was rewritten in this incarnation."""

@@ -4,15 +4,18 @@ notified of losses (ARCHITECTURE 11, decisions 0009 and 0028).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 import structlog
 
 from indilog.base.errors import DataDirectoryError, IndilogError, MalformedFrameError
 from indilog.roles.role import Checkpoints, FrameKind, Lost, Role, SurvivesLoss, TakesCopies
+from indilog.runtime.journal.checkpoint_files import Checkpoint
 from indilog.runtime.journal.damage_log import DamageLog
 from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.journal_reader import FileRead, Frame, JournalReader
 from indilog.runtime.journal.segment import BATCH_KINDS, is_batch_of
 from indilog.runtime.journal.segment_scan import Damage
 
@@ -32,48 +35,46 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
         IndilogError: the journal is of other roles.
         DataLossError: a role cannot work without the damaged frames.
     """
-    frames = 0
     if lost:
         if journal.created:  # later starts, while it is empty, have nothing new to say
             log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
-    _restore(journal, roles)
-    takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
+    if (checkpoint := journal.load_checkpoint()) is not None:
+        gone = journal.missing_segments()
+        journal.damaged += len(gone)
+        restore(journal.directory, checkpoint, gone, roles)
     damage = DamageLog()
     try:
-        for found in journal.recover():
-            if isinstance(found, Damage):
-                damage.met(found)
-                _tell(found, roles)
-                continue
-            stream, kind, payload, location = found
-            if (role := roles.get(stream)) is None:
-                raise IndilogError("The journal holds frames of a role that this process has not.")
-            role.recover(kind, payload, location)
-            damage.recovered(stream, kind, payload)
-            if kind is FrameKind.ORDERING:
-                for other in takers:
-                    other.copied(payload)
-            frames += 1
+        return replay(journal.recover(), roles, damage)
     finally:
         damage.conclude(journal)
-    for role in roles.values():
-        if isinstance(role, SurvivesLoss):
-            role.recovered()
-    return frames
 
 
-def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
-    """Restore all roles from the newest checkpoint, if there is one.
+def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
+    """Give new roles, by the number of their stream, all that a journal holds; changes nothing.
+
+    Raises:
+        IndilogError: the journal is of other roles.
+        DataLossError: a role cannot work without the damaged frames.
+        OSError: as the system says; a running process may have replaced a file.
+    """
+    if (checkpoint := reader.load_checkpoint()) is not None:
+        restore(reader.directory, checkpoint, reader.missing_segments(), roles)
+    reader.open_files()
+    frames = (found for found in reader.frames() if not isinstance(found, FileRead))
+    replay(frames, roles, DamageLog())
+
+
+def restore(
+    directory: Path, checkpoint: Checkpoint, gone: Collection[int], roles: Mapping[int, Role]
+) -> None:
+    """Restore all roles from a checkpoint, before which the segments `gone` are missing.
 
     Raises:
         IndilogError: the checkpoint is of other roles, or of a newer release.
     """
-    if (checkpoint := journal.load_checkpoint()) is None:
-        return
-    if gone := journal.missing_segments():
+    if gone:
         log.error("segments of the journal are gone", numbers=sorted(gone))
-        journal.damaged += len(gone)
     for stream, payload in checkpoint.roles.items():
         role: object = roles.get(stream)
         if role is None and stream in checkpoint.derived:
@@ -86,9 +87,38 @@ def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
             role.restore(payload, gone)
         except MalformedFrameError as error:
             raise DataDirectoryError(
-                f"The checkpoint in {journal.directory} cannot be read by this release ({error}); "
+                f"The checkpoint in {directory} cannot be read by this release ({error}); "
                 "start the release that wrote it."
             ) from error
+
+
+def replay(found: Iterable[Frame | Damage], roles: Mapping[int, Role], damage: DamageLog) -> int:
+    """Replay frames and damage in the order of the journal; return how many frames there were.
+
+    Raises:
+        IndilogError: a frame is of another role.
+        DataLossError: a role cannot work without the damaged frames.
+    """
+    frames = 0
+    takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
+    for one in found:
+        if isinstance(one, Damage):
+            damage.met(one)
+            _tell(one, roles)
+            continue
+        stream, kind, payload, location = one
+        if (role := roles.get(stream)) is None:
+            raise IndilogError("The journal holds frames of a role that this process has not.")
+        role.recover(kind, payload, location)
+        damage.recovered(stream, kind, payload)
+        if kind is FrameKind.ORDERING:
+            for other in takers:
+                other.copied(payload)
+        frames += 1
+    for role in roles.values():
+        if isinstance(role, SurvivesLoss):
+            role.recovered()
+    return frames
 
 
 def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:

@@ -1,0 +1,194 @@
+"""The state of all nodes of a data directory, as their journals give it (decision 0035).
+
+The roles themselves are restored and replayed, as by a start of the platform. Then every storage
+node is given the committed metalog entries that its own journal does not hold yet: it journals them
+many together, and unsynced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from indilog.base.errors import DataDirectoryError, DataLossError
+from indilog.base.ids import Epoch, MetalogPosition, NodeId, majority
+from indilog.config import Config
+from indilog.kernel.lineage import Extent
+from indilog.kernel.metalog import entries_encoded
+from indilog.kernel.view import View
+from indilog.roles.role import FrameKind, Location, Role
+from indilog.runtime.cluster.cluster_state import layout_in
+from indilog.runtime.journal.journal import stream_of
+from indilog.runtime.journal.journal_directory import check_version
+from indilog.runtime.journal.journal_reader import JournalReader
+from indilog.runtime.journal.moved_frames import MovedFrames
+from indilog.runtime.journal.recovery import read
+from indilog.runtime.journal.segment_files import SegmentFile
+from indilog_ordering.sequencer import Sequencer
+from indilog_storage.node import StorageNode
+from indilog_storage.ordering import Ordering
+
+ATTEMPTS_MAX: Final = 10
+"""How often a directory is read in which a platform replaces files meanwhile."""
+_ENTRIES_AT_ONCE: Final = 4096
+_NOWHERE: Final = Location(0, 0, 0)
+
+
+class FilesChangedError(Exception):
+    """A running platform replaced files while they were read; read the directory again."""
+
+
+class StoredNode(NamedTuple):
+    """A storage node as its journal gives it, and where its batches are."""
+
+    role: StorageNode
+    moved: MovedFrames
+    files: dict[int, SegmentFile]
+
+
+class StoredNodes(NamedTuple):
+    """All storage nodes of a data directory, and the extent of the committed metalog.
+
+    Below the committed length, every node in `nodes` has applied entries of that metalog only; some
+    may lack the last ones. `ordering` lacks none.
+    """
+
+    view: View
+    committed: Extent
+    ordering: Ordering
+    nodes: list[StoredNode]
+
+
+def read_journals(directory: Path) -> StoredNodes:
+    """Read all journals of a data directory; changes nothing.
+
+    Raises:
+        FilesChangedError: a running platform replaced files meanwhile.
+        DataDirectoryError: there is no data directory, or another release wrote it.
+        DataLossError: the order of the log is damaged, and there is no copy of it.
+    """
+    view, arrangement = layout_in(directory)
+    if arrangement == "embedded":
+        journals = [(directory / "journal", [*view.sequencers, *view.storage_nodes])]
+    else:
+        # Sequencers first: what their copies order is on the disks of storage nodes by then.
+        journals = [(directory / node, [node]) for node in (*view.sequencers, *view.storage_nodes)]
+    roles: dict[NodeId, Role] = {}
+    stored: list[StoredNode] = []
+    for journal, nodes in journals:
+        reader = _read_journal(journal, nodes, view, roles)
+        kept = (role for node in nodes if isinstance(role := roles[node], StorageNode))
+        stored += [StoredNode(role, reader.moved, reader.files) for role in kept]
+    sequencers = [role for role in roles.values() if isinstance(role, Sequencer)]
+    committed = _completed([node.role for node in stored], sequencers)
+    reference = next(
+        node.role for node in stored if node.role.ordering.has(committed.length, committed.last)
+    )
+    of = reference.ordering
+    copies = [node for node in stored if _is_copy(node.role.ordering, of, committed)]
+    return StoredNodes(view, committed, of, copies)
+
+
+def _is_copy(ordering: Ordering, reference: Ordering, committed: Extent) -> bool:
+    """Whether the committed entries that a node has applied are those of the reference."""
+    end = min(ordering.position, committed.length)
+    last = ordering.reader.lineage.before(end)
+    return last is not None and reference.has(end, last)
+
+
+def _read_journal(
+    directory: Path, nodes: Sequence[NodeId], view: View, roles: dict[NodeId, Role]
+) -> JournalReader:
+    """Read a journal into new roles of its nodes; a missing journal leaves them empty."""
+    config = Config()
+    made = {node: _role_of(node, view, config) for node in nodes}
+    roles.update(made)
+    segment_bytes = config.node.journal.segment_bytes
+    reader = JournalReader(directory, segment_bytes=segment_bytes, running=True)
+    if directory.is_dir():
+        check_version(directory)
+        try:
+            read(reader, {stream_of(node): role for node, role in made.items()})
+            changed = reader.changed()
+        except FileNotFoundError as error:
+            raise FilesChangedError from error
+        except DataLossError as error:
+            if reader.changed():
+                raise FilesChangedError from error
+            raise
+        if changed:
+            raise FilesChangedError
+    return reader
+
+
+def _role_of(node: NodeId, view: View, config: Config) -> Role:
+    if node in view.sequencers:
+        return Sequencer(node, [view], config)
+    return StorageNode(node, [view], config)
+
+
+# --- what is committed
+
+
+def _completed(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
+    """Give all nodes the committed entries that they lack; return the extent of the metalog.
+
+    That is the extent that a majority of sequencers holds, with the primary if its copy is whole
+    (decision 0006): it never replaces an entry. Storage nodes may be ahead of it if they were read
+    later. If no majority of sequencers has a whole copy, the longest extent of a storage node
+    counts: it applies published entries only.
+
+    Raises:
+        DataDirectoryError: no node has the whole order.
+    """
+    applied = max((node.ordering.extent for node in nodes), default=Extent(Epoch(0), 0))
+    source, length = _committed_copy(sequencers)
+    if source is not None:
+        metalog = source.metalog
+        committed = Extent(metalog.epoch_before(length), length)
+        for node in nodes:
+            _complete(node, source, committed)
+        if any(node.ordering.position >= length for node in nodes):
+            return committed
+    if any(not sequencer.metalog.whole for sequencer in sequencers) or source is None:
+        return applied
+    raise DataDirectoryError(
+        "No storage node of the data directory has the whole order of the log; restore its "
+        "directory from a copy, or start the platform, which fetches what is missing."
+    )
+
+
+def _committed_copy(
+    sequencers: Sequence[Sequencer],
+) -> tuple[Sequencer | None, MetalogPosition]:
+    """Return a sequencer, and how many entries of its copy are committed; None: it is not known."""
+    primary = sequencers[0]
+    found: Sequencer | None = None
+    longest = Extent(Epoch(0), 0)
+    for sequencer in [primary] if primary.metalog.whole else sequencers[1:]:
+        metalog = sequencer.metalog
+        if not metalog.whole:
+            continue
+        extents = [other.metalog.stored_extent for other in sequencers]
+        agreed = sorted((metalog.agreement(*extent) for extent in extents), reverse=True)
+        length = max(agreed[majority(sequencers) - 1], metalog.base.position)
+        extent = Extent(metalog.epoch_before(length), length)
+        if found is None or extent > longest:
+            found, longest = sequencer, extent
+    return found, longest.length
+
+
+def _complete(node: StorageNode, source: Sequencer, committed: Extent) -> None:
+    """Give a node the committed entries that it lacks, or has others in place of."""
+    metalog, ordering = source.metalog, node.ordering
+    if ordering.extent >= committed:
+        return
+    start = max(metalog.agreement(*ordering.extent), metalog.base.position)
+    if start > ordering.position:
+        return  # its checkpoints are gone: it would fetch the history from another node
+    while start < committed.length:
+        end = min(start + _ENTRIES_AT_ONCE, committed.length)
+        payload = entries_encoded(metalog.page(start, end))
+        node.recover(FrameKind.ORDERING, payload, _NOWHERE)
+        start = end
