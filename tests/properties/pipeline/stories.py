@@ -36,6 +36,7 @@ def small(directory: Path, chance: random.Random, *, replicas: int = 1) -> Confi
             index_shards=chance.choice((1, 2, 3)),
             record_bytes_max=8 * KIB,
             batch_bytes_max=100 * KIB,
+            durability=chance.choice(("memory", "memory", "fsync")),
         ),
         node=node_config(
             data_dir=directory,
