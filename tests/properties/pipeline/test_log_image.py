@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 import tempfile
@@ -79,8 +78,8 @@ def signed(tag: int) -> int:
     return tag - (1 << 64) if tag >> 63 else tag
 
 
-@pytest.mark.heavy
-@settings(max_examples=int(os.environ.get("EX", "6")))
+@pytest.mark.timeout(300)
+@settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     seed=st.integers(0, 1 << 32),
     replicas=st.sampled_from((1, 1, 2)),
