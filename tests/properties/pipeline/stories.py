@@ -49,6 +49,28 @@ def small(directory: Path, chance: random.Random, *, replicas: int = 1) -> Confi
     )
 
 
+def copied_at_rest(directory: Path, copy: Path) -> bool:
+    """Copy a directory in which no thread of a platform works now; False: one does."""
+    before = _listed(directory)
+    try:
+        shutil.copytree(directory, copy)
+    except (shutil.Error, FileNotFoundError):
+        before = []
+    if before and before == _listed(directory):
+        return True
+    shutil.rmtree(copy)
+    return False
+
+
+def _listed(directory: Path) -> list[tuple[Path, int, int]]:
+    """Return name, file and time of change of all files; none: some vanished meanwhile."""
+    try:
+        stats = [(path, path.stat()) for path in sorted(directory.rglob("*"))]
+    except FileNotFoundError:
+        return []
+    return [(path, stat.st_ino, stat.st_mtime_ns) for path, stat in stats]
+
+
 class Story:
     """A data directory, and what was appended there."""
 
@@ -96,7 +118,8 @@ class Story:
         async with embedded(self.config) as platform:
             await self.live(platform, steps)
             if killed:
-                shutil.copytree(self.directory, copy)
+                while not copied_at_rest(self.directory, copy):  # noqa: ASYNC110 threads set no event
+                    await asyncio.sleep(0.05)
         if killed:
             shutil.rmtree(self.directory)
             copy.rename(self.directory)
