@@ -346,8 +346,8 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def lost_tail(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One replica forgets the newest frames that nothing else on its disk calls synced; every
-    compute node takes over its shard anew.
+    """One replica forgets the newest frames that nothing else on its disk calls synced, and all
+    shards are taken over anew, in half of the cases before the replicas know what is ordered.
 
     The replica's disk had said that these frames were synced. It takes them for a torn tail.
     """
@@ -369,15 +369,22 @@ def lost_tail(chaos: Chaos) -> tuple[Undo, float] | None:
     )
     if not (newest := [offset for offset, _ in frames if offset >= synced]):
         return None
-    hit = [process, *(p for p in chaos.cluster.processes if p.logs)]
-    for other in hit:
+    cluster, view = chaos.cluster, chaos.cluster.view
+    storage = {p.name: p for p in map(cluster.process_of, view.storage_nodes)}
+    sequencers = {cluster.process_of(node).name for node in view.sequencers}
+    hit = {p.name: p for p in cluster.processes if p.logs} | {process.name: process}
+    if chaos.chance.random() < 0.5:  # they have ordering frames of older entries only
+        cluster.network.cut(sorted(sequencers), sorted(storage))
+        hit |= storage
+    for other in hit.values():
         other.crash(power=False)
     zeros = bytes(path.stat().st_size - newest[0])
     process.disk.overwrite(f"journal/{path.name}", newest[0], zeros)
 
     def undo() -> None:
-        for other in hit:
+        for other in hit.values():
             other.start()
+        cluster.world.after(chaos.a_while_s(), cluster.network.join)
 
     return undo, chaos.a_while_s()
 
