@@ -82,7 +82,7 @@ def sources(*folders: str) -> tuple[Path, ...]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    gc.disable()  # else a million nodes are looked through again and again while they come up
+    gc.disable()  # else a million nodes are scanned repeatedly while they are made
     try:
         return ast.parse(path.read_text(), str(path))
     finally:
@@ -379,6 +379,13 @@ PRIVATE_WORDS = {
     r"for good": "permanently",
     r"in the end": "finally",
     r"lest": "so that ... not",
+    r"(is|are|was|were|be) told": "is notified, gets, is answered",
+    r"steady (clock|time|now)": "monotonic",
+    r"takes? turns": "round robin; run interleaved",
+    r"in vain": "without a result; times out",
+    r"again and again": "repeatedly",
+    r"begun (again|anew)": "restarted, rerun",
+    r"given back": "freed, released, returned",
 }
 """Words that stand for a mechanism here and nowhere else, and the field's term for each."""
 WORDS_EXEMPT = {

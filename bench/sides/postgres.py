@@ -13,7 +13,7 @@ import asyncpg
 from bench.sides.side import Peer
 
 CONNECTIONS_MAX: Final = 64
-"""Of a client process; more callers take turns. PostgreSQL gets slower with more."""
+"""Of a client process; more callers wait for each other. PostgreSQL gets slower with more."""
 _TABLE: Final = """
 SELECT pg_advisory_xact_lock(1);
 CREATE TABLE IF NOT EXISTS records (

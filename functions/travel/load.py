@@ -108,7 +108,8 @@ class Travel:
         """Return which reservations do not agree with capacities, orders and acknowledgements."""
         reservations = dict(replay.those("reservation"))
         faults = [
-            f"Request {request} was told {'yes' if reserved else 'no'}, but the log says otherwise."
+            f"Request {request} was answered {'yes' if reserved else 'no'}, "
+            "but the log says otherwise."
             for request, reserved in self.acknowledged.items()
             if reserved is not (request in reservations)
         ]

@@ -193,7 +193,7 @@ class Rebuild:
         lacking = [node for node, answer in self._answers.items() if answer and not answer.whole]
         return DataLossError(
             f"The order of the log is damaged on the disk of {self._node}, and on that of "
-            f"{' and '.join(lacking)} too, so it cannot be told whether an acknowledged record "
+            f"{' and '.join(lacking)} too, so no node knows whether an acknowledged record "
             "would be missing; restore the whole data directory from a copy."
         )
 

@@ -405,7 +405,7 @@ def test_every_answer_equals_a_scan_despite_lost_late_and_repeated_messages(seed
 
 
 def every_lookup(history: History) -> Iterator[IndexLookup]:
-    """All tags, bounds, directions and prefixes of a log; all merging nodes take turns."""
+    """All tags, bounds, directions and prefixes of a log; all merging nodes in rotation."""
     merging = cycle((*history.view.aggregators, *history.view.index_nodes))
     tags = (EMPTY_TAG, LOG_TAGS[0], *TAGS, 4)
     request = 0

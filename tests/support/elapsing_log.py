@@ -1,4 +1,4 @@
-"""A log whose time advances only when a read waits in vain, and logs that keep trimmed records: for
+"""A log whose time advances only when a read times out, and logs that keep trimmed records: for
 tests that interleave, and compare with a model.
 """
 
@@ -23,7 +23,7 @@ class Time:
 
 
 class ElapsingLog(SteppedLog):
-    """A read that waits in vain advances the time by its wait."""
+    """A read that times out advances the time by its wait."""
 
     def __init__(self, log: Log, time: Time) -> None:
         super().__init__(log)

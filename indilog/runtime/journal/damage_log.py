@@ -88,7 +88,7 @@ def _records_of(batch: _Batch | None) -> dict[str, object]:
 
 
 def _batch_of(damage: Damage) -> _Batch | None:
-    """Return which records were there; None: that cannot be told."""
+    """Return which records were there; None: unknown."""
     frame = damage.header
     if frame is None or frame.kind not in BATCH_KINDS:
         return None

@@ -2,7 +2,7 @@
 
 The check shares nothing with the library but the form of its records: which consumer held which
 message when is found again in the plainest way, from the records of a shard alone, and must be what
-consumers were told. It knows no priorities and no dead letters, and what is pushed with a delay it
+consumers reported. It knows no priorities and no dead letters, and what is pushed with a delay it
 takes for not due yet.
 """
 
@@ -18,7 +18,7 @@ from indilog.base.log import Record
 
 
 @dataclass
-class Told:
+class Reported:
     """The output of one consumer process until it was killed; a claim is named by its seqnum."""
 
     got: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Replayed:
 
 
 def faults(
-    pushed: dict[int, int], consumers: Sequence[Told], shards: Sequence[Replayed]
+    pushed: dict[int, int], consumers: Sequence[Reported], shards: Sequence[Replayed]
 ) -> list[str]:
     """Return what cannot be true, in words; `pushed`: seqnum and number of each push that returned.
 
@@ -112,19 +112,19 @@ def _of_messages(pushed: dict[int, int], shards: Sequence[Replayed]) -> Iterable
         yield f"{len(twice)} messages were acknowledged twice in the log"
 
 
-def _of_answers(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterable[str]:
+def _of_answers(consumers: Sequence[Reported], shards: Sequence[Replayed]) -> Iterable[str]:
     held = {claim: message for shard in shards for claim, message in shard.got.items()}
     in_time = {claim for shard in shards for claim in shard.in_time}
     for consumer in consumers:
         if wrong := {c for c, (message, _) in consumer.got.items() if held.get(c) != message}:
-            yield f"{len(wrong)} claims were told another message than they held"
+            yield f"{len(wrong)} claims got another message than they held"
         if wrong := consumer.done - in_time:
             yield f"{len(wrong)} acknowledgements were confirmed that came too late"
         if wrong := consumer.late & in_time:
             yield f"{len(wrong)} acknowledgements were refused that came in time"
 
 
-def _of_counts(pushed: dict[int, int], consumers: Sequence[Told]) -> Iterable[str]:
+def _of_counts(pushed: dict[int, int], consumers: Sequence[Reported]) -> Iterable[str]:
     """From what consumers printed alone."""
     done = Counter(
         consumer.got[claim]
@@ -140,10 +140,10 @@ def _of_counts(pushed: dict[int, int], consumers: Sequence[Told]) -> Iterable[st
         yield f"{len(invented)} messages were delivered that were never pushed"
 
 
-def _of_order(consumers: Sequence[Told], shards: Sequence[Replayed]) -> Iterable[str]:
+def _of_order(consumers: Sequence[Reported], shards: Sequence[Replayed]) -> Iterable[str]:
     reported = {claim: seen[0] for consumer in consumers for claim, seen in consumer.got.items()}
     for number, shard in enumerate(shards):
-        for what, claims in (("by the log", shard.got), ("as told", reported)):
+        for what, claims in (("by the log", shard.got), ("as reported", reported)):
             deliveries = (claims.get(claim) for claim in sorted(shard.got))
             firsts = list(dict.fromkeys(m for m in deliveries if m is not None))
             missing = set() if what == "by the log" else _unheard(shard, reported)

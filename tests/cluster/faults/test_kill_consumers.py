@@ -20,7 +20,7 @@ import indilog
 from bokiqueue import Queue
 from bokiqueue.records import Acknowledge, Claim, PushMessage, encode
 from indilog.base.log import Log, Record
-from tests.cluster.faults.queue_evidence import Replayed, Told, faults
+from tests.cluster.faults.queue_evidence import Replayed, Reported, faults
 from tests.cluster.platform_process import ROOT, platform
 
 SHARDS = 4
@@ -37,7 +37,7 @@ class Consumers:
     """Consumer processes; one is killed and replaced after each number of deliveries."""
 
     def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
-        self.reported: list[Told] = []
+        self.reported: list[Reported] = []
         self.kills = 0
         self._command = [sys.executable, "-m", "tests.cluster.queue_consumer"]
         self._command += [url, "work", "mail", str(SHARDS)]
@@ -54,7 +54,7 @@ class Consumers:
         process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT, stdout=PIPE)
         assert process.stdout is not None
         self._running.append(process)
-        reported = Told()
+        reported = Reported()
         self.reported.append(reported)
         while line := await process.stdout.readline():
             reported.hear(line)
@@ -157,7 +157,7 @@ PUSHED = {0: 7, 1: 8}
 
 
 def found(said: bytes, story: list[Record] = STORY) -> str:
-    reported = Told()
+    reported = Reported()
     for line in said.splitlines(keepends=True):
         reported.hear(line)
     return "; ".join(faults(PUSHED, [reported], [Replayed(story)]))
@@ -177,14 +177,14 @@ def test_the_checker_accepts_a_consistent_history() -> None:
         (SAID, [*STORY[:5], record(9, Acknowledge(3, (1,)), 6.0)], "came too late"),
         (SAID.replace(b"done 3", b"late 3"), STORY, "refused that came in time"),
         (SAID.replace(b"got 3 1 8", b"got 3 0 7"), STORY, "confirmed twice"),
-        (SAID.replace(b"got 3 1", b"got 3 0"), STORY, "told another message than they held"),
+        (SAID.replace(b"got 3 1", b"got 3 0"), STORY, "got another message than they held"),
         (b"got 2 0 7\ndone 2 0 7\n", STORY, "no consumer had in its hands"),
         (SAID.replace(b" 8", b" 9"), STORY, "that were never pushed"),
         (SAID, STORY[1:], "not what was pushed"),
         (
             b"got 2 1 8\ngot 3 0 7\ndone 2 1 8\ndone 3 0 7\n",
             STORY,
-            "not first in, first out as told",
+            "not first in, first out as reported",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def check_all_there(found: list[tuple[int, bytes]], acknowledged: dict[int, byte
         last[caller] = int(number)
 
 
-async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None:
+async def killed_repeatedly(directory: Path, seed: int, kills: int) -> None:
     rng = random.Random(seed)
     acknowledged: dict[int, bytes] = {}
     for kill in range(kills):
@@ -80,7 +80,7 @@ async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None
 async def test_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
     tmp_path: Path, seed: int
 ) -> None:
-    await killed_again_and_again(tmp_path, seed, KILLS_PER_SEED)
+    await killed_repeatedly(tmp_path, seed, KILLS_PER_SEED)
 
 
 @pytest.mark.cluster
@@ -90,4 +90,4 @@ async def test_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
 async def test_forty_kills_under_32_writers_lose_nothing_acknowledged(
     tmp_path: Path, kills_wanted: int | None
 ) -> None:
-    await killed_again_and_again(tmp_path, 40, kills_wanted or 10)
+    await killed_repeatedly(tmp_path, 40, kills_wanted or 10)

@@ -77,10 +77,10 @@ def test_every_acknowledged_record_survives_a_power_cut(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
     for seed in range(seeds_wanted or 1):
-        cut_again_and_again(tmp_path, seed)
+        cut_repeatedly(tmp_path, seed)
 
 
-def cut_again_and_again(tmp_path: Path, seed: int) -> None:
+def cut_repeatedly(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     image = tmp_path / f"image-{seed}"
     with image.open("wb") as file:

@@ -244,7 +244,7 @@ def test_every_caller_gets_what_a_plain_replay_of_the_log_says(
 
 
 def one_who_stands_still(seed: int) -> None:
-    """Three who use the lock again and again, with a checkpoint whenever they can."""
+    """Three callers that use the lock repeatedly, with a checkpoint whenever they can."""
     time = Time()
     logs = Kept(time)
     people = [Person(logs, time, f"person {n}") for n in range(3)]

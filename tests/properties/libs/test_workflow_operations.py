@@ -364,7 +364,7 @@ def no_key(key: str, bytes_max: int) -> str:
 patiently = transactions._transact_with_retry
 
 
-async def failure_is_told_only(store: Store, body: Any, txn_id: str) -> Any:  # noqa: ANN401
+async def failure_is_only_returned(store: Store, body: Any, txn_id: str) -> Any:  # noqa: ANN401
     if body.__name__ == "failed":
         return await body(None)
     return await patiently(store, body, txn_id)
@@ -382,7 +382,7 @@ def check_some_transactions() -> None:
         (Signals, "_take", taken_again, check_signals),
         (RunLock, "__init__", lock_without_checking, check_locks),
         (calls, "short_key", no_key, check_calls),
-        (transactions, "_transact_with_retry", failure_is_told_only, check_some_transactions),
+        (transactions, "_transact_with_retry", failure_is_only_returned, check_some_transactions),
     ],
 )
 def test_a_planted_bug_is_caught(

@@ -260,10 +260,12 @@ def test_the_check_finds_a_client_that_got_another_answer() -> None:
     application = Travel([])
     application.acknowledged = {"q": True, "lost": True, "other": False}
     assert application.faults(replay()) == [
-        "Request lost was told yes, but the log says otherwise."
+        "Request lost was answered yes, but the log says otherwise."
     ]
     application.acknowledged = {"q": False}
-    assert application.faults(replay()) == ["Request q was told no, but the log says otherwise."]
+    assert application.faults(replay()) == [
+        "Request q was answered no, but the log says otherwise."
+    ]
 
 
 def test_loading_fits_into_records() -> None:

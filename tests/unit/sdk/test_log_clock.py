@@ -22,7 +22,7 @@ def log_at(now: list[float]) -> MemoryLog:
     return MemoryLog("any", logs=MemoryLogs(clock=lambda: now[0]))
 
 
-def test_it_advances_between_records_by_the_steady_clock() -> None:
+def test_it_advances_between_records_by_the_monotonic_clock() -> None:
     monotonic = Monotonic()
     clock = LogClock(monotonic)
     clock.read(1000.0)

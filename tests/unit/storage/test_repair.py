@@ -231,7 +231,7 @@ def test_only_ordered_records_are_requested_and_sent() -> None:
 
 
 def test_an_answer_reads_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wiped replica asks for all of a shard, again and again."""
+    """A wiped replica asks for all of a shard, repeatedly."""
     pair = replicated(40, page_bytes_max=1)
     looked = 0
     whole = Shard.batch_from

@@ -134,7 +134,7 @@ async def test_an_owner_that_asks_again_gets_what_it_has(log: Log) -> None:
     again = await Lock(log(), "hotel:7", owner="run-1/3").acquire()
     assert again.token == first.token
     await again.release()
-    await first.release()  # what was given back may be given back again ...
+    await first.release()  # a released lock may be released again ...
     with pytest.raises(LockLostError):
         await first.extend()  # ... but it is not held
 

@@ -105,7 +105,7 @@ async def test_a_call_whose_outcome_is_unknown_is_asked_for_again(platform: Plat
     "trouble",
     [
         [FunctionFailedError("no such address", kind="ValueError")],
-        [WorkerCrashedError("lost again and again")] * 3,
+        [WorkerCrashedError("lost repeatedly")] * 3,
     ],
 )
 @pytest.mark.asyncio

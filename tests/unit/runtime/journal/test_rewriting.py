@@ -207,7 +207,7 @@ def test_discarding_a_batch_with_tombstones_frees_only_its_own_bytes(tmp_path: P
     rewriter.close()
 
 
-def test_a_segment_with_wrongly_reported_reclaimable_bytes_is_not_rewritten_again_and_again(
+def test_a_segment_with_wrongly_reported_reclaimable_bytes_is_not_rewritten_repeatedly(
     rewriter: Rewriter,
 ) -> None:
     filled(rewriter)
@@ -433,7 +433,7 @@ def test_batches_keep_their_original_locations_over_restarts_and_further_rewrite
 
 
 def test_a_segment_prepared_before_a_restart_is_counted_once(tmp_path: Path) -> None:
-    """A segment counted twice would be rewritten again and again, since its second count never
+    """A segment counted twice would be rewritten repeatedly, since its second count never
     shrinks.
     """
     first = Rewriter(tmp_path)
