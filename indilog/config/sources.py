@@ -1,4 +1,4 @@
-"""Where the values of a configuration come from, and the checks of the whole."""
+"""Reads a configuration from its sources (file, environment, command line), and checks it."""
 
 from __future__ import annotations
 

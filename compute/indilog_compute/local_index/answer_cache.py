@@ -1,14 +1,14 @@
 """The Answer Cache: answers of the index tier that can never change (thesis 10).
 
-A record is immutable and so is what lies before it. When the index tier says that the first record
-with a tag from bound b on is at s, then there is none in [b, s), for ever; when it says that the
-last one up to b is at s, and b lies below the log's tail, there is none in (s, b]. Such an answer
-is kept as a *zone* around the record at s: no other record of the tag lies in [below, above]. Zones
-of one record grow together. "There is none from b on" and "the last one of all" are not kept: the
-next append may change them.
+Appends never change the records before them. Suppose the index tier answers that the first record
+with a tag from bound b on is at s. Then there will never be one in [b, s). Or it answers that the
+last one up to b is at s, and b is below the log's tail. Then there will never be one in (s, b].
+Such an answer is kept as a *zone* around the record at s: no other record of the tag lies in
+[below, above]. Zones of one record grow together. The answers "there is none from b on" and "the
+last one of all" are not kept, because the next append may change them.
 
-So lookups that the Tag Cache never can serve, above all for the first record of a tag, are asked of
-the index tier once. Only a trim changes an answer: it forgets the tag.
+So a lookup that the Tag Cache cannot serve, mostly for the first record of a tag, goes to the index
+tier only once. Only a trim can change an answer; then all zones of the tag are dropped.
 """
 
 from __future__ import annotations

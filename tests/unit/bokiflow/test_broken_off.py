@@ -1,5 +1,5 @@
-"""A run that is durable goes on, whatever fails after the append, and what an execution that broke
-off has on its way does not count any more.
+"""A durable run continues despite failures after its append, and appends in flight of an
+interrupted execution have no effect.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class BrokenLogs(HookedLogs):
     """Logs that fail as a test says.
 
     Attributes:
-        reads_fail: how many further reads of runs do.
+        reads_fail: how many further reads of runs fail.
         fails_after: after such a record is appended, the next read of a run fails.
-        is_held: which appends stay on their way; they are in `held`.
+        is_held: selects appends that stay in flight; their entries are in `held`.
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class Process(ShopProcess):
     _two.__name__ = "two"
 
 
-async def given_to(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
-    """Give a run that has begun to an executor, in the next epoch."""
+async def assign(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
+    """Append a record that assigns a started run to an executor, in the next epoch."""
     taken = RunTaken(2, executor, crashes)
     await logs.log(FLOW_LOG).append(encode(taken), tags=[run_tag(run), executor_tag(executor)])
 
 
-async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() -> None:
+async def test_a_start_that_fails_after_its_append_continues_in_this_process() -> None:
     logs = BrokenLogs()
     process = Process(logs)
     await (await process.two.start(id="before")).result(10)
@@ -124,7 +124,7 @@ async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() ->
     await process.stop()
 
 
-async def test_a_start_that_fails_behind_its_append_may_be_repeated() -> None:
+async def test_a_start_that_fails_after_its_append_may_be_repeated() -> None:
     logs = BrokenLogs()
     process = Process(logs)
     process.flow.runner.lease_s = 3600.0  # no process looks for it meanwhile
@@ -137,7 +137,7 @@ async def test_a_start_that_fails_behind_its_append_may_be_repeated() -> None:
     await process.stop()
 
 
-async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
+async def test_a_takeover_that_fails_after_its_append_continues() -> None:
     logs = BrokenLogs()
     dead, other = Process(logs), Process(logs)
     await dead.two.start(id="r")
@@ -154,10 +154,10 @@ async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
     assert logs.fails_after is None
 
 
-async def test_an_execution_that_breaks_off_is_followed_by_one_in_a_new_epoch(
+async def test_an_interrupted_execution_is_followed_by_one_in_a_new_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Independent of the error, no other process would go on with the run."""
+    """No other process would continue the run, because this one still sends heartbeats."""
     process, finish, breaks = Process(MemoryLogs()), Execution._finish, [True]
 
     async def _finish(self: Execution, finished: RunFinished) -> RunFinished:
@@ -174,7 +174,7 @@ async def test_an_execution_that_breaks_off_is_followed_by_one_in_a_new_epoch(
     await process.stop()
 
 
-async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
+async def test_an_abandoned_append_has_no_effect_once_the_run_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = BrokenLogs()
@@ -207,7 +207,7 @@ async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
 @pytest.mark.parametrize(
     ("crashes", "why"), [(CRASHES_PARKED, "ended right after"), (0, "There is no workflow")]
 )
-async def test_a_run_that_this_process_got_unawares_is_parked_as_one_that_it_took(
+async def test_a_run_assigned_without_notice_is_parked_like_one_taken_over(
     crashes: int, why: str
 ) -> None:
     logs = MemoryLogs()
@@ -220,7 +220,7 @@ async def test_a_run_that_this_process_got_unawares_is_parked_as_one_that_it_too
         del runner.definitions["two"]
     with suppress(Stopped):
         async with runner.assigning(logs, "r") as lease:
-            await given_to(logs, "r", lease.name, crashes)
+            await assign(logs, "r", lease.name, crashes)
             raise Stopped("the platform is away")
     handle = process.two.handle("r")
     async with asyncio.timeout(10):
@@ -263,13 +263,13 @@ async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
     assert not lease.is_sure()
 
 
-async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
+async def test_a_takeover_in_progress_is_not_trimmed() -> None:
     logs = MemoryLogs()
     process, log = Process(logs), logs.log(FLOW_LOG)
     runner = process.flow.runner
     await (await process.two.start()).result(10)
     async with runner.assigning(logs, "r") as lease:
-        await given_to(logs, "r", lease.name)
+        await assign(logs, "r", lease.name)
         await (await process.two.start()).result(10)
         gate = asyncio.Event()
 

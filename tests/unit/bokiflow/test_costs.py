@@ -29,7 +29,7 @@ class Counted(MemoryLogs):
 
 
 async def cost(use: Callable[[Workflow, Store], Awaitable[object]]) -> int:
-    """Return the appends of a run that does something and then a step that must be last."""
+    """Return the appends of a run that calls `use`, without those of its start and end."""
     logs = Counted()
     flow = Flow("shop")
     flow.attach(logs)
@@ -44,7 +44,7 @@ async def cost(use: Callable[[Workflow, Store], Awaitable[object]]) -> int:
         await use(wf, store)
 
     RUNS["nothing"] = nothing
-    await (await nothing.start()).result(10)  # the executor says that it lives
+    await (await nothing.start()).result(10)  # includes the executor's first heartbeat
     before = logs.appends
     await (await nothing.start()).result(10)
     assert logs.appends - before == START_AND_END

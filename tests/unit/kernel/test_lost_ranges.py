@@ -55,7 +55,7 @@ def test_at_the_limit_the_two_nearest_ranges_are_merged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "possible"),
+    ("ranges", "possible"),
     [
         ([], True),
         ([(5, 6), (7, 9)], True),
@@ -66,6 +66,6 @@ def test_at_the_limit_the_two_nearest_ranges_are_merged() -> None:
     ],
 )
 def test_a_message_contains_only_lost_ranges_of_its_own_records(
-    said: list[tuple[int, int]], *, possible: bool
+    ranges: list[tuple[int, int]], *, possible: bool
 ) -> None:
-    assert within([LostRange(*one) for one in said], 5, 10) is possible
+    assert within([LostRange(*one) for one in ranges], 5, 10) is possible
