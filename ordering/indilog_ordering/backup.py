@@ -1,45 +1,49 @@
 """A backup sequencer: keeps a durable copy of the primary's metalog (Scalog 3, "Ordering Layer").
 
-The primary sends entries before it has synced them (decision 0006), so one that crashes may leave
-entries here that it lost. An entry says by its `epoch` which incarnation of the primary proposed
-it, and that tells the lost ones, as terms do in Raft. Rules:
+The primary sends entries before it has synced them (decision 0006). So after its crash this backup
+may have entries that the primary lost. The `epoch` of an entry is the incarnation of the primary
+that proposed it; like Raft's terms it identifies lost entries. Rules:
 
-1. Entries are taken only where the entry before them is here too: at its position, proposed by the
-   same incarnation.
-2. An entry replaces one of an older incarnation, and with it all that follow here.
-3. What an older incarnation sends is ignored: older than the newest that was heard, or, after a
-   restart, than the newest that the disk knows: one that proposed an entry, or was promised.
+1. Entries are accepted only if the entry before them is here, with the same epoch at the same
+   position.
+2. An entry replaces an entry of an older incarnation at its position, and all entries after that.
+3. Messages of an incarnation older than the newest known one are ignored. After a restart the
+   newest known one is read from the disk: it proposed an entry, or a promise to follow it was made.
 
-Write log(i) for all that incarnation i recovered and proposed. Epochs ascend along it; i proposes
-once at a position; and what a later incarnation recovers is on the primary's disk and never
-changes. So two logs that have entries of the same incarnation at one position are equal up to it.
+Let log(i) be the entries that incarnation i recovered and proposed. Epochs ascend along log(i).
+Incarnation i proposes once at a position. The entries that a later incarnation recovers are on the
+primary's disk and never change. So two logs with entries of the same incarnation at one position
+are equal up to it.
 
 *The metalog here is always a prefix of log(l), l being the incarnation that proposed its last
-entry.* By rule 1 it equals log(i) up to where new entries of log(i) are put, and by rule 2 nothing
-else stays behind them. A crash leaves a prefix of the frames written, and each is such a step.
+entry.* By rule 1 it equals log(i) up to the place of new entries of log(i). By rule 2 no other
+entry stays after them. A crash leaves a prefix of the written frames, and each frame is such a
+step.
 
-*Common prefixes are equal.* With i the primary now: what survived of log(l) in log(i) are its
-entries up to the last that is not newer than l, and just so far the metalog here equals log(i)
-(`StoredMetalog.agreement`). So an answer is true whenever it arrives, and says nothing of entries
-that the primary lost.
+*Common prefixes are equal.* Let i be the current primary. The part of log(l) that survived in
+log(i) ends with the last entry of log(i) that is not newer than l. The metalog here equals log(i)
+exactly up to there (`StoredMetalog.agreement`). So an acknowledgement is true whenever it arrives,
+and does not count entries that the primary lost.
 
-*Nothing that is on the primary's disk is dropped.* By rules 2 and 3 an entry gives way only to one
-of a later incarnation, which had recovered all that survived of log(l); where it proposed another
-one, that of l was lost. What was published was on the primary's disk before.
+*Nothing that is on the primary's disk is dropped.* By rules 2 and 3 an entry is replaced only by
+one of a later incarnation, which had recovered all surviving entries of log(l). If it proposed
+another entry at that position, the one of l was lost. Every published entry was on the primary's
+disk before.
 
-*A damaged copy is no copy.* A metalog that may have a hole is forgotten whole (`StoredMetalog`),
-and so is counted for nothing until the primary has sent it again. Until it has *all* that the
-primary had when it heard of that (`MetalogAppend.completes`), it says that it is not whole.
+*A damaged copy does not count.* A metalog that may have a hole is dropped completely
+(`StoredMetalog`) and fetched from the primary again. The backup reports that it is not whole until
+it has all entries that the primary had when it learned of the damage (`MetalogAppend.completes`).
 
-*The base* stands for entries that the primary keeps no more (decision 0030). A copy that ends below
-the primary's base, or whose own base has entries that the primary lost, is replaced by that base.
+*The base* replaces entries that the primary does not keep any more (decision 0030). A copy that
+ends below the primary's base, or whose own base has entries that the primary lost, is replaced by
+that base.
 
-*A primary that lost entries* asks for what is here (`indilog_ordering.rebuild`, decision 0020).
-Before it is answered it is promised, durably, that no older incarnation is followed any more: so
-nothing is published with the help of this copy that the answer does not show.
+*A primary that lost entries* asks for the entries here (`indilog_ordering.rebuild`, decision 0020).
+Before the answer, this backup durably promises to follow no older incarnation. So this copy helps
+to publish no entry that is missing in the answer.
 
-An incarnation can lose only what it proposed itself, so all entries that give way at once are of
-one incarnation. Where that is not so, the primary's disk was exchanged behind our backs.
+An incarnation can lose only entries that it proposed itself, so all entries replaced at once are of
+one incarnation. If they are not, the primary's disk was exchanged.
 """
 
 from __future__ import annotations
@@ -62,11 +66,11 @@ from indilog_ordering.stored_metalog import StoredMetalog
 
 
 class Backup:
-    """Stores what the primary sends.
+    """Stores the entries that the primary sends.
 
-    Guarantees: an entry it answered for is on its disk, and goes only if the primary has lost it,
-    or by damage, and then it says so; a gap and a repetition are answered too, so the primary
-    learns where to go on.
+    Guarantees: an acknowledged entry is on this disk. It is dropped only if the primary has lost
+    it, or because of damage, which is reported. Gaps and repetitions are answered too, so the
+    primary learns where to continue.
     """
 
     def __init__(
@@ -83,19 +87,24 @@ class Backup:
         self._promising = metalog.promised
         """The newest one to which a promise was written, durable or not."""
         self._completing = False
-        """Whether it was written that nothing is missing any more."""
+        """Whether the note that no entry is missing was written."""
         self._answered: MetalogStored | None = None
-        """None: an answer is owed. At first because a restart may have lost what was on its way.
+        """None: an answer is due. Initially None, because a restart may have lost an answer in
+        flight.
         """
         self._copy_wanted: MetalogCopyWanted | None = None
-        """What is to be answered when the promise is durable."""
+        """The question to answer when the promise is durable."""
         self._committed: MetalogPosition = 0
         self._folded: MetalogPosition = 0
-        """Below this the primary keeps no entries, and this copy equals it."""
+        """The primary keeps no entries below this position, and this copy equals its metalog up to
+        it.
+        """
 
     @property
     def committed(self) -> MetalogPosition:
-        """How many entries the primary has said are committed; fewer again where it lost them."""
+        """Number of entries that the primary has reported as committed; it decreases if the primary
+        lost some.
+        """
         return self._committed
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
@@ -119,7 +128,9 @@ class Backup:
                 return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
 
     def _refusal(self, event: Received, message: MetalogAppend | MetalogCopyWanted) -> list[Effect]:
-        """Refuse what the current primary cannot have sent; none: note its incarnation."""
+        """Refuse a message that the current primary cannot have sent; otherwise note its
+        incarnation.
+        """
         if event.sender != self._primary:
             return [Ignore(event, "metalog entries of a node that is not the primary of this view")]
         if (reason := _misfit(message)) is not None:
@@ -130,7 +141,7 @@ class Backup:
         return []
 
     def advance(self) -> list[Effect]:
-        """Answer once for all that came, with what is durable."""
+        """Answer all messages of the iteration at once, with the durable state."""
         metalog, effects = self._metalog, list[Effect]()
         if metalog.installing:
             return []
@@ -148,7 +159,7 @@ class Backup:
         return effects
 
     def check_invariants(self) -> None:
-        """Assert that no more is stored or committed than there is."""
+        """Assert that stored and committed positions are not beyond the metalog."""
         assert self._committed <= len(self._metalog)
         assert self._metalog.stored <= len(self._metalog)
         assert self._metalog.epoch_before(len(self._metalog)) <= self._epoch
@@ -184,13 +195,13 @@ class Backup:
         return effects
 
     def _has(self, base: Base) -> bool:
-        """Whether the entries that `base` stands for are here, one by one or not."""
+        """Whether the entries replaced by `base` are here, as entries or in this copy's base."""
         metalog, end = self._metalog, base.position
         within = metalog.base.position <= end <= len(metalog)
         return within and metalog.epoch_before(end) == base.last
 
     def _base_contradiction(self, base: Base) -> str | None:
-        """Return why a base cannot replace what is here, or None; see `_contradiction`."""
+        """Return why a base cannot replace this copy, or None; see `_contradiction`."""
         metalog = self._metalog
         if base.position < metalog.base.position:
             return None
@@ -198,11 +209,11 @@ class Backup:
         return "the base contradicts the entries stored here" if base.last < ours else None
 
     def _install(self, base: Base, anew: Epoch) -> list[Effect]:
-        """Put a base in the place of all that is here.
+        """Replace this copy by a base.
 
-        The primary sends one when it has nothing in common with this copy beyond the base. One that
-        ends below the base here gives up what was answered for, as damage does: the primary has
-        lost that. Only the primary's answer to this incarnation may do so.
+        The primary sends its base if it has no entry after it in common with this copy. A base that
+        ends before the base here drops acknowledged entries, which the primary has lost. Only the
+        primary's answer to this incarnation may do that.
         """
         metalog = self._metalog
         if base.position < metalog.base.position:
@@ -214,7 +225,7 @@ class Backup:
         return [metalog.install(base)]
 
     def _complete(self) -> list[Effect]:
-        """Hold on to it that nothing is missing any more; it is answered when it is durable."""
+        """Persist that no entry is missing any more; it is acknowledged when it is durable."""
         if self._completing:
             return []
         self._completing = True
@@ -228,7 +239,7 @@ class Backup:
         return [self._metalog.promise(message.epoch)]
 
     def _copy(self, wanted: MetalogCopyWanted) -> MetalogCopy:
-        """Return what is durable here, and a page of what is wanted of it."""
+        """Return the durable extent of this copy, and a page of the requested entries."""
         metalog, start, anchor = self._metalog, wanted.start, wanted.anchor
         last, length = metalog.stored_extent
         end, anchor_epoch = start, NO_INCARNATION
@@ -253,7 +264,7 @@ class Backup:
     def _contradiction(self, ours: Epoch, theirs: Epoch) -> str | None:
         """Return why an entry must not be replaced by another one, or None.
 
-        Such a message gets no answer, so nothing in it is committed with our help.
+        Such a message gets no answer, so this copy does not help to commit it.
         """
         if theirs <= ours:
             return "the entries contradict those stored here"
@@ -268,7 +279,7 @@ class Backup:
 
 
 def _misfit(message: MetalogAppend | MetalogCopyWanted) -> str | None:
-    """Return what is wrong with a message that no primary sends, or None."""
+    """Return what is invalid in a message, or None."""
     if message.start < 0:
         return "a position is never negative"
     if isinstance(message, MetalogCopyWanted):
