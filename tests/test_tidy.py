@@ -382,6 +382,8 @@ PRIVATE_WORDS = {
     r"(is|are|was|were|be) told": "is notified, gets, is answered",
     r"steady (clock|time|now)": "monotonic",
     r"takes? turns": "round robin; run interleaved",
+    r"in vain": "without a result; times out",
+    r"again and again": "repeatedly",
     r"begun (again|anew)": "restarted, rerun",
     r"given back": "freed, released, returned",
 }
