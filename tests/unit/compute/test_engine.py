@@ -411,6 +411,16 @@ def test_a_lost_last_entry_is_requested_while_a_watch_waits() -> None:
     assert starts_asked(driver.turn()) == [0]
 
 
+def test_a_lost_last_entry_is_requested_while_an_append_waits() -> None:
+    driver = joined(resend_s=1)
+    driver.engine.append(b"d", (TAG,), NAMES, "caller")
+    driver.turn()
+    deadline = driver.engine.deadline()
+    assert deadline is not None
+    driver.now = deadline
+    assert starts_asked(driver.turn()) == [0]
+
+
 def test_the_metalog_is_requested_once_per_gap_and_again_after_an_incomplete_page() -> None:
     driver = joined()
     entries = [NewRecords(p, ViewNumber(1), Epoch(1), {SHARD: 1}) for p in range(5)]
@@ -509,6 +519,15 @@ def test_unanswered_trims_and_joins_are_resent_with_growing_pauses() -> None:
         pauses = [later - earlier for earlier, later in pairwise(at)]
         assert pauses[-1] == pytest.approx(2, abs=0.02)
         assert 10 <= len(at) <= 14, "a fixed pause would give 80"
+
+
+def test_a_trim_has_another_number_than_any_of_an_earlier_epoch() -> None:
+    """The primary answers a number that it knows as a repetition, without a trim."""
+    driver = joined()
+    driver.engine.trims.start(Floor(TAG, 1, of_log=False), "trimmer")
+    ((_, wanted),) = sends(driver.turn(), TrimWanted)
+    assert isinstance(wanted, TrimWanted)
+    assert wanted.request > JOIN
 
 
 def test_an_unanswered_trim_fails_after_its_timeout() -> None:

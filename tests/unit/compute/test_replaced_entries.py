@@ -161,6 +161,19 @@ def test_lookups_and_reads_name_the_incarnation_that_they_rest_on() -> None:
     assert read.epoch == 2
 
 
+def test_requests_after_joining_again_have_other_numbers_than_before() -> None:
+    driver = joined()
+    driver.order(1)
+    driver.order(1)
+    ((_, question),) = sends(after_a_replacement(driver), TailWanted)
+    assert isinstance(question, TailWanted)
+    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2)), 2)
+    driver.engine.read_tail("asker")
+    ((_, asked),) = sends(driver.turn(), TailWanted)
+    assert isinstance(asked, TailWanted)
+    assert asked.request > question.request
+
+
 def test_an_engine_whose_next_entries_were_freed_joins_again() -> None:
     driver = joined()
     driver.order(1)
