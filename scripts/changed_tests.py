@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -41,14 +42,19 @@ def tests_of(changed: set[str]) -> set[str]:
     modules = {module for name in changed for module in _modules_of(name)}
     for folder in QUICK:
         for path in (ROOT / folder).rglob("test_*.py"):
-            if modules & set(imports_of(path)):
+            if modules & imports_of(path):
                 tests.add(str(path.relative_to(ROOT)))
     return tests
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, anywhere in it; of `from a import b` also `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Return the modules that a file imports, anywhere in it; of `from a import b` also `a.b`."""
+    return frozenset(_imports(ast.parse(path.read_text())))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -164,7 +164,7 @@ def _within(found: Runs, asked: Runs) -> Runs:
         return found
     places = np.searchsorted(asked[:, 0], found[:, 0], side="right").astype(np.int64) - 1
     inside = (places >= 0) & (found[:, 1] <= asked[np.maximum(places, 0), 1])
-    chosen: Runs = found[inside & (found[:, 0] < found[:, 1])]
+    chosen: Runs = found[inside]
     return chosen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from bokiflow import (
     Cancelled,
     Flow,
     FlowSettingsError,
+    Handle,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
@@ -39,8 +41,9 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
-from indilog.base.log import Log
+from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
+from tests.support.hooked_log import HookedLogs
 
 pytestmark = pytest.mark.asyncio
 
@@ -229,6 +232,30 @@ async def test_the_same_id_is_the_same_run(flow: Flow, logs: MemoryLogs) -> None
     assert next(runs) == 1
     with pytest.raises(RunIdInUseError):
         await other.start(id="x")
+
+
+async def test_concurrent_starts_of_two_workflows_with_one_id_start_one_of_them() -> None:
+    class Slow(HookedLogs):
+        async def before_append(self, entries: Sequence[Entry]) -> None:
+            await asyncio.sleep(0)
+
+    flow = Flow("shop")
+    flow.attach(Slow())
+
+    @flow.workflow
+    async def waits(wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    @flow.workflow
+    async def other(wf: Workflow) -> None: ...
+
+    handle, refused = await asyncio.gather(
+        waits.start(id="x"), other.start(id="x"), return_exceptions=True
+    )
+    assert isinstance(refused, RunIdInUseError)
+    assert isinstance(handle, Handle)
+    await handle.signal("go", "gone")
+    assert await handle.result(5) == "gone"
 
 
 async def test_a_handle_follows_a_run_that_is_executed_elsewhere(

@@ -163,6 +163,16 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
     assert claimed[0] == claimed[1] != ()
 
 
+def test_a_revived_dead_letter_is_delivered_after_a_checkpoint() -> None:
+    story = Story()
+    story.all(push(tries=1), Claim(1, 5.0), GiveBack(1, (0,), 0.0), ReviveDeadLetters((0,)))
+    checkpoint = checkpoint_decoded(encoded(story.fold.checkpoint()))
+    assert checkpoint is not None
+    again = ShardFold(checkpoint)
+    assert again.dead == ()
+    assert again.apply(again.end, story.now, Claim(1, 5.0)) == (0,)
+
+
 def test_the_needed_records_begin_at_the_oldest_outstanding_message() -> None:
     story = Story()
     story.all(push(), push(tries=1), push(), Claim(2, 5.0), Acknowledge(3, (0,)))

@@ -92,6 +92,10 @@ async def test_a_get_that_replayed_many_records_writes_a_checkpoint(
         for _ in range(300):
             await Store(log).increment("a", "n")
     log.logs.drop_aux()
+    async with newcomer(log).snapshot() as view:
+        assert (await view.get("a"))["n"] == 300
+    assert not await log.read_range("ckpt:a"), "a snapshot appends nothing"
+    log.logs.drop_aux()
     assert (await newcomer(log).get("a"))["n"] == 300
     assert len(await log.read_range("ckpt:a")) == 1
     log.logs.drop_aux()

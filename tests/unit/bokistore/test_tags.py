@@ -103,6 +103,18 @@ async def test_names_without_the_tag_are_removed_from_the_index_when_they_are_ma
     assert list(await newcomer(log).find("x")) == ["left"]
 
 
+async def test_one_lookup_removes_a_limited_number_of_names(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bokistore.store.TIDIED_MAX", 5)
+    store = Store(log)
+    for number in range(STALE_MAX + 1):
+        await store.put(f"o{number}", {}, tags=["x"])
+        await store.delete(f"o{number}")
+    assert not await store.find("x")
+    assert len(await store.get("$tag:x")) == STALE_MAX + 1 - 5
+
+
 async def test_lookup_results_follow_from_the_objects(log: MemoryLog) -> None:
     """Random puts and deletes against a dictionary."""
     chance, store = random.Random(7), Store(log)

@@ -290,6 +290,7 @@ async def test_the_service_waits_without_a_timer_until_a_log_has_a_policy(
         assert service.status()["logs"] == 0
     finally:
         await service.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "stopping waits for its end"
 
 
 @pytest.mark.parametrize("error", [QuorumUnavailableError("Not now."), KeyError("a fault")])

@@ -15,6 +15,7 @@ from indilog.wire.messages import ShardTags
 from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
 from indilog_compute.local_index.index_parts import malformed
 from indilog_compute.local_index.tag_cache import TagCache
+from indilog_compute.local_index.tag_rows import First
 
 LOG = 7
 
@@ -107,6 +108,16 @@ def test_an_unknown_tag_is_a_miss_never_empty() -> None:
     assert feed.cache.find_next(99, 0) is MISS
     assert feed.cache.find_prev(99, MAX_SEQNUM) is MISS
     assert feed.cache.find_range(99, MAX_SEQNUM, 1) is MISS
+
+
+def test_a_page_below_the_head_is_known_only_if_the_first_record_is_all_that_is_wanted() -> None:
+    feed = Feed(tail=5)
+    feed.cache.expect(1, 5)
+    feed.records([1])
+    feed.cache.learn_first(1, 5, First(2, ShardId(3)))
+    assert feed.cache.find_range(1, 0, 1) == Matches((2,), (ShardId(3),))
+    assert feed.cache.find_range(1, 0, 2) is MISS, "records between may have been evicted"
+    assert feed.cache.find_range(1, 3, 1) is MISS
 
 
 def test_ranges_stop_at_the_limit_and_an_empty_one_is_proven() -> None:

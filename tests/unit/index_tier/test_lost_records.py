@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from indilog.base.ids import EMPTY_TAG
+from indilog.base.ids import EMPTY_TAG, ShardId
 from indilog.kernel.index_snapshot import WriteSnapshot
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Floor
@@ -13,7 +13,7 @@ from indilog.roles.role import Received, Send
 from indilog.wire.messages import Direction, IndexBlock, ReadRecords
 from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN
 from indilog_index.index_node import IndexNode
-from indilog_index.lost_records import nearest
+from indilog_index.lost_records import before, nearest
 from tests.unit.index_tier.test_index_node import (
     LOG,
     T0,
@@ -120,3 +120,11 @@ def test_what_several_index_shards_have_lost_is_one_range_if_it_follows_on(
     expected: tuple[int, int] | None,
 ) -> None:
     assert nearest(direction, [LostRange(*one) for one in found], floor) == expected
+
+
+def test_matches_beyond_the_lost_records_are_left_out() -> None:
+    shards = tuple(map(ShardId, range(4)))
+    upwards = before(Direction.NEXT, ((1, 4, 7, 9), shards), LOST)
+    assert upwards == ((1, 4), shards[:2])
+    downwards = before(Direction.PREV, ((9, 7, 4, 1), shards), LOST)
+    assert downwards == ((9, 7), shards[:2])

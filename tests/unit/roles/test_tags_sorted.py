@@ -103,6 +103,28 @@ def test_the_number_of_waiting_entries_is_limited() -> None:
         assert len(local._waiting) < WAITING_MAX
 
 
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_tag_that_was_proven_new_is_complete_after_rows_of_several_positions(
+    records: int,
+) -> None:
+    cache, tag = TagCache(1000, 10), TAGS[0]
+    cache.expect(tag, 0)
+    cache.learn_first(tag, 0, None)
+    log_rows = array("Q", [LOG] * 500)
+    new_rows = array("Q", [LOG, tag] * records)
+    parts = [
+        ShardTags(ShardId(0), 0, 500, b"\x01" * 500, log_rows.tobytes()),
+        ShardTags(ShardId(0), 500, records, b"\x02" * records, new_rows.tobytes()),
+    ]
+    rows = rows_by_tag(parts)
+    assert rows is not None, "there are enough rows"
+    cache.apply_sorted(rows, 1)
+    cache.check_invariants()
+    found = cache.find_range(tag, 0, 10)
+    assert isinstance(found, Matches)
+    assert list(found.seqnums) == [500, 501][:records]
+
+
 def test_a_small_cache_keeps_its_limits_under_many_rows_at_once() -> None:
     parts = parts_of(random.Random(1), 50)
     cache = TagCache(100, 10)

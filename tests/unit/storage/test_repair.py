@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.base.ids import Epoch, LocalId, NodeId, ViewNumber
+from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ViewNumber
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Floor, Trim
 from indilog.kernel.view import view_of
-from indilog.roles.role import FrameKind, Location
+from indilog.roles.role import FrameKind, Location, Send
 from indilog.wire.messages import (
     AppendBatch,
     Batches,
@@ -25,6 +25,7 @@ from indilog.wire.messages import (
     ShardTags,
 )
 from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.repair import Repair
 from indilog_storage.shard import Shard, ShardState
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
@@ -228,6 +229,18 @@ def test_only_ordered_records_are_requested_and_sent() -> None:
     pair.tell(B, AppendBatch(batch(6, [b"6"])))
     (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 4, 9), sender=A))
     assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),), lacking_to=4, copy_of=E1)
+
+
+def test_records_declared_lost_are_requested_although_newer_ones_are_not_ordered_yet() -> None:
+    shard = shard_of()
+    shard.holes.update({0: 2, 4: 6})
+    shard.given_up.add(0)
+    shard.ordered = 4
+    view = view_of(storage_nodes=2, replicas=2)
+    repair = Repair(A, [view], {SHARD: shard}, config_of().node)
+    (request,) = repair.conclude(Instant(1.0))
+    assert isinstance(request, Send)
+    assert request.message == BatchesWanted(SHARD, 0, 2)
 
 
 def test_an_answer_reads_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:

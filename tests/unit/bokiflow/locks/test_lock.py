@@ -340,6 +340,18 @@ async def test_a_process_that_only_watches_a_lock_keeps_none_of_its_records(log:
         assert not replica._outcomes
 
 
+def test_a_process_keeps_the_locks_that_were_used_last(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_replica, "_LOCKS_MAX", 2)
+    mine = log()
+    first, second = replica_of(mine, "first"), replica_of(mine, "second")
+    assert replica_of(mine, "first") is first
+    replica_of(mine, "third")
+    assert replica_of(mine, "first") is first
+    assert replica_of(mine, "second") is not second
+
+
 @pytest.mark.asyncio
 async def test_a_line_has_a_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_fold, "LINE_MAX", 1)

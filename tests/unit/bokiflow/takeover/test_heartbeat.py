@@ -203,6 +203,8 @@ async def test_what_others_may_not_have_read_yet_is_not_trimmed() -> None:
     logs = MemoryLogs()
     log, lives = logs.log(FLOW_LOG), Process(logs)
     await lives.waits.start(id="r")
+    await trims(lives, once=True)
+    assert (await log.read_range(EXECUTORS_TAG))[0].seqnum == 0, "other processes begin there"
     await trims(lives)
     unread = await log.append(encode(CancelAsked()), tags=[EXECUTORS_TAG])
     await trims(lives, once=True)

@@ -176,6 +176,15 @@ def test_a_question_without_an_answer_is_given_up() -> None:
     assert read_on_the_spot(driver, 0) is PENDING
 
 
+def test_a_tag_whose_question_was_given_up_is_asked_about_again() -> None:
+    driver = extended(lookup_timeout_s=1.0)
+    assert len(appended(driver)) == 2
+    assert appended(driver) == []
+    driver.now = 1.0
+    driver.turn()
+    assert len(appended(driver)) == 2
+
+
 def test_no_more_tags_are_asked_about_at_once_than_configured() -> None:
     driver = extended(new_tags_pending_max=3)
     driver.engine.append(b"d", carrying(LOG, 2, 3, 4, 5), "writer")
