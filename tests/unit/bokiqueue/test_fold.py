@@ -166,7 +166,7 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
 def test_a_revived_dead_letter_is_delivered_after_a_checkpoint() -> None:
     story = Story()
     story.all(push(tries=1), Claim(1, 5.0), GiveBack(1, (0,), 0.0), ReviveDeadLetters((0,)))
-    checkpoint = checkpoint_decoded(encoded(story.fold.checkpoint()))
+    checkpoint = checkpoint_decoded(encode(story.fold.checkpoint()))
     assert checkpoint is not None
     again = ShardFold(checkpoint)
     assert again.dead == ()

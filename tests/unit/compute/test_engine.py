@@ -413,7 +413,7 @@ def test_a_lost_last_entry_is_requested_while_a_watch_waits() -> None:
 
 def test_a_lost_last_entry_is_requested_while_an_append_waits() -> None:
     driver = joined(resend_s=1)
-    driver.engine.append(b"d", (TAG,), NAMES, "caller")
+    driver.engine.append(b"d", carrying(TAG), "caller")
     driver.turn()
     deadline = driver.engine.deadline()
     assert deadline is not None

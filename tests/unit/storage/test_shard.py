@@ -11,6 +11,7 @@ from indilog.roles.role import Location
 from indilog_storage import shard as module
 from indilog_storage.batch_reads import DamagedBatch
 from indilog_storage.shard import Shard
+from tests.unit.storage.replicas import shard_of
 
 RECORDS = 2
 """Of each batch."""
@@ -42,3 +43,16 @@ def test_the_next_known_batch_is_found_after_discarded_and_lost_ones(
     for localid in range(RECORDS * len(fates) + 1):
         following = [batch for batch in known if batch[0] >= localid]
         assert shard.batch_from(localid) == (following[0] if following else None)
+
+
+def test_a_batch_that_was_rewritten_is_read_at_its_new_place_unless_it_was_discarded() -> None:
+    shard = shard_of((0, 2), (2, 5))
+    old, new = shard.location_of(0), Location(7, 64, 9)
+    assert old is not None
+    assert shard.replace(0, 2, new)
+    assert shard.location_of(1) == new
+    assert not shard.replace(0, 3, old), "no batch has exactly these records"
+    assert shard.discard(0, new)
+    assert not shard.replace(0, 2, old)
+    assert shard.location_of(0) is None
+    shard.check_invariants()
