@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import msgspec
 
 from indilog.base.ids import Epoch, Instant
+from indilog.config import Config
 from indilog.kernel.index_snapshot import (
     OpenSnapshot,
     SnapshotOpened,
     WriteSnapshot,
 )
 from indilog.kernel.metalog import NO_FLOORS, Floor
+from indilog.kernel.view import view_of
 from indilog.roles.role import AskSnapshots, Effect, Received, Send, SnapshotsAnswered, Started
 from indilog.wire.messages import IndexBlock, IndexData, IndexLookup
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -86,6 +88,17 @@ def test_another_entry_at_a_position_that_is_applied_makes_the_node_rebuild() ->
     again(node, of(1, 0, 1, 4), of(2, 1, 3, 7, tag=9), copy_of=2)
     assert answers(node.handle([asks_of(2, 0, 5)], T0)) == [(4,)]
     assert answers(node.handle([asks_of(2, 0, 5, tag=9)], T0)) == [(7,)]
+
+
+def test_the_next_entry_of_a_newer_primary_replaces_nothing() -> None:
+    """The only index shard has every position, so the entry follows directly on its last one."""
+    view = view_of(storage_nodes=2, replicas=2, index_shards=1)
+    node = IndexNode(view.index_shards[0][0], [view], Config())
+    untrimmed = TagFloors(None, 0, ())
+    node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(A, untrimmed, Epoch(1))], T0)
+    node.handle([data(of(1, 0, 0, 0), of(1, 1, 1, 1), copy_of=1)], T0)
+    effects = node.handle([data(of(2, 1, 2, 2), copy_of=2)], T0)
+    assert (reasons(effects), node.position) == ([], 3)
 
 
 def test_an_entry_that_follows_on_another_one_makes_the_node_rebuild() -> None:
