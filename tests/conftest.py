@@ -48,7 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `repeated`, unless `--all` is given."""
+    """Leave out the tests marked `repeated`, unless `--all` is given; begin with those of Spark.
+
+    Processes that have no test left take the last ones of another process. So the first ones all
+    run in one process, which has the only Spark session.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
     if config.getoption("--all"):
         return
     left_out = [item for item in items if item.get_closest_marker("repeated")]

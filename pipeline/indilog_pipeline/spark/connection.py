@@ -1,0 +1,103 @@
+"""A connection to a platform for code that is not asynchronous: Spark's tasks and its planner."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from indilog.base.errors import IndilogError
+from indilog.base.ids import MetalogPosition
+from indilog.base.log import Log
+from indilog.base.telemetry import quiet_unless_configured
+from indilog.link.access import reach
+from indilog.remote_client import RemoteClient
+from indilog_pipeline.spark.options import Access
+
+_ValueT = TypeVar("_ValueT")
+_PATIENCE_S: Final = 60.0
+"""For how long errors that a repetition may heal are ridden out, such as a restart."""
+_PAUSE_S: Final = 0.2
+
+
+class Connection:
+    """A session with a platform, whose calls block.
+
+    Its event loop runs in a thread of its own, so that the connection stays up while Spark consumes
+    what was read.
+    """
+
+    def __init__(self, access: Access, position: MetalogPosition) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._client = RemoteClient(access.url, token=access.token or None, ca=access.ca or None)
+        self._client.session.saw(position)
+
+    def open(self) -> None:
+        """Connect; errors as `indilog.connect`."""
+        self._run(self._client.open())
+
+    @property
+    def position(self) -> MetalogPosition:
+        """What this session has seen."""
+        return self._client.session.position
+
+    def log(self, name: str) -> Log:
+        """Return a log of the platform; its calls are for `ask`."""
+        return self._client.log(name)
+
+    def ask(self, call: Callable[[], Coroutine[Any, Any, _ValueT]]) -> _ValueT:
+        """Return the result of a call, repeated for a minute after errors that changed nothing."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._run(call())
+            except IndilogError as error:
+                if not error.retryable or time.monotonic() > until:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _run(self, call: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        try:
+            self._run(self._client.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+@contextmanager
+def connected(access: Access, position: MetalogPosition = 0) -> Iterator[Connection]:
+    """Connect to a platform for this block; reads reflect at least `position`.
+
+    Raises:
+        NotReadyError, UnauthorizedError, ConfigError, ValueError: as `indilog.connect`.
+    """
+    quiet_unless_configured()
+    connection = Connection(access, position)
+    try:
+        connection.open()
+        yield connection
+    finally:
+        connection.close()
+
+
+def with_token(access: Access) -> Access:
+    """Return `access` with the platform's token, as tasks on other machines need it.
+
+    It is looked for where this runs: the option, INDILOG_TOKEN, or the token file of a platform of
+    this user on this machine (`indilog.link.access`).
+
+    Raises:
+        ConfigError, ValueError: as `indilog.connect`.
+    """
+    endpoint = reach(access.url, token=access.token or None, ca=access.ca or None)
+    return Access(endpoint.url, endpoint.token, access.ca)

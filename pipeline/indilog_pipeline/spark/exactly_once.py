@@ -1,0 +1,248 @@
+"""Writing batches of records to a log exactly once, with the public `Log` only (decision 0036).
+
+A writer has a name and numbers its batches. Each batch goes through four steps:
+
+1. *Stage*: tasks append chunks of records to a staging log. A task that fails leaves chunks that no
+   marker names.
+2. *Mark*: one marker record names the chunks of the batch, in order. The first marker of a batch
+   counts.
+3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. Its
+   last record has two more tags that name writer, batch and chunk. So the program that goes on
+   after a crash finds the last published chunk by one read.
+4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
+
+A batch whose number is not above that of the last finished one is not written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from indilog.base.errors import ConfigError, IndilogError, TooLargeError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log, Record, check_log_name
+
+VERSION: Final = 1
+CHUNK_RECORDS: Final = 1_000
+CHUNK_BYTES: Final = 1024 * 1024
+"""A chunk has at most so many bytes of data, or one record."""
+PROGRESS_TAGS: Final = 2
+"""Tags that the last record of a chunk has besides its own."""
+_PIECE_BYTES: Final = 512 * 1024
+"""A chunk is staged as pieces of this size: a packed record may be larger than a record may be."""
+_CHUNKS_MAX: Final = 40_000
+_WRITER_BYTES_MAX: Final = 64
+_CHUNK, _CLAIM, _DONE = "chunk", "claim", "done"
+
+
+class WriterFencedError(IndilogError):
+    """Another program has begun to publish batches of this writer; this one stops."""
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A staged chunk: consecutive records of the staging log.
+
+    Attributes:
+        first: seqnum of its first piece.
+        pieces: how many pieces follow one another.
+    """
+
+    first: SeqNum
+    pieces: int
+
+
+class _Marker(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    batch: int
+    chunks: tuple[Chunk, ...]
+
+
+class _Done(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    batch: int
+
+
+_packed = msgspec.msgpack.Encoder().encode
+_unpack_chunk = msgspec.msgpack.Decoder(list[tuple[bytes, list[str]]]).decode
+_unpack_marker = msgspec.msgpack.Decoder(_Marker).decode
+_unpack_done = msgspec.msgpack.Decoder(_Done).decode
+
+
+def staging_log(log: str, writer: str) -> str:
+    """Return the name of the log in which a writer stages records for `log`.
+
+    Raises:
+        ConfigError: the writer's name cannot be part of a log's name.
+    """
+    if not 0 < len(writer.encode()) <= _WRITER_BYTES_MAX or {":", "\x1f"} & set(writer):
+        raise ConfigError(
+            f"Option writer_id is 1 to {_WRITER_BYTES_MAX} bytes of text without a colon."
+        )
+    return check_log_name(f"{log}.staged.{writer}")
+
+
+def own_tag(writer: str) -> str:
+    """Return the tag of the last record of each chunk that a writer publishes."""
+    return f"written:{writer}"
+
+
+def chunks_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Split records into chunks."""
+    chunk: list[Entry] = []
+    data_bytes = 0
+    for entry in entries:
+        full = len(chunk) == CHUNK_RECORDS or data_bytes + len(entry.data) > CHUNK_BYTES
+        if chunk and full:
+            yield chunk
+            chunk, data_bytes = [], 0
+        chunk.append(entry)
+        data_bytes += len(entry.data)
+    if chunk:
+        yield chunk
+
+
+async def stage(staging: Log, entries: Sequence[Entry]) -> Chunk:
+    """Append one chunk of records to the staging log."""
+    packed = _packed([(entry.data, entry.tags) for entry in entries])
+    pieces = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)]
+    seqnums = await staging.append_batch([Entry(piece, [_CHUNK]) for piece in pieces])
+    return Chunk(seqnums[0], len(pieces))
+
+
+class BatchCommit:
+    """Commits one batch of a writer, as far as it is not committed yet.
+
+    Args:
+        staging: the writer's staging log.
+        target: the log that the records are for.
+        writer: the writer's name.
+        batch: the number of the batch.
+        owner: identifies this program among those that commit for this writer.
+    """
+
+    def __init__(self, staging: Log, target: Log, *, writer: str, batch: int, owner: bytes) -> None:
+        self._staging = staging
+        self._target = target
+        self._written = own_tag(writer)
+        self._writer = writer
+        self._batch = batch
+        self._owner = owner
+
+    async def run(self, chunks: Sequence[Chunk]) -> bool:
+        """Write the chunks; return whether this batch had not been finished before.
+
+        The chunks of the batch's first marker are written, which may be others than `chunks`.
+
+        Raises:
+            WriterFencedError: another program has begun to commit for this writer; what it commits
+                counts.
+            AppendOutcomeUnknownError: run it again: it goes on where it was.
+            TrimmedError: the target was trimmed beyond what this batch had published.
+        """
+        if await self._is_done():
+            return False
+        try:
+            seqnum, marker = await self._mark(chunks)
+            # Whatever another program appended through this compute node before the claim is
+            # ordered before it. So the progress read after it is all that there will be.
+            await self._staging.append(self._owner, tags=[_CLAIM])
+            for number in range(await self._published(seqnum), len(marker.chunks)):
+                await self._publish(number, marker.chunks[number])
+        except TrimmedError:
+            if await self._is_done():
+                return False
+            raise
+        await self._check_claim()
+        await self._staging.append(_packed(_Done(VERSION, self._batch)), tags=[_DONE])
+        await self._staging.trim(seqnum + 1)
+        return True
+
+    async def _is_done(self) -> bool:
+        # A program that was paused may append its own again, later than those of further batches:
+        # the greatest counts. Trims leave few of them.
+        finished, bound = -1, 0
+        while page := await _page(self._staging, _DONE, bound):
+            finished = max(finished, *(_unpack_done(record.data).batch for record in page))
+            bound = page[-1].seqnum + 1
+        return self._batch <= finished
+
+    async def _mark(self, chunks: Sequence[Chunk]) -> tuple[SeqNum, _Marker]:
+        """Return the first marker of this batch, appended if there is none."""
+        tag = f"marker:{self._batch}"
+        first = await self._staging.read_next(tag, await _floor(self._staging, tag), fresh=True)
+        if first is None:
+            if len(chunks) > _CHUNKS_MAX:
+                raise TooLargeError(
+                    "The number of chunks (of 1,000 records or 1 MiB) of a batch",
+                    size=len(chunks),
+                    limit=_CHUNKS_MAX,
+                )
+            marker = _Marker(VERSION, self._batch, tuple(chunks))
+            await self._staging.append(_packed(marker), tags=[tag])
+            first = await self._staging.read_next(tag, await _floor(self._staging, tag), fresh=True)
+        assert first is not None, "our own marker is visible to us, or it is trimmed"
+        return first.seqnum, _unpack_marker(first.data)
+
+    async def _published(self, marker: SeqNum) -> int:
+        """Return how many chunks of the batch are published."""
+        try:
+            last = await self._target.read_prev(self._written, fresh=True)
+        except TrimmedError as error:
+            if error.first_seqnum > marker:
+                raise
+            return 0
+        if last is None or last.seqnum < marker:
+            return 0
+        batch, number = _place_in(last, self._written)
+        return number + 1 if batch == self._batch else 0
+
+    async def _publish(self, number: int, chunk: Chunk) -> None:
+        packed = bytearray()
+        bound, end = chunk.first, chunk.first + chunk.pieces
+        while bound < end:
+            page = await self._staging.read_range(bound=bound, limit=end - bound)
+            if not page or page[-1].seqnum >= end:
+                raise TrimmedError(bound)
+            packed += b"".join(record.data for record in page)
+            bound = page[-1].seqnum + 1
+        entries = [Entry(data, tags) for data, tags in _unpack_chunk(bytes(packed))]
+        last = entries[-1]
+        place = f"{self._written}:{self._batch}:{number}"
+        entries[-1] = Entry(last.data, [*last.tags, self._written, place])
+        await self._check_claim()
+        await self._target.append_batch(entries)
+
+    async def _check_claim(self) -> None:
+        last = await self._staging.read_prev(_CLAIM, fresh=True)
+        if last is None or last.data != self._owner:
+            raise WriterFencedError(
+                f"Another program commits batches of writer {self._writer!r} now; this one stops."
+            )
+
+
+def _place_in(record: Record, written: str) -> tuple[int, int]:
+    """Return batch and chunk that the last record of a chunk names."""
+    for tag in record.tags:
+        if isinstance(tag, str) and tag.startswith(f"{written}:"):
+            batch, number = tag.removeprefix(f"{written}:").split(":")
+            return int(batch), int(number)
+    raise AssertionError("the last record of a chunk names its place")
+
+
+async def _floor(log: Log, tag: str) -> SeqNum:
+    """Return the first seqnum of a sub-stream that can be read."""
+    try:
+        await log.read_range(tag, 0, limit=1, fresh=True)
+    except TrimmedError as error:
+        return error.first_seqnum
+    return 0
+
+
+async def _page(log: Log, tag: str, bound: SeqNum) -> list[Record]:
+    try:
+        return await log.read_range(tag, bound, fresh=True)
+    except TrimmedError as error:
+        return await log.read_range(tag, error.first_seqnum, fresh=True)

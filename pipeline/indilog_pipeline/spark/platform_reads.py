@@ -1,0 +1,259 @@
+"""Reads through a running platform: pages of one log, in parallel by ranges of seqnums.
+
+Tasks read in a session that has seen the end of the log, so no node answers with less than the
+plan knew. The platform's reads return no shard, localid and position; these columns are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from indilog.base.errors import ConfigError, DataLossError, TrimmedError
+from indilog.base.ids import MetalogPosition, SeqNum, UserTag, names_decoded, tag_hashes_in
+from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, Record
+from indilog_pipeline.spark.columns import COLUMNS, arrow_schema
+from indilog_pipeline.spark.connection import Connection, connected
+from indilog_pipeline.spark.options import Access, Bounds
+from indilog_pipeline.spark.reading import Found, Gap, Part, check_end
+
+_SAMPLE: Final = 1_000
+"""Records that a plan reads to estimate how many seqnums a partition has."""
+_PARTS_MAX: Final = 10_000
+_RECORD_OVERHEAD_BYTES: Final = 64
+_BATCH_BYTES: Final = 16 * 1024 * 1024
+"""An Arrow batch is closed when it has so many bytes of data."""
+_TOP_BIT: Final = 1 << 63
+
+
+class _LogPart(NamedTuple):
+    """What a task has to know besides its range.
+
+    Attributes:
+        log: name of the log.
+        position: the session of the plan, which had seen the end of the log.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
+class PlatformReads:
+    """Reads of logs of one platform (`LogReads`).
+
+    Args:
+        access: of the platform, with its token.
+        tag: only records with this tag; None: any.
+        partition_bytes: target size of a part.
+        batch_rows: rows of an Arrow batch, at most.
+    """
+
+    def __init__(
+        self, access: Access, tag: UserTag | None, *, partition_bytes: int, batch_rows: int
+    ) -> None:
+        self._access = access
+        self._tag = tag
+        self._partition_bytes = partition_bytes
+        self._batch_rows = batch_rows
+
+    def range_of(self, bounds: Bounds) -> tuple[SeqNum, SeqNum]:
+        """Return the seqnums [start, end) that bounds name, up to the end of the log now."""
+        with connected(self._access) as platform:
+            # Seqnums and times are of all logs together, so any log answers.
+            log = platform.log(_logs(bounds)[0] if _logs(bounds) else "any")
+            start, end = bounds.start, min(bounds.end, platform.ask(log.tail))
+            if bounds.ordered_start_us is not None:
+                first = platform.ask(partial(log.find_time, _seconds(bounds.ordered_start_us)))
+                start = max(start, first)
+            if bounds.ordered_end_us is not None:
+                end = min(
+                    end, platform.ask(partial(log.find_time, _seconds(bounds.ordered_end_us)))
+                )
+        return start, end
+
+    def parts(self, bounds: Bounds, start: SeqNum, end: SeqNum) -> list[Part]:
+        """Split [start, end) into parts of the target size, estimated from the first records."""
+        if start >= end:
+            return []
+        parts = []
+        with connected(self._access) as platform:
+            for name in _logs(bounds):
+                log = platform.log(name)
+                # Its answer carries the position that the tasks' reads have to reflect.
+                check_end(end, platform.ask(log.tail))
+                step = self._seqnums_per_part(platform, log, start, end)
+                source = _LogPart(name, platform.position)
+                parts += [Part(at, min(at + step, end), source) for at in range(start, end, step)]
+        return parts
+
+    def _seqnums_per_part(self, platform: Connection, log: Log, start: SeqNum, end: SeqNum) -> int:
+        step = -(-(end - start) // _PARTS_MAX)
+        pages = _pages(platform, log, self._tag, start, end, limit=_SAMPLE)
+        sample: Sequence[Record] = next((page for page in pages if not isinstance(page, Gap)), ())
+        if len(sample) < 2:
+            return max(step, end - start)
+        span = sample[-1].seqnum - sample[0].seqnum + 1
+        data_bytes = sum(len(record.data) + _RECORD_OVERHEAD_BYTES for record in sample)
+        return max(step, self._partition_bytes * span // data_bytes)
+
+    def end_of_batch(
+        self,
+        bounds: Bounds,
+        start: SeqNum,
+        end: SeqNum,
+        *,
+        records_max: int | None,
+        bytes_max: int | None,
+    ) -> SeqNum:
+        """Return the greatest seqnum up to `end` so that [start, seqnum) has at most that many
+        records and bytes of data, but at least one record if there is one.
+
+        Without limits that is `end`. With one, the records of the batch are read here, too.
+        """
+        if records_max is None and bytes_max is None:
+            return end
+        with connected(self._access) as platform:
+            log = platform.log(_logs(bounds)[0])
+            platform.ask(log.tail)
+            pages = _pages(platform, log, self._tag, start, end)
+            return _end_within(pages, end, records_max, bytes_max)
+
+    def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
+        """Yield the records of a part in log order, and the gaps between them."""
+        del bounds  # the part's range says it all
+        assert isinstance(part.source, _LogPart), "parts come back to those who planned them"
+        with connected(self._access, part.source.position) as platform:
+            log = platform.log(part.source.log)
+            waiting: list[Record] = []
+            waiting_bytes = 0
+            for page in _pages(platform, log, self._tag, part.start, part.end):
+                if isinstance(page, Gap):
+                    if waiting:
+                        yield _batch(waiting, log.name, columns)
+                        waiting, waiting_bytes = [], 0
+                    yield page
+                    continue
+                waiting += page
+                waiting_bytes += sum(len(record.data) for record in page)
+                while len(waiting) >= self._batch_rows or waiting_bytes >= _BATCH_BYTES:
+                    yield _batch(waiting[: self._batch_rows], log.name, columns)
+                    waiting = waiting[self._batch_rows :]
+                    waiting_bytes = sum(len(record.data) for record in waiting)
+            if waiting:
+                yield _batch(waiting, log.name, columns)
+
+
+def _logs(bounds: Bounds) -> list[str]:
+    """Return the names of the logs to read.
+
+    Raises:
+        ConfigError: none is named, and a platform reads one log at a time.
+    """
+    if bounds.logs is None:
+        raise ConfigError("A read through a platform is of one log: give option log.")
+    return sorted(bounds.logs)
+
+
+def _pages(
+    platform: Connection,
+    log: Log,
+    tag: UserTag | None,
+    start: SeqNum,
+    end: SeqNum,
+    *,
+    limit: int = READ_RANGE_LIMIT_MAX,
+) -> Iterator[list[Record] | Gap]:
+    """Yield the records of [start, end) in pages, and the gaps between them.
+
+    Raises:
+        DataLossError: records are lost, and it is not known up to where.
+    """
+    while start < end:
+        try:
+            wanted = min(limit, end - start)
+            page = platform.ask(partial(log.read_range, tag, start, limit=wanted))
+        except TrimmedError as error:
+            if error.first_seqnum <= start:
+                raise
+            yield Gap("trimmed", start, min(error.first_seqnum, end), error)
+            start = error.first_seqnum
+            continue
+        except DataLossError as error:
+            following = error.next_seqnum
+            if following is None or following <= start:
+                raise
+            first = start if error.seqnum is None else max(start, error.seqnum)
+            if first < end:
+                yield Gap("lost", first, min(following, end), error)
+            start = following
+            continue
+        if page and page[-1].seqnum >= end:
+            page = [record for record in page if record.seqnum < end]
+            start = end
+        else:
+            start = page[-1].seqnum + 1 if page else end
+        if page:
+            yield page
+
+
+def _end_within(
+    pages: Iterator[list[Record] | Gap],
+    end: SeqNum,
+    records_max: int | None,
+    bytes_max: int | None,
+) -> SeqNum:
+    """Return the seqnum before the first record that is too many, else `end`."""
+    records = data_bytes = 0
+    for page in pages:
+        if isinstance(page, Gap):
+            continue
+        for record in page:
+            records += 1
+            data_bytes += len(record.data)
+            too_many = records_max is not None and records > records_max
+            too_large = bytes_max is not None and data_bytes > bytes_max
+            if records > 1 and (too_many or too_large):
+                return record.seqnum
+    return end
+
+
+def _batch(records: Sequence[Record], log: str, columns: Sequence[str]) -> pa.RecordBatch:
+    arrays = [pa.array(_VALUES[name](records, log), type=COLUMNS[name].arrow) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(COLUMNS, columns))
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _seconds(micros: int) -> float:
+    return max(micros, 0) / 1e6
+
+
+@lru_cache(maxsize=16_384)
+def _hashes(names: bytes) -> list[int]:
+    """Return the tags of a record, without its log's, as signed 64 bits."""
+    return [tag - 2 * _TOP_BIT if tag & _TOP_BIT else tag for tag in tag_hashes_in(names)]
+
+
+@lru_cache(maxsize=16_384)
+def _names(names: bytes) -> list[str]:
+    """Return the tags of a record as text, without its log's."""
+    return [str(tag) for tag in names_decoded(names)[1]]
+
+
+_VALUES: Final[dict[str, Callable[[Sequence[Record], str], list[object]]]] = {
+    "seqnum": lambda records, _log: [record.seqnum for record in records],
+    "ordered_at": lambda records, _log: [_micros(record.ordered_at) for record in records],
+    "time": lambda records, _log: [_micros(record.time) for record in records],
+    "log": lambda records, log: [log] * len(records),
+    "tags": lambda records, _log: [_hashes(record.names) for record in records],
+    "tag_names": lambda records, _log: [_names(record.names) for record in records],
+    "data": lambda records, _log: [record.data for record in records],
+    "shard": lambda records, _log: [None] * len(records),
+    "localid": lambda records, _log: [None] * len(records),
+    "position": lambda records, _log: [None] * len(records),
+}

@@ -1,0 +1,128 @@
+"""The data source `indilog` as Spark talks to it (PySpark's Python Data Source API).
+
+Spark makes these objects in Python processes beside the JVM: one that plans, and one per task. They
+are pickled in between, so they hold options and plans, and connect where they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from indilog_pipeline.spark.columns import COLUMNS, GAPS, ddl
+from indilog_pipeline.spark.filters import narrowed
+from indilog_pipeline.spark.options import ReadOptions, read_options
+from indilog_pipeline.spark.reading import Part
+from indilog_pipeline.spark.streaming import LogStreamReader, RecordPartition
+from indilog_pipeline.spark.tasks import columns_of, read_part, reads_of
+from indilog_pipeline.spark.writing import LogStreamWriter, LogWriter, write_options
+
+NAME: Final = "indilog"
+
+
+class IndilogSource(DataSource):
+    """Logs of IndiLog: `spark.read.format("indilog")` (docs/SPARK.md)."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return NAME
+
+    def schema(self) -> str:
+        """All columns; a read with `.schema(...)` decodes and moves only those it names."""
+        return ddl(GAPS if read_options(self.options).shows_gaps else COLUMNS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read records, once."""
+        return LogReader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - its name
+        """Read records as they come."""
+        options = read_options(self.options)
+        return LogStreamReader(options, columns_of(options, types_in(schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        """Append a DataFrame."""
+        return LogWriter(
+            write_options(self.options, types_in(schema), overwrite=overwrite, streams=False)
+        )
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001 - Spark's signature
+    ) -> DataSourceStreamWriter:
+        """Append the micro-batches of a stream."""
+        return LogStreamWriter(
+            write_options(self.options, types_in(schema), overwrite=overwrite, streams=True)
+        )
+
+
+class _OptionalPushdown:
+    """`pushFilters` as a method that Spark calls if filter pushdown is on.
+
+    Where it is off (`spark.sql.python.filterPushdown.enabled`, off by default), Spark refuses a
+    reader that overrides the method, so that no filter is ignored silently. A reader of this source
+    returns every filter to Spark, which evaluates it either way. So it is right without pushdown,
+    and Spark has to take the method for the inherited one.
+    """
+
+    def __get__(self, reader: LogReader | None, _owner: type) -> object:
+        return DataSourceReader.pushFilters if reader is None else _Pushdown(reader)
+
+
+class _Pushdown:
+    """`pushFilters` of one reader."""
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[object]) -> Iterable[object]:
+        self._reader.narrow(filters)
+        return filters
+
+
+class LogReader(DataSourceReader):
+    """A batch read: it plans partitions, then reads them in tasks."""
+
+    pushFilters = _OptionalPushdown()  # noqa: N815 - Spark's name
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = columns_of(options, types_in(schema))
+        self._bounds = options.bounds
+        self._reads = reads_of(options)
+
+    def narrow(self, filters: Iterable[object]) -> None:
+        """Read less, as far as filters say so."""
+        self._bounds = narrowed(self._bounds, filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the read up to the end of the log as it is now."""
+        start, end = self._reads.range_of(self._bounds)
+        parts = self._reads.parts(self._bounds, start, end)
+        # For an empty list Spark would make a partition of its own.
+        return [RecordPartition(part) for part in parts or [Part(end, end)]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a partition."""
+        assert isinstance(partition, RecordPartition), "partitions come from `partitions`"
+        return read_part(self._reads, partition.part, self._options, self._columns)
+
+
+def types_in(schema: StructType) -> list[tuple[str, str]]:
+    """Return name and Spark type of each column of a schema."""
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]

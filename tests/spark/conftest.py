@@ -1,0 +1,83 @@
+"""One Spark session for all tests of this folder, and platforms that they read and write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+import indilog
+from indilog_pipeline.session import start, why_not
+from tests.cluster.platform_process import platform
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ValueT = TypeVar("_ValueT")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip these tests, in one sentence, where Spark cannot start."""
+    ours = [item for item in items if item.get_closest_marker("spark")]
+    if ours and (reason := why_not()):
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def quick_python(folder: Path) -> Path:
+    """Make a Python for Spark's processes that imports the installed PySpark.
+
+    Spark would have each of them import it from `pyspark.zip`, and compile it again: that is three
+    times slower, and Spark waits ten seconds for some of them.
+    """
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH= exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the session that all tests of a process share."""
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = str(quick_python(folder))
+    session = start(
+        "tests",
+        master="local[2]",
+        memory="600m",
+        short=True,
+        settings={
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.ui.showConsoleProgress": "false",
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URL of a platform that all tests share; each uses logs of its own."""
+    with platform(tmp_path_factory.mktemp("platform") / "data") as running:
+        yield running.url
+
+
+@pytest.fixture
+def told(url: str) -> Callable[[Callable[[indilog.Log], Awaitable[_ValueT]], str], _ValueT]:
+    """Return what runs a call on a log of the shared platform, given its name."""
+
+    def run(call: Callable[[indilog.Log], Awaitable[_ValueT]], log: str) -> _ValueT:
+        async def connected() -> _ValueT:
+            async with indilog.connect(url) as client:
+                return await call(client.log(log))
+
+        return asyncio.run(connected())
+
+    return run

@@ -1,0 +1,92 @@
+"""A log as a stream: bounded batches, a checkpoint to go on from, and the end of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+import indilog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
+
+
+class Sink:
+    """Collects micro-batches, and goes on where an earlier run ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._checkpoint = str(folder / "checkpoint")
+        self.batches: list[list[tuple[int, bytes]]] = []
+
+    def run(self, frame: DataFrame) -> None:
+        """Run until the end of the log."""
+
+        def collect(batch: DataFrame, _id: int) -> None:
+            self.batches.append(sorted((r.seqnum, bytes(r.data)) for r in batch.collect()))
+
+        self.batches = []
+        query = (
+            frame.writeStream.foreachBatch(collect)
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+
+
+def stream(spark: SparkSession, url: str, log: str, **options: object) -> DataFrame:
+    reader = spark.readStream.format("indilog").option("url", url).option("log", log)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.schema("seqnum bigint, data binary").load()
+
+
+def append(count: int, size: int = 10) -> Callable[[indilog.Log], Awaitable[list[Any]]]:
+    async def appended(log: indilog.Log) -> list[tuple[int, bytes]]:
+        entries = [indilog.Entry(b"%d" % n * size) for n in range(count)]
+        seqnums = await log.append_batch(entries)
+        return [(s, e.data) for s, e in zip(seqnums, entries, strict=True)]
+
+    return appended
+
+
+def test_batches_are_bounded_in_records_and_a_later_run_goes_on(
+    spark: SparkSession, url: str, told: Told, tmp_path: Path
+) -> None:
+    first = told(append(25), "bounded")
+    sink = Sink(tmp_path)
+    sink.run(stream(spark, url, "bounded", batch_records_max=10))
+    assert sink.batches == [first[:10], first[10:20], first[20:]]
+    second = told(append(3), "bounded")
+    sink.run(stream(spark, url, "bounded", batch_records_max=10))
+    assert sink.batches == [second]
+
+
+def test_batches_are_bounded_in_bytes(
+    spark: SparkSession, url: str, told: Told, tmp_path: Path
+) -> None:
+    appended = told(append(5, 100), "bytes")
+    sink = Sink(tmp_path)
+    sink.run(stream(spark, url, "bytes", batch_bytes_max=250))
+    assert sink.batches == [appended[:2], appended[2:4], appended[4:]]
+
+
+def test_a_new_stream_may_begin_at_the_end(
+    spark: SparkSession, url: str, told: Told, tmp_path: Path
+) -> None:
+    told(append(3), "tail")
+    sink = Sink(tmp_path)
+    sink.run(stream(spark, url, "tail", start="tail"))
+    assert not any(sink.batches)  # Spark begins with an empty one
+    later = told(append(2), "tail")
+    sink.run(stream(spark, url, "tail", start="tail"))
+    assert sink.batches == [later]

@@ -1,0 +1,95 @@
+"""DataFrames and streams as records: each one once, with its tags."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+import indilog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
+
+
+def write(frame: DataFrame, url: str, log: str, batch: int) -> None:
+    (
+        frame.write.format("indilog")
+        .option("url", url)
+        .option("log", log)
+        .option("writer_id", "nightly")
+        .option("batch", batch)
+        .mode("append")
+        .save()
+    )
+
+
+async def records(log: indilog.Log) -> list[indilog.Record]:
+    return await log.read_range(limit=10_000)
+
+
+def test_a_batch_is_written_once(spark: SparkSession, url: str, told: Told) -> None:
+    frame = spark.range(0, 2500, 1, 2).selectExpr(
+        "concat('row ', id) as data", "array(if(id % 2 = 0, 'even', 'odd')) as tag_names"
+    )
+    write(frame, url, "once", 0)
+    write(frame, url, "once", 0)
+    found = told(records, "once")
+    assert [record.data for record in found] == [b"row %d" % n for n in range(2500)]
+    assert [record.tags[0] for record in found[:2]] == ["even", "odd"]
+    write(spark.sql("select binary('more') as data"), url, "once", 1)
+    assert told(records, "once")[-1].data == b"more"
+    copied = (
+        spark.read.format("indilog").option("url", url).option("log", "once").load()
+        .select("data", "tag_names")
+    )  # fmt: skip
+    with pytest.raises(Exception, match="Tags that start with 'written:nightly' are of this"):
+        write(copied, url, "copy", 0)
+
+
+def test_a_stream_writes_its_batches_once(
+    spark: SparkSession, url: str, told: Told, tmp_path: Path
+) -> None:
+    async def fill(log: indilog.Log) -> None:
+        await log.append_batch([indilog.Entry(b"%d" % n, ["in"]) for n in range(30)])
+
+    def run() -> None:
+        frame = (
+            spark.readStream.format("indilog").option("url", url).option("log", "in")
+            .option("batch_records_max", "20").schema("data binary, tag_names array<string>").load()
+        )  # fmt: skip
+        query = (
+            frame.writeStream.format("indilog").option("url", url).option("log", "out")
+            .option("writer_id", "copy").option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    told(fill, "in")
+    run()
+    told(fill, "in")
+    run()
+    found = told(records, "out")
+    assert [record.data for record in found] == [b"%d" % n for n in range(30)] * 2
+    assert {record.tags[0] for record in found} == {"in"}
+
+
+def test_a_mistake_is_one_sentence(spark: SparkSession, url: str) -> None:
+    frame = spark.sql("select binary('x') as data")
+    with pytest.raises(Exception, match="Give option writer_id"):
+        frame.write.format("indilog").option("url", url).option("log", "x").mode("append").save()
+    with pytest.raises(Exception, match="There is no column id to write"):
+        write(spark.range(1), url, "x", 0)
+    with pytest.raises(Exception, match=r'A log only grows: write with mode\("append"\)'):
+        (
+            frame.write.format("indilog").option("url", url).option("log", "x")
+            .option("writer_id", "w").option("batch", "0").mode("overwrite").save()
+        )  # fmt: skip
