@@ -192,15 +192,16 @@ class _Reader:
         damaged = damaged[chosen[damaged]]
         chosen[damaged] = False
         lost = _lost_in(chunk, floor)
+        broken = records.seqnums[damaged]  # `arrow` leaves `records` with those batches it needs
         if not self._skip_lost and (len(lost) or len(damaged)):
-            first = min([*lost[:1, 0].tolist(), *records.seqnums[damaged[:1]].tolist()])
+            first = min([*lost[:1, 0].tolist(), *broken[:1].tolist()])
             chosen &= records.seqnums < first
         if chosen.any():
             batch = records.arrow(self._schema, chosen)
             counts.records += batch.num_rows
             yield batch
         if not self._skip_lost:
-            _raise_loss(lost, records.seqnums[damaged])
+            _raise_loss(lost, broken)
         counts.lost += int((lost[:, 1] - lost[:, 0]).sum())
         counts.damaged += len(damaged)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seqnum_of(record: int) -> int:
     """Return where a record of log `a` is: behind one of `b` after each batch."""
     return record + record // BATCH
+
+
+def damage(directory: Path, data: bytes) -> None:
+    for path in directory.rglob("segment-*.log"):
+        content = bytearray(path.read_bytes())
+        if (at := content.find(data)) >= 0:
+            content[at] ^= 1
+            path.write_bytes(content)
 
 
 def options(directory: Path, **more: object) -> ReadOptions:
@@ -116,3 +125,14 @@ def test_a_batch_of_a_stream_is_bounded(directory: Path) -> None:
             read.bounds, 0, end, records_max=records_max, bytes_max=bytes_max
         )
         assert ended == wanted
+
+
+def test_damaged_data_is_a_gap_of_one_record(directory: Path, tmp_path: Path) -> None:
+    """Batches of other logs before it change nothing."""
+    record = 321
+    directory = shutil.copytree(directory, tmp_path / "data")
+    damage(directory, b"record %d." % record)
+    at = seqnum_of(record)
+    wanted: list[int | tuple[str, int, int]] = [seqnum_of(n) for n in range(RECORDS)]
+    wanted[record] = ("lost", at, at + 1)
+    assert found(options(directory, log="a")) == wanted
