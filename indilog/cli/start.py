@@ -287,6 +287,20 @@ def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequenc
     return inputs
 
 
+def query_with_spark(data: Path) -> None:
+    """Run one query with Spark over what the demos wrote, or say what Spark needs.
+
+    Raises:
+        StartError: the query failed; it said why.
+    """
+    from indilog_pipeline.session import why_not
+
+    if reason := why_not():
+        sys.stderr.write(f"No query with Spark: {reason}\n")
+    else:
+        run_step("The query with Spark", "indilog_pipeline.first_query", "--data", str(data))
+
+
 def what_next(url: str, data: Path) -> str:
     """Return what to try on the platform at `url`; of the applications only what is there."""
     try:
@@ -333,6 +347,7 @@ def start(
     no_demo: Annotated[
         bool, typer.Option("--no-demo", help="Start the platform, leave the demos out.")
     ] = False,
+    _spark: Annotated[bool, typer.Option("--spark", help="Install Java and PySpark.")] = False,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="How long the load of each demo runs.")
     ] = 5.0,
@@ -372,6 +387,7 @@ def start(
             wait_ready(process, url, log)
             if not no_demo:
                 demonstrate(url, seconds, inputs)
+                query_with_spark(data)
             console.print(what_next(url, data))
             if stays:
                 console.print("Ctrl-C stops it.")

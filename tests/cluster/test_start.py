@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ def started(data: Path, port: int, *arguments: str) -> subprocess.Popen[str]:
             "--data", data, "--port", str(port), *arguments,
         ],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"JAVA_HOME": "/nowhere"},  # tests/spark has the query
     )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def test_the_demos_run_it_ends_by_itself_and_a_second_start_finds_its_data(tmp_p
         shown, _ = first.communicate(timeout=ENDS_S_MAX)
     assert first.returncode == 0, shown
     assert shown.count("Checked") == len(APPLICATIONS)
+    assert "No query with Spark: " in shown
     assert "Try:" in shown
 
     with started(data, port, "--no-demo", "--stay") as second:
