@@ -20,6 +20,7 @@ from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
+from indilog.cli.rebuild_index import rebuild_index
 from indilog.link.access import reach
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
+app.command(name="rebuild-index")(rebuild_index)
 _WATCH_S = 0.5
 
 

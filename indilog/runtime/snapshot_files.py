@@ -27,6 +27,7 @@ from indilog.kernel.index_snapshot import (
     Snapshot,
     SnapshotAnswer,
     SnapshotFloors,
+    SnapshotInfo,
     SnapshotOpened,
     SnapshotRequest,
     SnapshotWritten,
@@ -112,17 +113,25 @@ class SnapshotFolder:
             return SnapshotWritten(position, None)
 
     def _write(self, request: WriteSnapshot) -> Snapshot:
-        directory, position = self._directory, request.info.position
+        recent, before = request.recent(), self._base_of(request)
+        rows_max = len(recent.tags) + (before[1].rows if before is not None else 0)
+        tags = TagFilterBuilder(rows_max, bytes_max=request.filter_bytes_max)
+        rows = merged(rows_left(before, request.floors), recent)
+        return self.put(request.info, self._until_stopped(regrouped(rows)), tags)
+
+    def put(self, info: SnapshotInfo, rows: Iterable[Rows], tags: TagFilterBuilder) -> Snapshot:
+        """Write a snapshot of sorted rows, and keep the newest ones.
+
+        Raises:
+            OSError: as the system says; the snapshots before are kept.
+        """
+        directory, position = self._directory, info.position
         if not directory.exists():
             directory.mkdir(parents=True)
             synced_directory(directory.parent)
         temporary = directory / _TEMPORARY
-        recent, before = request.recent(), self._base_of(request)
-        rows_max = len(recent.tags) + (before[1].rows if before is not None else 0)
-        tags = TagFilterBuilder(rows_max, bytes_max=request.filter_bytes_max)
-        rows = merged(_rows_of(before, request.floors), recent)
         try:
-            write_rows(temporary, request.info, self._until_stopped(regrouped(rows)), tags)
+            write_rows(temporary, info, rows, tags)
         except BaseException:
             temporary.unlink(missing_ok=True)  # the disk may be full
             raise
@@ -171,7 +180,7 @@ class SnapshotFolder:
                 path.rename(path.with_name(path.name + _DAMAGED))
 
 
-def _rows_of(
+def rows_left(
     before: tuple[ParquetFile, Snapshot] | None, floors: SnapshotFloors | None
 ) -> Iterator[Rows]:
     """Yield what is left of the snapshot before."""

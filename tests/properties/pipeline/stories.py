@@ -150,11 +150,20 @@ class Story:
             segment.seek(scan.end)
             segment.write(frame[: self.chance.randrange(len(frame))])
 
-    def configured_for(self, directory: Path) -> Config:
-        """Return the configuration of a copy of the directory."""
-        return dataclasses.replace(
-            self.config, node=dataclasses.replace(self.config.node, data_dir=directory)
+    def configured_for(self, directory: Path, *, snapshots: bool = True) -> Config:
+        """Return the configuration of a copy of the directory; perhaps with the index in memory."""
+        node = dataclasses.replace(self.config.node, data_dir=directory)
+        if not snapshots:
+            tier = dataclasses.replace(node.index_tier, index_snapshot_entries_min=1 << 30)
+            node = dataclasses.replace(node, index_tier=tier)
+        return dataclasses.replace(self.config, node=node)
+
+    def change_index_shards(self) -> None:
+        """Let the next life begin a new era of the index schedule, perhaps."""
+        cluster = dataclasses.replace(
+            self.config.cluster, index_shards=self.chance.choice((1, 2, 3))
         )
+        self.config = dataclasses.replace(self.config, cluster=cluster)
 
     async def read(self, log: Log, seqnum: SeqNum) -> tuple[object, ...]:
         """Return what the platform says of a record."""

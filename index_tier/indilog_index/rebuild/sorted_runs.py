@@ -1,0 +1,103 @@
+"""Rows sorted with bounded memory: sorted runs in files, merged block by block.
+
+Pieces come in log order. So of one tag, the rows of an earlier run have smaller seqnums, and a
+merge compares tags only. A tag with more rows than a block (the empty tag has a quarter or a half
+of all) is copied run after run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from indilog.kernel.index_snapshot import ROW_BYTES, Rows, sorted_rows
+
+_COPIES: Final = 4
+"""How often rows are in memory at once while they are sorted."""
+
+
+class SortedRuns:
+    """Rows of one snapshot.
+
+    Args:
+        directory: for the files of the runs; the caller removes it.
+        memory_bytes_max: bytes of rows in memory.
+
+    Attributes:
+        rows: how many were added.
+    """
+
+    def __init__(self, directory: Path, *, memory_bytes_max: int) -> None:
+        self._directory = directory
+        self._rows_max = max(1, memory_bytes_max // (_COPIES * ROW_BYTES))
+        self._pieces: list[Rows] = []
+        self._held = 0
+        self._runs: list[Rows] = []
+        self.rows = 0
+
+    def add(self, rows: Rows) -> None:
+        """Add sorted rows; their seqnums are greater than all before."""
+        self._pieces.append(rows)
+        self._held += len(rows.tags)
+        self.rows += len(rows.tags)
+        if self._held >= self._rows_max:
+            self._write(iter([sorted_rows(self._pieces)]))
+            self._pieces, self._held = [], 0
+
+    def add_run(self, pieces: Iterable[Rows]) -> None:
+        """Add sorted rows in sorted pieces, before all others; they are not held in memory."""
+        assert not self.rows, "its seqnums are smaller than all others"
+        self.rows = self._write(pieces)
+
+    def _write(self, pieces: Iterable[Rows]) -> int:
+        """Write a run; return how many rows it has."""
+        number, count = len(self._runs), 0
+        paths = [self._directory / f"{number:05d}.{name}" for name in Rows._fields]
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("wb")) for path in paths]
+            for rows in pieces:
+                count += len(rows.tags)
+                for file, column in zip(files, rows, strict=True):
+                    file.write(np.ascontiguousarray(column).data)
+        if count:
+            self._runs.append(
+                Rows(
+                    np.memmap(paths[0], np.uint64, "r"),
+                    np.memmap(paths[1], np.uint64, "r"),
+                    np.memmap(paths[2], np.uint16, "r"),
+                )
+            )
+        return count
+
+    def merged(self) -> Iterator[Rows]:
+        """Yield all rows, sorted, in pieces of bounded size."""
+        runs = list(self._runs)
+        if self._pieces:
+            self._pieces = [sorted_rows(self._pieces)]
+            runs += self._pieces
+        block = self._rows_max // max(1, len(runs)) + 1
+        at = [0] * len(runs)
+        while bounds := [
+            int(run.tags[min(start + block, len(run.tags)) - 1])
+            for run, start in zip(runs, at, strict=True)
+            if start < len(run.tags)
+        ]:
+            bound = min(bounds)
+            ends = [_end(run, start, bound, "left") for run, start in zip(runs, at, strict=True)]
+            if ends != at:
+                parts = zip(runs, at, ends, strict=True)
+                yield sorted_rows([run.part(start, end) for run, start, end in parts])
+            # The tag itself may have more rows than a block.
+            at = [_end(run, start, bound, "right") for run, start in zip(runs, ends, strict=True)]
+            for run, start, end in zip(runs, ends, at, strict=True):
+                for first in range(start, end, block):
+                    yield run.part(first, min(first + block, end))
+
+
+def _end(run: Rows, start: int, tag: int, side: Literal["left", "right"]) -> int:
+    """Return where the rows of tags below `tag` (with `right`: up to it) end."""
+    return start + int(np.searchsorted(run.tags[start:], np.uint64(tag), side=side))

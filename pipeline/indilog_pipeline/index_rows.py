@@ -1,0 +1,169 @@
+"""The rows of index shards, from the records of an image (decision 0035)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indilog.base.ids import MetalogPosition, SeqNum
+from indilog.kernel.index_schedule import Eras, eras_below, last_below
+from indilog.kernel.index_snapshot import Rows, SnapshotInfo
+from indilog.kernel.lost_ranges import LostRange, LostRanges
+from indilog_index.rebuild.plan import lineage_of, owners_of, rows_of
+from indilog_index.rebuild.sorted_runs import SortedRuns
+from indilog_pipeline.log_image import LogImage, joined_ranges
+from indilog_pipeline.payloads import Chunk, Payloads
+
+_LOST_MAX = 1024
+"""Ranges of lost records in a snapshot, as `lost_ranges_max` by default."""
+
+
+class RowsOfImage:
+    """Collects the rows of some index shards below a metalog position.
+
+    Args:
+        image: of the data directory.
+        eras: which positions go to which index shard.
+        starts: for each index shard to rebuild, the metalog position where its rows begin.
+        end: where all end.
+        runs: where the rows of each of them go.
+    """
+
+    def __init__(
+        self,
+        image: LogImage,
+        eras: Eras,
+        starts: Mapping[int, MetalogPosition],
+        end: MetalogPosition,
+        runs: Mapping[int, SortedRuns],
+    ) -> None:
+        self._payloads = Payloads(image)
+        self._eras = eras
+        self._starts = starts
+        self._end = end
+        self._runs = runs
+        self._lost = {shard: LostRanges(ranges_max=_LOST_MAX) for shard in starts}
+
+    def tail_before(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail before a position."""
+        return int(self._payloads.image.ordered.tails[position - 1]) if position else 0
+
+    def collect(self, note: Callable[[SeqNum], None]) -> None:
+        """Read all records once; `note` is given how far it is.
+
+        Raises:
+            DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.
+        """
+        start = self.tail_before(min(self._starts.values(), default=self._end))
+        end = self.tail_before(self._end)
+        try:
+            while start < end:
+                chunk = self._payloads.chunk(start, end, with_data=False)
+                self._take(chunk)
+                start = chunk.stop
+                note(start)
+        finally:
+            self._payloads.close()
+
+    def _take(self, chunk: Chunk) -> None:
+        columns, batches = chunk.columns, chunk.batches
+        lost = self._lost_in(chunk)
+        intact = columns.batches
+        firsts = np.cumsum(columns.records) - columns.records
+        index = np.arange(int(columns.records.sum())) - np.repeat(firsts, columns.records)
+        seqnums = np.repeat(batches.seqnums[intact], columns.records) + index
+        shards = np.repeat(batches.shards[intact], columns.records)
+        positions = np.repeat(batches.positions[intact], columns.records)
+        owners = owners_of(self._eras, positions)
+        for owner, runs in self._runs.items():
+            mine = (owners == owner) & (positions >= self._starts[owner]) & (positions < self._end)
+            rows = rows_of(
+                seqnums[mine].astype(np.uint64),
+                shards[mine],
+                columns.tag_counts[mine],
+                columns.tags[np.repeat(mine, columns.tag_counts)],
+                chunk.image.floors,
+            )
+            runs.add(_with_lost(rows, lost.get(owner)))
+
+    def _lost_in(self, chunk: Chunk) -> dict[int, Rows]:
+        """Return the rows of lost records of a chunk: they have the empty tag only."""
+        batches, damaged = chunk.batches, chunk.columns.damaged
+        starts = batches.seqnums[damaged]
+        unreadable = np.stack((starts, starts + batches.records[damaged]), axis=1)
+        ranges = joined_ranges(np.concatenate((chunk.image.lost, unreadable)))
+        ranges = np.clip(ranges, chunk.start, chunk.stop)
+        ranges = ranges[ranges[:, 0] < ranges[:, 1]]
+        if not len(ranges):
+            return {}
+        seqnums = np.concatenate([np.arange(start, end) for start, end in ranges.tolist()])
+        ordered = chunk.image.ordered
+        spans = np.searchsorted(ordered.seqnums, seqnums.astype(np.uint64), side="right") - 1
+        positions = ordered.positions[spans]
+        owners = owners_of(self._eras, positions)
+        found: dict[int, Rows] = {}
+        for owner, start in self._starts.items():
+            mine = (owners == owner) & (positions >= start) & (positions < self._end)
+            of_owner = seqnums[mine].astype(np.uint64)
+            for first, end in _ranges_in(of_owner):
+                self._lost[owner].add(LostRange(first, end))
+            tags = np.zeros(len(of_owner), np.uint64)
+            found[owner] = Rows(tags, of_owner, ordered.shards[spans][mine])
+        return found
+
+    def info(self, index_shard: int, before: SnapshotInfo | None) -> SnapshotInfo:
+        """Return what the snapshot of an index shard covers, after `collect`."""
+        image = self._payloads.image
+        ordered = image.ordered
+        below = ordered.positions < self._end
+        mine = below & (owners_of(self._eras, ordered.positions) == index_shard)
+        last = int(np.flatnonzero(mine)[-1]) if mine.any() else None
+        tail = 0 if last is None else int(ordered.tails[ordered.positions[last]])
+        lost = LostRanges(before.lost if before is not None else (), ranges_max=_LOST_MAX)
+        for one in self._lost[index_shard]:
+            lost.add(one)
+        return SnapshotInfo(
+            logspace=image.view.logspace,
+            index_shard=index_shard,
+            position=self._end,
+            tail=tail,
+            eras=eras_below(self._eras, self._end),
+            lost=tuple(lost),
+            lineage=lineage_of(self._eras, index_shard, image.lineage, self._end),
+        )
+
+
+def follows(image: LogImage, eras: Eras, info: SnapshotInfo) -> bool:
+    """Whether an image has the metalog that a snapshot was made of, and its schedule."""
+    return (
+        info.logspace == image.view.logspace
+        and info.position <= image.position
+        and info.eras == eras_below(eras, info.position)
+        and info.lineage == lineage_of(eras, info.index_shard, image.lineage, info.position)
+        and info.lineage.position == last_below(eras, info.index_shard, info.position) + 1
+    )
+
+
+def _with_lost(rows: Rows, lost: Rows | None) -> Rows:
+    """Return sorted rows with those of lost records, which come first: they have the empty tag."""
+    if lost is None or not len(lost.tags):
+        return rows
+    joined = Rows(
+        np.concatenate((lost.tags, rows.tags)),
+        np.concatenate((lost.seqnums, rows.seqnums)),
+        np.concatenate((lost.shards, rows.shards)),
+    )
+    order = np.lexsort((joined.seqnums, joined.tags))
+    return Rows(joined.tags[order], joined.seqnums[order], joined.shards[order])
+
+
+def _ranges_in(seqnums: NDArray[np.uint64]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges `[start, end)`."""
+    if not len(seqnums):
+        return []
+    begins = np.flatnonzero(np.diff(seqnums, prepend=seqnums[:1]) != 1)
+    begins[0] = 0
+    ends = np.append(begins[1:], len(seqnums)) - 1
+    return list(zip(seqnums[begins].tolist(), (seqnums[ends] + 1).tolist(), strict=True))

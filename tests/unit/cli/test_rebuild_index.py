@@ -1,0 +1,83 @@
+"""The command `rebuild-index` on a directory that a platform left."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import indilog.client
+from indilog.cli.commands import app
+from indilog.config import ClusterConfig, Config, node_config
+from indilog.kernel.index_snapshot import opened_snapshot, read_rows, snapshot_files
+from indilog.kernel.tag_filter import TagFilterBuilder
+from indilog.runtime.snapshot_files import SnapshotFolder
+
+CONFIG = Config(
+    cluster=ClusterConfig(durability="memory", index_shards=2),
+    node=node_config(segment_bytes=8 << 20, index_snapshot_entries_min=16),
+)
+RECORDS = 60
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["rebuild-index", *map(str, arguments)])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    async def filled() -> None:
+        async with indilog.client.open(tmp_path / "data", CONFIG) as client:
+            log = client.log("orders")
+            for number in range(RECORDS):
+                await log.append(b"", tags=[f"t{number % 3}"])
+
+    asyncio.run(filled())
+    return tmp_path / "data"
+
+
+async def found(data: Path, tag: str) -> list[int]:
+    async with indilog.client.open(data, CONFIG) as client:
+        return [record.seqnum for record in await client.log("orders").read_range(tag, bound=0)]
+
+
+def test_an_index_whose_snapshots_are_gone_is_rebuilt(data: Path) -> None:
+    shutil.rmtree(data / "snapshots", ignore_errors=True)
+    said = run(data)
+    assert said.exit_code == 0, said.output
+    rows = [int(line.split()[3]) for line in said.stdout.splitlines()]
+    assert sum(rows) == 3 * RECORDS
+    assert "is the newest" in run(data).output
+    assert run(data, "--verify").output.count("has the rows of the records") == 2
+    assert asyncio.run(found(data, "t1")) == list(range(1, RECORDS, 3))
+
+
+def test_the_first_row_that_differs_is_printed(data: Path) -> None:
+    run(data)
+    folder = data / "snapshots" / "index-0-0"
+    parquet, snapshot = opened_snapshot(snapshot_files(folder)[0][1])
+    rows = read_rows(parquet, 0)
+    left = rows.chosen(np.arange(len(rows.tags)) != 40)
+    SnapshotFolder(folder).put(snapshot.info, [left], TagFilterBuilder(99, bytes_max=1000))
+    said = run(data, "--verify")
+    assert said.exit_code == 1
+    assert f"where the records give (tag {int(rows.tags[40]):#018x}, seqnum" in said.output
+    assert run(data).exit_code == 0
+
+
+def test_a_directory_in_use_or_of_something_else_is_one_sentence(
+    data: Path, tmp_path: Path
+) -> None:
+    async def beside() -> Result:
+        async with indilog.client.open(data, CONFIG):
+            return run(data)
+
+    said = asyncio.run(beside())
+    assert (said.exit_code, "is in use by another process" in said.output) == (2, True)
+    said = run(tmp_path)
+    assert (said.exit_code, said.output.count("\n")) == (2, 1)
+    assert "is no data directory" in said.output
