@@ -1,9 +1,9 @@
 """What the primary knows of one backup: which entries it has stored, and which are in flight to it.
 
-As the progress of a follower in Raft implementations: a backup is *probed* until it has answered
-how much it has. Entries are then pipelined within a window. When an answer shows a loss, sending
-goes back once to what the backup has. After that only a timeout sends it back, so that many answers
-to one gap do not each repeat everything.
+It resembles the progress of a follower in Raft implementations. A backup is *probed* until it has
+answered how many entries it has. Entries are then pipelined within a window. When an answer shows
+that messages were lost, the primary resends once from the end of what the backup has. Further
+answers to the same gap do not resend; only a timeout does.
 """
 
 from __future__ import annotations

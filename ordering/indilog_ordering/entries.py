@@ -1,8 +1,8 @@
 """Metalog entries in memory: the newest as objects, older ones packed.
 
-An entry as an object takes some 600 bytes, packed by pages six to twelve. A page is unpacked when a
-lagging reader requests it. Whole pages at the beginning are dropped when a base stands for them
-(`indilog.kernel.metalog.Base`).
+An entry takes about 600 bytes as an object, and 6 to 12 bytes in a pack: a compressed group of
+consecutive entries. A pack is decoded when a lagging reader requests its entries. The first pack is
+dropped when a base replaces its entries (`indilog.kernel.metalog.Base`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from indilog.base.ids import Epoch, MetalogPosition
 from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
 
 PAGE: Final = 512
-"""Entries packed together."""
+"""Entries in a pack."""
 UNPACKED_MIN: Final = 2048
-"""The least number of newest entries that stay unpacked; by default more than are ever in
-flight.
-"""
+"""How many of the newest entries at least stay unpacked; by default more than can be in flight."""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
 
@@ -81,8 +79,8 @@ class Entries:
         return self._at(number)[position - self._first(number)]
 
     def _number(self, position: MetalogPosition) -> int:
-        """Return the index of the pack with a position; the number of packs: it is among the
-        newest.
+        """Return the index of the pack with `position`; the number of packs stands for the newest
+        entries.
         """
         return min((position - self.start) // self._page, len(self._packed))
 
@@ -94,9 +92,9 @@ class Entries:
         return tuple(self.iterate(start, end))
 
     def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
-        """Yield the existing entries of [start, end), with one pack at a time in memory.
+        """Yield the existing entries of [start, end); decodes one pack at a time.
 
-        The entries must not change meanwhile.
+        The entries must not change during the iteration.
         """
         assert start >= self.start, "what a base stands for is not here one by one"
         return chain.from_iterable(self._slices(start, min(end, self.end)))

@@ -1,9 +1,9 @@
 """The clock that stamps metalog entries (`NewRecords.time_us`, decision 0025).
 
-The wall clock of the primary's machine is read once, at the start, to learn how much time passed
-since the last stamp. From then on the time advances with the machine's monotonic clock, even if the
-wall clock is set. A wall clock before the last stamp, or more than `gap_s_max` after it, is taken
-for wrong; no time then counts as passed. The time never goes back, so stamps never do.
+At its start the primary reads the wall clock once, to learn how much time passed since the last
+stamp. After that the time advances with the monotonic clock, even if the wall clock is set. A wall
+clock before the last stamp, or more than `gap_s_max` after it, is treated as wrong: the time then
+continues from the last stamp. Neither the time nor a stamp ever goes back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class EntryClock:
 
     Attributes:
         now_us: the time of this iteration, in microseconds since 1970.
-        behind_s: how many seconds it was behind the wall clock at the start; negative: ahead.
+        behind_s: how many seconds the time lagged the wall clock at the start; negative: it was
+            ahead.
     """
 
     __slots__ = ("_offset_us", "behind_s", "now_us")

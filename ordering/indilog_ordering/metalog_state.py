@@ -41,7 +41,7 @@ def state_decoded(payload: bytes) -> MetalogState:
     """Return the state that `payload` holds.
 
     Raises:
-        MalformedFrameError: it holds none that this version knows.
+        MalformedFrameError: this release cannot decode the payload.
     """
     try:
         return _decoder.decode(payload)

@@ -2,22 +2,23 @@
 ARCHITECTURE 8.3).
 
 An entry is *proposed* when the progress of any shard has grown. It is persisted and sent to the
-backups at once, so that all syncs of it overlap (decision 0006). It is *stored* when it is durable
-here, and *committed* when a majority of the sequencers has it, this one among them. Only then is it
-*published*. Several entries are in flight at once.
+backups at once, so that the syncs of all sequencers overlap (decision 0006). It is *stored* when it
+is durable here, and *committed* when a majority of the sequencers, including this one, has it.
+After that it is *published*: sent to engines and storage nodes. Several entries are in flight at
+once.
 
-So a crash may leave entries with backups that the primary lost. They were never published, because
-published entries were stored here before. After a restart the primary continues from its disk. It
-asks the backups what they have, counts what equals its own copy (`StoredMetalog.agreement`), and
-brings them up to date from there. That commits the recovered entries. Its new entries replace those
+After a crash, backups may have entries that the primary lost. These were never published: an entry
+is stored here before it is published. After a restart the primary continues from its disk. It asks
+each backup what it has, and counts the entries that equal its own (`StoredMetalog.agreement`). It
+sends the entries after these, which commits the recovered entries. Its new entries replace those
 that it lost (`indilog_ordering.backup`).
 
 Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
 the base, here and at the backups. A node that requests one of them receives the base (decision
 0030).
 
-A primary whose disk lost entries restores them before it comes here (`indilog_ordering.rebuild`).
-It notifies a backup that had lost entries when that backup has all of them again
+A primary whose disk lost entries fetches them first (`indilog_ordering.rebuild`). If a backup has
+lost entries, the primary notifies it as soon as it has all of them again
 (`MetalogAppend.completes`).
 """
 
@@ -64,10 +65,9 @@ _TAIL_UNKNOWN: Final = "it is not known yet which recovered entries are committe
 class Primary:
     """Proposes, replicates, commits and publishes metalog entries.
 
-    Guarantees: a published entry is on the disks of a majority of sequencers. No record is ordered
-    that fewer replicas than the ack quorum of its shard reported. At most
-    `metalog_entries_in_flight_max` entries are proposed and not committed; later reports go into
-    the next entry.
+    Guarantees: a published entry is on the disks of a majority of sequencers. A record is ordered
+    only after the ack quorum of its shard has reported it. At most `metalog_entries_in_flight_max`
+    entries are proposed and not committed; later reports go into the next entry.
     """
 
     def __init__(
@@ -90,9 +90,7 @@ class Primary:
         self._reader_set = frozenset(self._readers)
         self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._published: MetalogPosition | None = None
-        """How many entries this incarnation or an earlier one published; None: this one has not
-        published yet.
-        """
+        """How many entries are published; None: this incarnation has not published yet."""
         recovered = metalog.iterate(metalog.committed.position, len(metalog))
         proposed = metalog.committed.base().with_entries(recovered)
         self._clock = EntryClock(proposed.time_us, now, config.node.ordering.clock_gap_s_max)
@@ -159,8 +157,8 @@ class Primary:
             self._backups[node] = BackupProgress(Resend(*self._resend_s))
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Commit and publish, propose at most one entry of each kind, and send backups what they
-        lack.
+        """Commit and publish entries, propose at most one entry of each kind, and send backups the
+        entries that they lack.
         """
         effects = self._commit()
         if self._reports.changed:
@@ -239,7 +237,8 @@ class Primary:
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
         if self.tail_unknown:
-            # The answer would call entries uncommitted that were published before the restart.
+            # The answer would present entries as uncommitted that were published before the
+            # restart.
             return [Ignore(event, _TAIL_UNKNOWN)]
         committed = self.committed
         start = min(self._metalog.agreement(message.last, message.start), committed)
@@ -255,8 +254,8 @@ class Primary:
         if event.sender not in self._reader_set:
             return [Ignore(event, "asked by a node that is neither engine nor storage")]
         if self.tail_unknown:
-            # Some of these entries may have been published before the restart: a tail that leaves
-            # them out would go back in time. The engine asks again.
+            # Some recovered entries may have been published before the restart. A tail without them
+            # would be lower than one that was returned before. The engine asks again.
             return [Ignore(event, _TAIL_UNKNOWN)]
         committed = self._metalog.committed
         return [
@@ -288,12 +287,14 @@ class Primary:
     # --- what follows
 
     def _commit(self) -> list[Effect]:
-        """Publish the entries that a majority has acquired since the last publication.
+        """Commit the entries that a majority has, and publish those that were committed since the
+        last call.
 
-        Nothing is published before all recovered entries are committed: some of them may have been
-        published before, and readers take the committed position for the end of the log. Then the
-        last page of them is published, or an empty one, so that readers learn the new incarnation
-        and have their copies confirmed. A reader that lags further sees a gap and requests entries.
+        Nothing is published before all recovered entries are committed. Some of them may have been
+        published before, and readers treat the committed position as the end of the log. The first
+        message has the last page of recovered entries, or none. From it readers learn the new
+        incarnation, and then have their copies confirmed. A reader that lags further sees a gap and
+        requests entries.
         """
         end, committed = self._majority_length(), self._metalog.committed
         if end > committed.position:
@@ -308,7 +309,7 @@ class Primary:
         first = end - len(entries)
         previous = self._metalog.epoch_before(first)
         message = MetalogEntries(first, previous, entries, committed=end)
-        # An engine has callers that wait for it; storage has what it takes to answer them.
+        # Urgent for engines only: their callers wait, and storage nodes already have the records.
         effects: list[Effect] = [
             Send(reader, message, reader in self._engines) for reader in self._readers
         ]
@@ -319,8 +320,8 @@ class Primary:
         if not self._backups:
             return self._metalog.stored
         lengths = sorted((b.stored for b in self._backups.values()), reverse=True)
-        # The primary is always one of the majority, even where the backups alone are one: what it
-        # has not stored it may lose, and then no node may have seen it.
+        # The primary is always part of the majority, even if the backups alone form one. It may
+        # lose an entry that it has not stored, so no reader may have seen that entry.
         return min(self._metalog.stored, lengths[self._majority - 2])
 
     def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
@@ -361,7 +362,7 @@ class Primary:
             backup.resend.sent(now)
 
     def _propose(self) -> list[Effect]:
-        """Put all progress since the last entry into one entry."""
+        """Order all records that shards stored since the last entry, with one new entry."""
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
         counts: dict[ShardId, int] = {}

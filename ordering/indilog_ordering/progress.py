@@ -2,7 +2,7 @@
 
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
 largest prefix, which is the minimum if the quorum is all replicas. Only replicas under the newest
-known writer count, because what a replica stored under an older one may be dropped.
+known writer count, because a replica may drop what it stored under an older one.
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -53,7 +53,7 @@ class ShardReports:
 
 
 class Reports:
-    """The reports about all shards of a view, and the shards that were reported on lately."""
+    """The reports about all shards of a view, and which shards have new reports."""
 
     __slots__ = ("_changed", "_replicas", "_shards")
 

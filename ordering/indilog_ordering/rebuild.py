@@ -1,36 +1,38 @@
-"""A primary that lacks entries gets them from its backups before it does anything else (decision
-0020).
+"""The rebuild of a primary: it lost metalog entries, and fetches them from its backups before it
+does anything else (decision 0020).
 
-Which ones it lacks is known or not (`StoredMetalog`):
+The disk may show which entries are missing (`StoredMetalog`). There are two cases:
 
-*A hole.* There is an entry behind it, here. A copy with an entry of the same incarnation at that
-position equals this one up to it (`indilog_ordering.backup`). So any one backup that has that entry
-fills the hole, also with a base that stands for what is missing. If a backup's base stands for the
-entry itself, the first entry here that it does not stand for is asked for instead.
+*A hole*: the primary has entries after the missing ones. The first of these identifies the metalog.
+A copy with an entry of the same incarnation at that position equals this one up to it
+(`indilog_ordering.backup`). So any one backup that has this entry can fill the hole, with the
+entries or with a base that replaces them. If the base of a backup replaces the identifying entry
+too, the primary uses its first entry at or after the last position of that base.
 
-*It is not known where the copy ended*: the disk was wiped, or its end is damaged; or no backup
-reaches behind the hole. Then **all** backups must answer, and each must be whole: have all that it
-ever answered for. They promise durably to follow no older incarnation, so what they have stays as
-it is. The copy of the greatest extent, this one among them, becomes the metalog. Nothing that was
-published is missing in it:
+*An unknown end*: the disk was wiped, the end of the copy is damaged, or no backup has the entry
+after the hole. Then **all** backups must answer. Each must be whole: it has every entry that it
+ever acknowledged. Each also promises durably to follow no older incarnation, so its entries stay as
+they are. The copy of the greatest extent becomes the metalog; the primary's own copy is a
+candidate, too. No published entry is missing in the chosen copy:
 
-- An entry e that was published at position p was on the disks of the primary and of some backup;
-  that one, B, has it still. Let l be the incarnation that proposed the last entry of the copy that
-  is chosen, and b that of B's last one: b <= l.
-- b = l: both are prefixes of what l had, and the chosen one is not shorter.
-- b < l: e was proposed by b or earlier, so before l started. If it was published before l started,
-  or the primary's disk was the same one since, it was there when l recovered. Otherwise l, or one
-  between, had rebuilt its metalog in this way, with B (whole) among those that it asked, and so had
-  e. What l recovered lies below what it proposed, so below the end of the chosen copy.
+- Let e be an entry that was published at position p. It was on the disks of the primary and of some
+  backup B, and B still has it. Let l be the incarnation that proposed the last entry of the chosen
+  copy, and b the one that proposed B's last entry. Then b <= l.
+- b = l: both copies are prefixes of what l had, and the chosen one is not shorter.
+- b < l: incarnation b or an earlier one proposed e, so before l started. If e was published before
+  l started, or the primary's disk was never exchanged since, e was on that disk when l recovered.
+  Otherwise l, or an incarnation between b and l, had rebuilt its metalog in this way. It had asked
+  B, which was whole, and so had e. What l recovered lies below what it proposed, so below the end
+  of the chosen copy.
 
-All, and not just so many that one of each majority is among them: a copy that was not asked may be
-of a newer incarnation than the chosen one, and `StoredMetalog.agreement` would then take entries
-for equal that are not. Among three sequencers that is the same: a majority is the primary and any
-one backup.
+It would not be enough to ask one member of each majority. A copy that was not asked may be of a
+newer incarnation than the chosen one. `StoredMetalog.agreement` would then count entries as equal
+that differ. With three sequencers both rules are the same: each majority is the primary and any one
+backup.
 
-What is fetched names the entry at its end (`Anchor`), so pages of different backups, and of
-different lives of one, never mix. Until the last one is durable the disk says that entries are
-missing, and a crash begins this anew.
+Each request names the entry at its end (`Anchor`). So pages of different backups, and of different
+incarnations of one backup, never mix. Until the last fetched entry is durable, the disk states that
+entries are missing. A crash before that begins the rebuild anew.
 """
 
 from __future__ import annotations
@@ -57,13 +59,15 @@ from indilog_ordering.stored_metalog import Anchor, StoredMetalog
 
 
 class Rebuild:
-    """A primary until its metalog is whole (`StoredMetalog.whole`): it asks, fetches and stores.
+    """A primary whose metalog is not whole (`StoredMetalog.whole`): it asks backups, fetches
+    entries and stores them.
 
-    Guarantees: nothing is proposed, published or answered meanwhile; when it is over, every entry
-    that was ever published is here.
+    Guarantees: it proposes, publishes and answers nothing. When it is complete, this metalog has
+    every entry that was ever published.
 
     Raises:
-        DataLossError: from `advance`: some backup has lost entries too, so it is not known.
+        DataLossError: from `advance`: a backup has lost entries, too, so what is missing cannot be
+            known.
     """
 
     def __init__(self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch) -> None:
@@ -72,19 +76,20 @@ class Rebuild:
         self._metalog = metalog
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         self._answers: dict[NodeId, MetalogCopy | None] = dict.fromkeys(view.backups)
-        """The newest of each backup, without its entries; None: it has not answered this life."""
+        """The newest answer of each backup, without entries; None: no answer to this incarnation.
+        """
         self._asked: MetalogCopyWanted | None = None
         self._begun = False
-        """Whether it is written that entries may be missing behind those that are here."""
+        """Whether the frame was written that says that entries may be missing at the end."""
         self._recorded = False
-        """Whether it is written that nothing is missing any more."""
+        """Whether the frame was written that says that no entry is missing."""
         self._anchor_from: MetalogPosition = 0
-        """Entries behind a hole and below this position are not asked for: no backup has them one
-        by one.
+        """Entries after a hole that lie below this position are no anchors: the bases of all
+        backups replace them.
         """
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
-        """Take in one message."""
+        """Handle one message; `advance` acts on the answers."""
         match message:
             case MetalogCopy():
                 return self._on_metalog_copy(event, message)
@@ -96,7 +101,7 @@ class Rebuild:
                 | TailWanted()
                 | TrimWanted()
             ):
-                return []  # for a primary that works; resent until it does
+                return []  # for a working primary; senders resend them
             case MetalogAppend() | MetalogCopyWanted():
                 return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
 
@@ -109,10 +114,10 @@ class Rebuild:
         return self._take(message)
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Conclude from the answers; ask on.
+        """Evaluate the answers; send requests that are due.
 
         Raises:
-            DataLossError: all have answered, and what is missing cannot be known.
+            DataLossError: all backups have answered, and what is missing cannot be known.
         """
         self._judge_hole()
         effects: list[Effect] = []
@@ -128,11 +133,11 @@ class Rebuild:
         return effects + self._ask(now)
 
     def deadline(self) -> Instant | None:
-        """When to ask again."""
+        """When to resend the request."""
         return self._resend.due
 
     def check_invariants(self) -> None:
-        """Assert that what is missing is asked for."""
+        """Assert that a request is scheduled while entries are missing."""
         assert self._metalog.stored <= len(self._metalog)
         assert self._recorded or self._resend.due is not None
 
@@ -141,7 +146,7 @@ class Rebuild:
         """The backups that have not answered."""
         return tuple(node for node, answer in self._answers.items() if answer is None)
 
-    # --- what is wanted
+    # --- what is missing
 
     def _heard(self) -> list[MetalogCopy]:
         return [answer for answer in self._answers.values() if answer is not None]
@@ -150,7 +155,7 @@ class Rebuild:
         return len(self._heard()) == len(self._answers)
 
     def _extent(self) -> Extent | None:
-        """How far the metalog goes; None: not known yet."""
+        """Return the extent of the metalog; None: it is not known yet."""
         if not (self._metalog.incomplete and self._all_heard()):
             return None
         answers = self._heard()
@@ -159,20 +164,21 @@ class Rebuild:
         return max(self._metalog.extent, *(Extent(a.last, a.length) for a in answers))
 
     def _is_complete(self) -> bool:
-        """Whether this copy is the chosen one, or has become it."""
+        """Whether this copy has the extent of the metalog, so that nothing is missing."""
         return self._metalog.incomplete and self._extent() == self._metalog.extent
 
     def _anchor(self) -> Anchor | None:
-        """Return the entry that is wanted with all before it; None: not known yet."""
+        """Return the last entry to be fetched; None: it is not known yet."""
         if (behind_hole := self._metalog.later_from(self._anchor_from)) is not None:
             return behind_hole
         extent = self._extent()
         return Anchor(extent.length - 1, extent.last) if extent is not None else None
 
     def _judge_hole(self) -> None:
-        """Give up what lies behind a hole if no backup has it: so it was never published.
+        """Drop the entries after a hole if no backup has them: so they were never published.
 
-        The base of a backup may stand for it; then ask for what is at the end of that base.
+        If the base of a backup replaces the anchor, take a later anchor, at the end of that base or
+        after it.
         """
         anchor = self._metalog.later_from(self._anchor_from)
         if anchor is None or not self._all_heard():
@@ -197,10 +203,12 @@ class Rebuild:
             "would be missing; restore the whole data directory from a copy."
         )
 
-    # --- asking
+    # --- requests
 
     def _ask(self, now: Instant) -> list[Effect]:
-        """Ask one that has it for what follows; all of them when time has passed."""
+        """Request the entries up to the anchor, from one backup that has it; after a pause, from
+        all backups.
+        """
         anchor = self._anchor()
         position = anchor.position if anchor is not None else None
         wanted = MetalogCopyWanted(self._epoch, len(self._metalog), position)
@@ -214,11 +222,11 @@ class Rebuild:
         self._resend.sent(now)
         hole = self._metalog.hole
         if hole is not None and wanted.start == hole.position:
-            return []  # all of it is here, on its way to the disk
+            return []  # the hole is filled; its entries are being written
         return [Send(node, wanted) for node in nodes]
 
     def _having(self, anchor: Anchor) -> list[NodeId]:
-        """Return one backup of which it is known that it has the anchor; all if there is none."""
+        """Return one backup that is known to have the anchor; all backups if none is known to."""
         for node, answer in self._answers.items():
             if answer is None:
                 continue
@@ -229,7 +237,7 @@ class Rebuild:
                 return [node]
         return list(self._answers)
 
-    # --- taking
+    # --- answers
 
     def _misfit(self, message: MetalogCopy) -> str | None:
         """Return what is wrong with an answer, or None."""
@@ -250,17 +258,17 @@ class Rebuild:
         return None
 
     def _take(self, message: MetalogCopy) -> list[Effect]:
-        """Take the entries that are wanted."""
+        """Append the entries of an answer that are missing here."""
         metalog, anchor = self._metalog, self._anchor()
         if self._recorded or anchor is None or not _has(message, anchor):
             return []
         base = message.base
         if base is not None and len(metalog) < base.position <= anchor.position + 1:
-            return [metalog.install(base)]  # its entries, or those behind the hole, come next
+            return [metalog.install(base)]  # entries after the base follow
         if message.start != len(metalog):
-            return []  # of an older question
+            return []  # it answers an older request
         if message.start > anchor.position + 1 or message.previous != metalog.extent.last:
-            # What follows the common part here was lost by a later incarnation.
+            # Entries after the common part were lost by a later incarnation.
             if metalog.incomplete:
                 metalog.cut_off_last_epoch()
             return []

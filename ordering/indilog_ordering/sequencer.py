@@ -1,7 +1,7 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-The newest view assigns the part. A primary that lacks entries is a `Rebuild` until it has them
-again. All parts keep entries in memory and on disk as `indilog_ordering.stored_metalog` describes.
+The newest view says which node is the primary. A primary that lacks entries runs a `Rebuild` until
+it has them again. `Primary`, `Rebuild` and `Backup` all keep their entries in a `StoredMetalog`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Sequencer:
 
     @property
     def metalog(self) -> StoredMetalog:
-        """Its copy, for programs that read a data directory; not to be changed."""
+        """This copy of the metalog, for programs that read a data directory; not to be changed."""
         return self._metalog
 
     @property
@@ -84,7 +84,7 @@ class Sequencer:
 
     @property
     def ready(self) -> bool:
-        """Whether it works: a primary does not while it lacks entries."""
+        """Whether it serves requests; a primary that lacks entries does not."""
         return self._metalog.whole or self._node != self._view.primary
 
     @property
@@ -112,9 +112,7 @@ class Sequencer:
             self._metalog.doubt(frame.kind)
 
     def copied(self, payload: bytes, /) -> None:
-        """Fill gaps with entries from the ordering journal of a storage node in the same
-        process.
-        """
+        """Fill a hole with entries from the journal of a storage node in the same process."""
         if self._metalog.wants_copies:
             self._metalog.copied(entries_decoded(payload))
 
@@ -133,7 +131,8 @@ class Sequencer:
         return self._metalog.checkpoint()
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Start from a checkpoint; segments that are `gone` do not matter to a sequencer.
+        """Start from a checkpoint. Missing segments (`gone`) do not matter: a sequencer reads no
+        frame back.
 
         Raises:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
@@ -155,7 +154,9 @@ class Sequencer:
             )
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply a batch of events; propose at most one entry of each kind, or answer once."""
+        """Apply a batch of events. A primary then proposes at most one entry of each kind; a backup
+        answers once.
+        """
         effects: list[Effect] = []
         if isinstance(self._part, Primary):
             self._part.begin_turn(now)
@@ -175,11 +176,11 @@ class Sequencer:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When the primary must resend something."""
+        """When the primary must resend a message."""
         return self._part.deadline() if isinstance(self._part, Primary | Rebuild) else None
 
     def check_invariants(self) -> None:
-        """Assert the invariants of the current part."""
+        """Assert the invariants of the metalog and of the current part."""
         if self._part is not None:
             self._metalog.check_invariants()
             self._part.check_invariants()

@@ -1,33 +1,35 @@
-"""The metalog as one sequencer holds it: a base, the entries after it, and how many are durable.
+"""The metalog as one sequencer stores it: a base, the entries after it, and how many of them are
+durable.
 
-The base stands for the oldest entries (decision 0030): those that every storage node has in both of
-its checkpoints, so no reader needs them one by one. It moves in memory, a pack of entries at a time
-(`fold`), and reaches the disk with the next checkpoint: what is replayed on an older one is the
-same. A copy that lacks entries below the base of the one that it is filled from is replaced by that
-base (`install`), which is a `METALOG_STATE` frame.
+The base replaces the oldest entries (decision 0030). Every storage node has these in both of its
+checkpoints, so no reader needs them one by one. The base advances in memory, one pack of entries at
+a time (`fold`), and reaches the disk with the next checkpoint. Replay on an older base gives the
+same metalog. If a copy lacks entries that its source has only as a base, that base replaces the
+whole copy (`install`). A `METALOG_STATE` frame holds it.
 
-Damage may have taken frames, or a disk all of them. What is left then is judged so (decision 0020):
+Damage may destroy frames, and a wiped disk loses all of them. Recovery judges the rest by three
+rules (decision 0020):
 
-- *Entries whose positions follow on over the damage are whole*, if what replaces entries cannot
-  have been in it: the primary never replaces one while it lacks none, and what replaces entries is
-  of a newer incarnation.
-- *A backup's copy with a hole is not to be trusted*: it forgets all its entries and is sent them
-  again, so no copy with a hole is ever counted.
-- *The primary's entries are all in their places.* With some behind the damage, it lacks just those
-  between: it takes them from the ordering journal of a storage node in the same process (`copied`),
-  or from a backup that has the entry behind the hole (`hole`). With none behind it, it is not known
-  where its copy ended: it is incomplete.
+- *Entries with consecutive positions before and after the damage are complete*, unless the damaged
+  frames may have replaced entries. A primary that lacks no entry never replaces one. In a backup,
+  entries that replace others are of a newer incarnation.
+- *A backup does not trust a copy with a hole.* It forgets all its entries, and the primary sends
+  them again. So a copy with a hole is never counted.
+- *Each entry of the primary has its final position.* If entries follow the damage, only those
+  between are missing. They come from the ordering journal of a storage node in the same process
+  (`copied`), or from a backup that has the first entry after the hole (`hole`). If none follow, the
+  end of the copy is unknown, and the copy is *incomplete*.
 
-A copy that is `incomplete` may lack entries that its sequencer once answered for. That is on disk
-until it is over: what comes in meanwhile is written as `METALOG_FETCHED`, which says so, and a
-`METALOG_STATE` with the extent of the copy says that it is whole again. Such a state counts only
-where the frames before it give just that extent; then damage before it does not matter any more.
-What fills a hole is `METALOG_FILLED`: the frame behind a lost one tells what was lost only if it
-was written in its turn.
+An `incomplete` copy may lack entries that its sequencer once acknowledged. The disk states this as
+long as it holds: entries written meanwhile are `METALOG_FETCHED` frames. A `METALOG_STATE` frame
+with the extent of the copy states that the copy is whole again. It counts only if the frames before
+it give exactly that extent. Earlier damage then no longer matters. Entries that fill a hole are
+`METALOG_FILLED` frames, because they are out of order: the position of such a frame does not show
+what a lost frame before it held.
 
-The primary's only grows. A backup's may be cut off (decision 0006), and that of a primary that is
-incomplete: on disk that is done by the next frame, whose position lies below the end and which
-replaces everything from there on.
+The primary's copy only grows. A backup's copy may be cut off (decision 0006), and so may that of an
+incomplete primary. On disk the next frame does this: its position lies below the end, and it
+replaces all entries from there on.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ from indilog_ordering.metalog_state import MetalogState, state_decoded, state_en
 
 
 class Anchor(NamedTuple):
-    """An entry by its position and by which incarnation proposed it: that tells one metalog up to
-    there from all others (`indilog_ordering.backup`).
+    """An entry, named by its position and the incarnation that proposed it. Copies that have it are
+    equal up to it (`indilog_ordering.backup`).
     """
 
     position: MetalogPosition
@@ -66,14 +68,14 @@ class Anchor(NamedTuple):
 
 
 class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a sequencer writes of its metalog in a checkpoint; the tag is the version.
+    """The metalog in the checkpoint of a sequencer; the tag is the version of the format.
 
     Attributes:
-        base: what stands for the entries before `entries`.
-        committed: what the entries add up to that are committed.
+        base: what replaces the entries before `entries`.
+        committed: the base that all committed entries add up to.
         stored, incomplete, fetches, promised, epoch_seen: as in `StoredMetalog`.
-        later: entries behind a hole, encoded.
-        entries: all others.
+        later: the entries after a hole, encoded.
+        entries: all other entries.
     """
 
     base: Base
@@ -92,13 +94,14 @@ _decoder = msgspec.msgpack.Decoder(StoredColumns)
 
 
 class StoredMetalog:
-    """A base and entries at dense positions from there on; `stored` of all are on this disk.
+    """A base, and entries at dense positions from its end on. The first `stored` positions are
+    durable.
 
-    Entries are persisted in order, so what is stored is always a prefix.
+    Entries are persisted in order, so the durable ones are always a prefix.
 
     Args:
-        grows: no entry is ever replaced while none is missing: this is the primary's.
-        kept: committed entries that stay beside the base, about.
+        grows: whether this is the primary's copy: while it lacks no entry, none is replaced.
+        kept: about how many committed entries are not folded into the base.
     """
 
     __slots__ = (
@@ -112,33 +115,32 @@ class StoredMetalog:
         self._doubtful = False
         """Whether a frame was lost after the last one that was recovered."""
         self._later: dict[MetalogPosition, Entry] = {}
-        """Entries of a growing metalog behind one that was lost; durable, ascending after recovery.
-        """
+        """Durable entries after a hole, only of a growing metalog; ascending after recovery."""
         self.incomplete = False
-        """Whether entries beyond those here may have been stored here once."""
+        """Whether entries after those here may have been stored here once."""
         self._fetches = False
-        """Whether what is written now is `METALOG_FETCHED`; not while the frame that ends it is on
-        its way.
+        """Whether entries are written as `METALOG_FETCHED` now; False once the frame that ends this
+        was written.
         """
         self.promised = Epoch(0)
         """The oldest incarnation of the primary that may be followed, durably."""
         self.epoch_seen = Epoch(0)
-        """The newest incarnation that is known from the disk, or from what is written to it."""
+        """The newest incarnation that any frame names, durable or being written."""
         self._entries = Entries(
             page=max(1, min(PAGE, kept // 4)), unpacked_min=min(UNPACKED_MIN, kept)
         )
         self.base = Base()
-        """What stands for the entries that are not here one by one."""
+        """What replaces the oldest entries."""
         self._frames = 0
-        """Frames recovered and written; the next one's token."""
+        """Number of frames recovered and written; the token of the next one."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
-        """What is in the frames that are not durable yet, oldest first; None: an entry that was cut
-        off.
+        """Contents of the frames that are not durable yet, oldest first; None: an entry that was
+        cut off.
         """
         self.stored: MetalogPosition = 0
         self.committed = GrowingBase(Base())
-        """What the entries add up to that are committed, as far as the primary knows; a backup does
-        not. A checkpoint keeps it, so that the next life goes on from there.
+        """What the entries add up to that the primary knows to be committed; a backup does not use
+        it. It is part of a checkpoint, so the next incarnation continues from it.
         """
 
     def __len__(self) -> int:
@@ -150,47 +152,53 @@ class StoredMetalog:
     def page(
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int | None = None
     ) -> tuple[Entry, ...]:
-        """Return the entries from `start` on, below `end`: the first of them, one at least, if all
-        would take more than `bytes_max`.
+        """Return the entries of [start, end), or the first of them that fit into `bytes_max`; at
+        least one.
         """
         entries = self._entries.between(start, end)
         return entries if bytes_max is None else entries[: _fitting(entries, bytes_max)]
 
     def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
-        """Yield the entries from `start` on, below `end`; quicker for many than one by one."""
+        """Yield the entries of [start, end); faster than single accesses."""
         return self._entries.iterate(start, end)
 
     def newest(
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int
     ) -> tuple[Entry, ...]:
-        """Return as `page` does, but the last of them."""
+        """Return the entries of [start, end), or the last of them that fit into `bytes_max`; at
+        least one.
+        """
         if end - start == 1:
             return (self._entries[start],)
         entries = self._entries.between(start, end)
         return entries[len(entries) - _fitting(reversed(entries), bytes_max) :]
 
     def epoch_before(self, end: MetalogPosition) -> Epoch:
-        """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
+        """Return the incarnation of the primary that proposed the last entry below `end`; 0: no
+        entry.
+        """
         if end == self.base.position:
             return self.base.last
         return self._entries[end - 1].epoch if end else Epoch(0)
 
     @property
     def extent(self) -> Extent:
-        """How far the entries go, stored or not."""
+        """The extent of all entries, durable or not."""
         return Extent(self.epoch_before(len(self)), len(self))
 
     @property
     def stored_extent(self) -> Extent:
-        """How far the stored ones go."""
+        """The extent of the durable entries."""
         return Extent(self.epoch_before(self.stored), self.stored)
 
     def agreement(self, epoch: Epoch, length: MetalogPosition) -> MetalogPosition:
-        """Return how far a copy of `length` entries, the last by incarnation `epoch`, equals this.
+        """Return how many entries this copy has in common with another one, from the first entry
+        on.
 
-        The copy is a prefix of what `epoch` had (see `indilog_ordering.backup`). What survived of
-        that are the entries here up to the last one that is not newer. Below the base it is not
-        known: 0.
+        The other copy has `length` entries, the last one proposed by incarnation `epoch`. It is a
+        prefix of what that incarnation had (`indilog_ordering.backup`). This copy has the surviving
+        part of that: its entries up to the last one that is not newer. 0: it cannot be told,
+        because the base replaces the entries.
         """
         if epoch < self.base.last:
             return 0
@@ -201,10 +209,10 @@ class StoredMetalog:
     # --- recovery
 
     def recover(self, payload: bytes, kind: FrameKind = FrameKind.METALOG) -> None:
-        """Take in the next frame that was persisted before a restart.
+        """Replay the next frame that was persisted before a restart.
 
         Raises:
-            MalformedFrameError: it is none that this version knows.
+            MalformedFrameError: this release cannot decode the frame.
         """
         self._frames += 1
         if kind is FrameKind.METALOG_STATE:
@@ -244,7 +252,7 @@ class StoredMetalog:
             self._put_base(base)
             self.stored = base.position
             self.epoch_seen = max(self.epoch_seen, base.last)
-            if fills_hole:  # as `METALOG_FILLED`: a frame lost before it may be any
+            if fills_hole:  # as `METALOG_FILLED`: a lost frame before it may have held any entry
                 self._keep_later(base.position)
             else:
                 self.incomplete = self._doubtful = False
@@ -253,17 +261,17 @@ class StoredMetalog:
         if state.extent is not None:
             same = state.extent == self.extent
             self.incomplete = not (same and state.whole)
-            if same:  # equal extents are those of equal copies: this is what was here then
+            if same:  # equal extents mean equal copies: this is the copy as it was then
                 self._doubtful = False
                 self._later.clear()
 
     @property
     def wants_copies(self) -> bool:
-        """Whether entries are known to be missing that `copied` may bring."""
+        """Whether there is a hole that `copied` may fill."""
         return bool(self._later)
 
     def copied(self, entries: Sequence[Entry]) -> None:
-        """Take what is missing from entries that a node has applied: those were published."""
+        """Fill a hole from entries that a storage node has applied: these were published."""
         for entry in entries:
             if self._later and entry.position == len(self):
                 self._later[entry.position] = entry
@@ -278,13 +286,15 @@ class StoredMetalog:
         self._later = {at: entry for at, entry in self._later.items() if at >= start}
 
     def doubt(self, kind: FrameKind | None = None) -> None:
-        """Take note that a frame was lost, which may have held an entry; None: of whatever kind."""
+        """Note that a frame was lost, which may have held an entry; `kind` None: its kind is
+        unknown.
+        """
         self._doubtful = True
         if kind is FrameKind.METALOG_STATE:
-            self.incomplete = True  # it may have said so, or have been a promise
+            self.incomplete = True  # it may have stated this, or a promise
 
     def recovered(self) -> None:
-        """Recovery is over: a frame lost at the end may have held the last entry."""
+        """End the recovery. A frame that was lost at the end may have held the last entry."""
         if self._grows and (self._doubtful or self.incomplete):
             self.forget_behind_hole()
         elif self._doubtful:
@@ -296,9 +306,9 @@ class StoredMetalog:
     # --- checkpoints
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy everything; return what encodes the copy, which may run in a thread.
+        """Copy the state; the returned function encodes the copy and may run in any thread.
 
-        Called when all that was written is stored.
+        Called when all written frames are durable.
         """
         assert not self._unstored, "a checkpoint is taken between two iterations"
         entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
@@ -307,10 +317,10 @@ class StoredMetalog:
         return lambda: _encoder.encode(StoredColumns(*columns, entries()))
 
     def restore(self, payload: bytes) -> None:
-        """Begin with what was copied once.
+        """Start from a checkpoint.
 
         Raises:
-            MalformedFrameError: it holds entries that this version does not know.
+            MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
         try:
             columns = _decoder.decode(payload)
@@ -327,34 +337,34 @@ class StoredMetalog:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing that was stored here once, and that is durable."""
+        """Whether the copy has all entries that it ever had, durably."""
         return not (self.incomplete or self._later or self.installing)
 
     @property
     def hole(self) -> Anchor | None:
-        """The first entry of a growing metalog behind those that it lacks; None: there is none."""
+        """The first entry after a hole of a growing metalog; None: there is no hole."""
         return self.later_from(0)
 
     def later_from(self, start: MetalogPosition) -> Anchor | None:
-        """Return the first entry behind a hole at `start` or later; None: there is none."""
+        """Return the first entry at `start` or later that follows a hole; None: there is none."""
         for entry in self._later.values():
             if entry.position >= start:
                 return Anchor(entry.position, entry.epoch)
         return None
 
     def give_up(self) -> None:
-        """Forget all entries: some may be missing, or be such as were replaced."""
+        """Forget all entries: some may be missing, or may have been replaced."""
         self._put_base(Base())
         self.stored = 0
         self.incomplete = True
 
     def forget_behind_hole(self) -> None:
-        """Go on with what lies before the first hole, as a copy that may lack what follows."""
+        """Forget the entries after the first hole; the copy is then incomplete."""
         self._later.clear()
         self.incomplete = self._fetches = True
 
     def cut_off_last_epoch(self) -> None:
-        """Forget the entries of the incarnation that proposed the last one."""
+        """Forget all entries that the incarnation of the last entry proposed."""
         last = self.epoch_before(len(self))
         if last == self.base.last:
             self.give_up()
@@ -362,27 +372,29 @@ class StoredMetalog:
             self.cut_off(self._entries.end_older(last))
 
     def promise(self, epoch: Epoch) -> Persist:
-        """Return what makes it durable that no older incarnation is followed; see `promised`."""
-        extent = self.extent if self._fetches else None  # a wiped disk is no longer empty now
+        """Return the frame of a promise to follow no incarnation older than `epoch`; see
+        `promised`.
+        """
+        extent = self.extent if self._fetches else None  # a wiped disk is not empty any more
         return self._record(MetalogState(max(epoch, self.promised), extent, whole=False))
 
     def begin_to_fetch(self) -> Persist:
-        """Return what makes it durable that entries may be missing behind those that are here."""
+        """Return the frame that says that entries may be missing at the end."""
         assert self._fetches, "something may be missing"
         return self._record(MetalogState(self.promised, self.extent, whole=False))
 
     def complete(self) -> Persist:
-        """Return what makes it durable that nothing is missing any more; see `incomplete`."""
+        """Return the frame that says that no entry is missing any more; see `incomplete`."""
         self._fetches = False
         return self._record(MetalogState(self.promised, self.extent, whole=True))
 
     def _record(self, state: MetalogState) -> Persist:
         return self._persist(FrameKind.METALOG_STATE, state_encoded(state), state)
 
-    # --- going on
+    # --- new entries
 
     def append(self, entry: Entry) -> Persist:
-        """Add the next entry; return what makes it durable."""
+        """Add the next entry; return its frame."""
         assert entry.position == len(self), "entries are appended in order, without gaps"
         self._entries.append(entry)
         self.epoch_seen = max(self.epoch_seen, entry.epoch)
@@ -401,7 +413,7 @@ class StoredMetalog:
     def cut_off(self, end: MetalogPosition) -> None:
         """Forget the entries from `end` on.
 
-        After a restart they are here again, unless another entry has been stored in their place.
+        They stay on disk until the next entry is written. A restart before that restores them.
         """
         assert self.base.position <= end <= len(self), "only what is here can be cut off"
         self._entries.cut_off(end)
@@ -416,8 +428,8 @@ class StoredMetalog:
     # --- the base
 
     def fold(self, end: MetalogPosition) -> bool:
-        """Let the base stand for one more pack of entries, if they are all below `end` and there
-        are enough behind them; tell whether it does now.
+        """Move the first pack of entries into the base; return whether that was possible. All its
+        entries must be durable and below `end`, and enough entries must follow.
         """
         pack_end = self._entries.first_pack_end
         end = min(end, self.stored, len(self) - self._kept)
@@ -430,10 +442,10 @@ class StoredMetalog:
         return True
 
     def install(self, base: Base) -> Persist:
-        """Replace the whole copy by a base; return what makes that durable.
+        """Replace the whole copy by a base; return the frame with the base.
 
-        What lies behind a hole stays, as far as it is not below the base: the caller knows that the
-        base stands for what is missing and for those below.
+        Entries after a hole stay if they are not below the base. The caller knows that the base
+        replaces the missing entries and all entries below it.
         """
         assert not (self._later and self.incomplete), "what is missing is known, or it is not"
         self._put_base(base)
@@ -453,11 +465,13 @@ class StoredMetalog:
 
     @property
     def installing(self) -> bool:
-        """Whether a base is not durable yet: then nothing is."""
+        """Whether a base was installed that is not durable yet; until then nothing counts as
+        durable.
+        """
         return self.stored < self.base.position
 
     def commit(self, end: MetalogPosition) -> None:
-        """Take the entries below `end` for committed."""
+        """Note that the entries below `end` are committed."""
         start = self.committed.position
         assert start <= end <= len(self), "commits only grow, and only entries that are here"
         alone = end == start + 1
@@ -465,7 +479,7 @@ class StoredMetalog:
             self.committed.apply(entry)
 
     def check_invariants(self) -> None:
-        """Assert how base, entries and what is behind a hole lie to each other."""
+        """Assert the order of base, durable, committed and later entries."""
         assert self._entries.start == self.base.position, "entries follow on the base"
         assert self.stored <= len(self)
         assert self.base.position <= self.committed.position <= len(self)
@@ -493,7 +507,7 @@ class StoredMetalog:
 
 
 def _fitting(entries: Iterable[Entry], bytes_max: int) -> int:
-    """Return how many of the entries, from the first on, fit into so many bytes; one at least."""
+    """Return how many of the first entries fit into `bytes_max` bytes; at least 1."""
     count = size = 0
     for entry in entries:
         size += size_bound(entry)

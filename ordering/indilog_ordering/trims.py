@@ -1,8 +1,8 @@
-"""Trims in the primary: requested by engines, put into entries, answered when these are committed
+"""Trim requests in the primary: engines send them, entries hold them, and commits answer them
 (ARCHITECTURE 13).
 
 The primary keeps no floors, so a trim requested twice makes a second entry, which changes nothing.
-It remembers its last answers, so that a lost answer costs no entry.
+It remembers its last answers, so a resent request normally needs no second entry.
 """
 
 from __future__ import annotations
