@@ -1,6 +1,7 @@
-"""File descriptors of this process: raised to what the system allows, and how many are left.
+"""File descriptors of this process: raise the limit to what the system allows, and count how many
+are left.
 
-The journal needs a descriptor at each roll, so connections get only what is left after a reserve.
+The journal needs a descriptor for each new segment, so a reserve is kept from connections.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def raise_limit() -> None:
 
 
 def given_limit() -> int:
-    """Return the soft limit of open files that this process was started with: what processes for
-    other purposes, such as functions, get.
+    """Return the soft limit of open files that this process was started with. Child processes for
+    other purposes, such as functions, get this limit.
     """
     return _given[0] if _given else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

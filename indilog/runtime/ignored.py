@@ -1,4 +1,4 @@
-"""Counting and logging what has no place in a node (STYLE "Errors")."""
+"""Counting and logging of ignored events (STYLE "Errors")."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
 
 
 def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
-    """Count what a role ignores; what it says of a place on the disk is damage."""
+    """Count an event that a role ignored; one that names a place on the disk is counted as damage."""
     if isinstance(effect.event, Location):
         metrics.damaged += 1
         metrics.ignored[effect.reason] += 1

@@ -1,23 +1,24 @@
 """The shell: it drives the roles of a process on an event loop (ARCHITECTURE 5).
 
-A turn is one iteration of the shell. It drains what arrived, calls each role once for its whole
-batch of events, performs the effects, and continues until no role has anything left. Then it syncs
-everything that was written, at most once. Only then the output of the turn leaves: answers to
-callers and messages to other processes. So a process is the unit of failure: its roles may run
-ahead of its disk, and no other process sees that (ARCHITECTURE 2). Only messages that promise
-nothing (`Message.promises`) leave before the sync, or while one runs. A sync or role that fails
-ends the shell and is never retried.
+One iteration of the loop takes all events that arrived. It calls each role once with its batch of
+events, performs the effects, and repeats this until no role has events left. Then it syncs
+everything that was written, at most once. After the sync the output of the iteration leaves:
+answers to callers and messages to other processes. So a process is the unit of failure: its roles
+may run ahead of its disk, and no other process sees that (ARCHITECTURE 2). Only messages that
+promise nothing (`Message.promises`) leave before or during a sync. If a sync or a role fails, the
+shell ends; neither is retried.
 
-Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
-thread. While the thread runs, the loop continues, and its output leaves after the sync that covers
-it. A single slow sync does not predict the next one, so each counts for at most twice that limit.
+Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
+thread. During a sync in the thread the loop continues; its output leaves after the sync that covers
+it. One slow sync does not predict the next one, so in the average each counts for at most twice
+that limit.
 
 Messages for which no caller waits (not `Send.urgent`) are delivered after callers are answered, or
-after `_LATER_S` at the latest. So indexes handle many appends together. A caller that needs them,
-as for a read, ends the delay (`hasten`).
+after `_LATER_S` at the latest. So indexes handle many appends together. A caller that needs these
+messages, for example to read, ends the delay (`hasten`).
 
-Messages between roles of one process go by reference; others travel as one `Envelope` for each turn
-and pair of nodes.
+Messages between roles of one process are passed by reference. Others travel in one `Envelope` for
+each iteration and pair of nodes.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each, resolve_ordered
 
 _ROUNDS_MAX: Final = 10_000
-"""Calls of roles in one turn before the event loop continues with other tasks."""
+"""Most calls of roles in one iteration; after that the event loop runs other tasks."""
 _AVERAGE_WEIGHT: Final = 0.05
 _LATER_S: Final = 0.003
 """Longest delay, in seconds, of messages that are not urgent while callers are served."""
@@ -110,7 +111,8 @@ class Clock:
 
 
 class NodeShell:
-    """Runs roles: `start`, then `wake` whenever a direct call has put something into one of them.
+    """Runs the roles of one process: call `start`, then `wake` after each direct call that gave a
+    role work.
 
     Must be used from its loop only. `on_fatal` is called once, with the error that ended the shell.
     """
@@ -144,8 +146,7 @@ class NodeShell:
         self._fence = Fence(self.roles, views)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._later: dict[NodeId, list[Event]] = {}
-        """Messages that are not urgent, until nothing else is left to do or `_LATER_S` have
-        passed.
+        """Messages that are not urgent; delivered when no other work is left, or after `_LATER_S`.
         """
         self._later_since: Instant | None = None
         self._hastened = False
@@ -224,7 +225,7 @@ class NodeShell:
     # --- entry points
 
     def wake(self, node: NodeId) -> None:
-        """Call a role soon: a direct call has put something into it.
+        """Call a role soon, because a direct call gave it work.
 
         Raises:
             NotReadyError: the shell has failed or is closed, so the role will not be called.
@@ -237,8 +238,8 @@ class NodeShell:
             self._schedule()
 
     def hasten(self, node: NodeId) -> None:
-        """Call a role soon, and deliver messages that are not urgent at once: a caller needs more
-        than an append.
+        """Call a role soon, and deliver all messages at once: a caller waits for more than an
+        append.
 
         Raises:
             NotReadyError: as `wake`.
@@ -302,18 +303,18 @@ class NodeShell:
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._iterate)
 
-    # --- the turn
+    # --- one iteration of the loop
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         self._scheduled = False
         if self.ended:
             return
         try:
             self._drain()
             if self._checkpointing.due:
-                self._checkpointing.turn(quiet=self._quiet)
+                self._checkpointing.advance(quiet=self._quiet)
             self._finish()
             self._watch_idle()
             if self._disk_space.short:
@@ -322,10 +323,10 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # After the callers that were answered: what they do next joins the same turn, and
-            # answers that they forward are written first.
+            # Run after the callers that were answered. Their next operations then join the same
+            # iteration, and the answers that they forward are written first.
             self._scheduled = True
-            self._loop.call_soon(self._loop.call_soon, self._turn)
+            self._loop.call_soon(self._loop.call_soon, self._iterate)
         elif self._later_since is not None:
             self._wake_after(self._later_since + _LATER_S - self.clock.now())
         if self._deadlines:
@@ -443,12 +444,14 @@ class NodeShell:
             box.append(Persisted(effect.token, location))
 
     def _finish(self) -> None:
-        """Send what promises nothing, sync what the turn wrote, then send the rest."""
+        """Send the messages that promise nothing, sync what this iteration wrote, then send the
+        others.
+        """
         if self._sync is None:  # else its lock would block the loop
             self._journal.free_discarded()
         self._outbox.send_early()
         if self.rewriting.busy:
-            self.rewriting.turn(self.clock.now())
+            self.rewriting.advance(self.clock.now())
         if self._sync is not None:
             return
         if not self._journal.dirty:
@@ -532,10 +535,10 @@ class NodeShell:
     # --- time and failure
 
     def _wake_after(self, seconds: float) -> None:
-        """Take the next turn within `seconds`.
+        """Run the next iteration within `seconds`.
 
-        There is one timer, set by the earliest of these calls: each turn calls again for everything
-        that is still to come.
+        There is one timer, for the earliest of these times. Each iteration requests again what it
+        still awaits, so later times are not stored.
         """
         due = self._loop.time() + seconds
         if self._timer is not None:
@@ -550,13 +553,13 @@ class NodeShell:
         self._schedule()
 
     def _fail(self, error: BaseException) -> None:
-        """End permanently, once: nothing that was not synced leaves any more."""
+        """End permanently; no output leaves that was not synced."""
         if first := self.failed is None:
             self.failed = error
             # An error of the platform explains itself and needs no traceback.
             info = None if isinstance(error, IndilogError) else error
             log.error("node failed", error=str(error), exc_info=info)
-        # A sync that still ran in the thread may fail later, with further callers that wait.
+        # A sync in the thread may fail after this, when further callers wait.
         self._abandon(str(error))
         if first:
             self._on_fatal(error)
@@ -571,8 +574,8 @@ class NodeShell:
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:
-        """Answer the callers whose outcomes will not leave. An append may be on the disk all the
-        same; only recovery finds out.
+        """Answer the callers whose outcomes will not leave. Their appends may still be on the disk;
+        only recovery finds out.
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
         unknown = AppendOutcomeUnknownError(
@@ -581,7 +584,7 @@ class NodeShell:
         for effect in self._held:
             if isinstance(effect, Appended):
                 resolve_each(effect.waiters, unknown)
-            else:  # an error promises nothing, and "unknown" must not become "nothing was done"
+            else:  # an error must not turn an unknown outcome into "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)
                 resolve(effect.waiter, effect.outcome if failed else stopped)
         self._held.clear()

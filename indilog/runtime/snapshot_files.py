@@ -1,9 +1,10 @@
 """The index snapshots of the index nodes of a process: files, and the threads that read and write
 them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
-A directory a node. A snapshot is written under a temporary name, synced, and renamed to its own;
-the two newest stay. A damaged one is skipped with a warning, and put aside when that
-shows while it is in use. Snapshots are derived: losing one costs time, never an answer.
+Each index node has a directory. A snapshot is written under a temporary name, synced and renamed;
+the two newest are kept. A start skips a damaged snapshot with a warning. A snapshot whose damage
+shows while it is in use is renamed. Snapshots are derived data: the loss of one costs time, never
+an answer.
 """
 
 from __future__ import annotations
@@ -59,11 +60,13 @@ log = structlog.get_logger(__name__)
 
 
 class _StoppedError(Exception):
-    """The process ends; what is being written is not needed."""
+    """The process ends, so the snapshot being written is not needed."""
 
 
 class SnapshotFolder:
-    """The snapshots of one node. Each call may take long: for threads, one of them writing."""
+    """The snapshots of one node. Each call may take long, so threads make them; only one thread
+    writes.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -146,7 +149,8 @@ class SnapshotFolder:
     def _remove_others(self, newest: Path, position: MetalogPosition) -> None:
         """Remove all snapshots but the newest and those before it that are kept.
 
-        One of its position or a later one is damaged, or of metalog entries that were replaced.
+        An older file of the same or a later position is damaged, or has metalog entries that were
+        replaced.
         """
         kept = 1
         for at, path in snapshot_files(self._directory):
@@ -195,10 +199,10 @@ def rows_left(
 
 
 class SnapshotFiles:
-    """Serves what the index nodes of a process ask for, in threads.
+    """Serves the snapshot requests of the index nodes of a process, in threads.
 
     Args:
-        directory: has a folder a node; None: no snapshots are kept.
+        directory: has a folder for each node; None: no snapshots are kept.
         settled: waits until everything written to the journal is synced; False: the process ends.
         deliver: takes the answers, on the loop.
     """
@@ -237,7 +241,7 @@ class SnapshotFiles:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop; what is being written is given up."""
+        """Stop; a snapshot being written is dropped."""
         for folder in self._folders.values():
             folder.stopped = True
         for task in self._tasks:

@@ -123,7 +123,7 @@ class Primary:
         """How many seconds the time of entries was behind the wall clock at the start."""
         return round(self._clock.behind_s)
 
-    def begin_turn(self, now: Instant) -> None:
+    def begin_iteration(self, now: Instant) -> None:
         """Note the time, which holds for all answers and proposals of the iteration."""
         self._clock.advance(now)
 

@@ -159,7 +159,7 @@ class Sequencer:
         """
         effects: list[Effect] = []
         if isinstance(self._part, Primary):
-            self._part.begin_turn(now)
+            self._part.begin_iteration(now)
         for event in events:
             effects += self._on_event(event, now)
         match self._part:

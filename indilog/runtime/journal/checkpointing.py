@@ -1,11 +1,11 @@
 """When and how a process writes a checkpoint of its roles (decision 0028).
 
-A checkpoint is due when so many frames were written since the last one that replaying them would
-take long, or when a segment was filled. A large checkpoint is written less often: never more than
-twice as many bytes as were appended meanwhile. It is taken between two turns, when the roles know
-all written frames. So the copied state is that after the next frame, `CHECKPOINT`. A thread encodes
-and writes it when all frames before that one are durable, so no checkpoint is ahead of its journal
-after a power loss.
+A checkpoint is due when replaying the frames written since the last one would take long, or when a
+segment was filled. A large checkpoint is written less often: checkpoints have at most twice as many
+bytes as were appended meanwhile. The state is copied between two iterations of the loop, when the
+roles know all written frames. A `CHECKPOINT` frame marks its place in the journal. A thread encodes
+and writes the copy when all frames before that mark are durable. So no checkpoint is ahead of its
+journal after a power loss.
 
 A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
@@ -24,9 +24,9 @@ from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
 
 _SHARE: Final = 2
-"""A checkpoint of n bytes is written after n divided by this were appended."""
+"""A checkpoint of n bytes is written after n / `_SHARE` bytes were appended."""
 _UNSAVED_BYTES: Final = 128
-"""The size of a frame that a role did not write, about."""
+"""Estimated bytes of a frame that `Checkpoints.unsaved` counts and no role wrote."""
 _POLL_S: Final = 0.005
 """The interval of polling whether a sync or the thread is done."""
 
@@ -81,14 +81,14 @@ class Checkpointing:
 
     @property
     def due(self) -> bool:
-        """Whether `turn` has something to do."""
+        """Whether `advance` has something to do."""
         return self._taken is not None or self._due()
 
     def start(self) -> None:
         """Begin after recovery; replayed frames count as written since the last checkpoint."""
         self._segment_at = self._journal.files.active
 
-    def turn(self, *, quiet: bool) -> None:
+    def advance(self, *, quiet: bool) -> None:
         """Take a checkpoint if one is due, or continue writing the one that was taken.
 
         `quiet`: the roles know all written frames.

@@ -1,8 +1,8 @@
 """What a start logs about damage in its journal (decision 0009).
 
-Damaged bytes stay in their file, so every start finds them. If a batch was repaired since, it is
-also in a later frame; all damage of this kind shares one line. Any other damage has a line for each
-place, at each start.
+Damaged bytes stay in their file, so every start finds them. A damaged batch that was repaired since
+is also in a later frame; one log line counts all of these. Other damage gets a line for each place,
+at each start.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class DamageLog:
         self._missing: set[_Batch] = set()
 
     def met(self, damage: Damage) -> None:
-        """Take note of a damaged place."""
+        """Note a damaged place."""
         batch = _batch_of(damage)
         self._met.append((damage._replace(payload=b""), batch))
         if batch is not None:
             self._missing.add(batch)
 
     def recovered(self, stream: int, kind: FrameKind, payload: bytes) -> None:
-        """Take note of a frame that a role has taken in: what was got back is not missing."""
+        """Note a frame that a role has replayed: records in it are not missing."""
         if not self._missing:
             return
         if kind is FrameKind.REPAIRED:
             header = batch_header(payload)
             self._missing.discard(_Batch(stream, header.shard, header.first, header.end))
-        elif kind is FrameKind.GONE_RECORDS:  # got back, and trimmed since
+        elif kind is FrameKind.GONE_RECORDS:  # repaired, and trimmed since
             gone = gone_decoded(payload)
             if gone.repaired:
                 self._missing.discard(_Batch(stream, gone.shard, gone.first, gone.end))
 
     def conclude(self, journal: Journal) -> None:
-        """Say where the files of the journal are damaged."""
+        """Log where the files of the journal are damaged."""
         repaired = 0
         for damage, batch in self._met:
             if batch is not None and batch not in self._missing:
@@ -77,7 +77,7 @@ class DamageLog:
 
 
 def _records_of(batch: _Batch | None) -> dict[str, object]:
-    """Return which records were there; their seqnums are not known before all is recovered."""
+    """Return the damaged records for a log line; seqnums are unknown until recovery ends."""
     if batch is None:
         return {"records": "unknown"}
     return {
@@ -88,7 +88,7 @@ def _records_of(batch: _Batch | None) -> dict[str, object]:
 
 
 def _batch_of(damage: Damage) -> _Batch | None:
-    """Return which records were there; None: unknown."""
+    """Return the records of a damaged frame; None: they are unknown."""
     frame = damage.header
     if frame is None or frame.kind not in BATCH_KINDS:
         return None

@@ -1,4 +1,6 @@
-"""One process uses a directory at a time: a lock that ends with the process, however it ends."""
+"""A lock on a directory: one process uses it at a time. The lock ends with the process, also after
+a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """How a shell behaves while the disk is full: it keeps running, and recovers automatically
 (ARCHITECTURE 11, decision 0009, PITFALLS 18).
 
-If a journal finds no room for another segment, the rest of its last one remains. A reserve of that
-is kept for frames in flight and for what a restart writes. When the reserve is reached, the roles
-are notified to accept no more (`SpaceChanged`). Half of the remaining bytes are for batches, in
-equal shares for the roles that store some. If frames still exceed the reserve, they wait here in
-order, as on a slow disk, and nothing that promises them leaves the process. Frames of sequencers do
-not wait for batches of other roles: a trim is a metalog entry, and it frees room.
+If there is no room for another segment, the journal can still use the rest of its last one. A part
+of it is reserved for frames in flight and for what a restart writes. When the reserve is reached,
+the roles are notified to accept no more (`SpaceChanged`). Half of the remaining bytes are for
+batches; the roles that store batches share them equally. If frames still exceed the reserve, they
+wait here in order, as on a slow disk. No message that promises them leaves the process. Frames of
+sequencers do not wait for batches of other roles: a trim is a metalog entry, and it frees room.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DiskSpace:
             self._journal.prepare_next()
 
     def pop_change(self, now: Instant) -> SpaceChanged | None:
-        """Return the notification for the roles; called at the end of each turn."""
+        """Return the notification for the roles; called after each iteration."""
         if not self.short:
             return None
         if self._retry_at is None and (self._journal.starved or self._waiting):

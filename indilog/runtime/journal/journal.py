@@ -1,17 +1,18 @@
 """The journal: what all roles of one process persist, as one sequence of frames on disk
 (ARCHITECTURE 6 and 7, decision 0001).
 
-Roles of one process share it. So one `fdatasync` a loop turn covers a batch, the metalog entry that
-orders it, and the ordering journal. The file format is in `indilog.runtime.journal.segment`.
+All roles of a process share one journal. So one `fdatasync` in each iteration of the loop covers a
+batch, the metalog entry that orders it, and the ordering journal. The file format is in
+`indilog.runtime.journal.segment`.
 
-The journal gives two guarantees. First, everything written before a completed `sync` comes back
-from `recover` after any crash, unless the disk damaged it; `recover` reports damage (decision
-0009). Second, of later frames exactly a prefix comes back, never a frame whose predecessor is
-missing; `recover` makes that prefix durable. A failed write or sync is final (PITFALLS 16): the
-journal then refuses all calls.
+The journal gives two guarantees. First, `recover` returns everything that was written before a
+completed `sync`, after any crash. It reports what the disk damaged (decision 0009). Second, of the
+frames written after that sync it returns a prefix, never a frame whose predecessor is missing. It
+makes that prefix durable. A failed write or sync is final (PITFALLS 16): the journal then refuses
+all calls.
 
 One thread uses the journal; only `sync_flushed` may run in another. The operating system reports a
-failed write-back to a single sync of a descriptor. So no two syncs overlap: one lock covers each
+failed write-back to only one sync of a descriptor. So syncs must not overlap: one lock covers each
 sync, the wait for it, and its outcome.
 """
 
@@ -186,7 +187,7 @@ class Journal:
     def starved(self) -> bool:
         """Whether the last attempt to prepare the next segment found no room.
 
-        It stays True until another attempt finds room.
+        It stays True until an attempt finds room.
         """
         return self.spare.starved
 
@@ -270,7 +271,7 @@ class Journal:
             self.old.exclude_damaged(file)
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
-        # A crash may have come before any of its syncs, also before that of a mark.
+        # A crash may have preceded each of its syncs, also the sync of a mark.
         again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
         for location in read.gone:
@@ -478,12 +479,12 @@ class Journal:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
-            return b""  # of no frame: it could be read, and is damaged
+            return b""  # readable but damaged: no frame is empty
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
 
-    # --- giving room back
+    # --- freeing space
 
     def discard(self, location: Location) -> None:
         """Mark a frame as unneeded once everything written so far is synced.
@@ -531,7 +532,7 @@ class Journal:
         """Note that a checkpoint at `place` is durable."""
         self.old.keep_from(*needed_from(self.directory, place))
 
-    # --- how far it is
+    # --- progress
 
     @property
     def written_bytes(self) -> int:
@@ -539,7 +540,7 @@ class Journal:
         return self._rolled_bytes + self._end
 
     def mark(self) -> int:
-        """Return a number that stands for all frames written so far; see `reached`."""
+        """Return a number for the current end of the journal; see `reached`."""
         return self._frames_written
 
     def reached(self, mark: int) -> bool:

@@ -1,8 +1,8 @@
 """Reads a journal: its newest checkpoint, and the frames after it, in order (decisions 0009, 0028).
 
-Nothing here changes a byte or takes a lock. `Journal.recover` mends and cuts what was read, because
-the process goes on writing there. Programs that read a data directory beside a running process do
-not (`running`, decision 0035).
+The reader changes no byte and takes no lock. `Journal.recover` corrects damage and cuts torn tails
+afterwards, because its process continues to write. Programs that only read a data directory,
+perhaps beside a running process, use the reader alone (`running`, decision 0035).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _NO_SEGMENT: Final = 2**32 - 2
 """The segment in the name of a batch whose name is damaged."""
 
 Frame: TypeAlias = tuple[int, FrameKind, bytes, Location]
-"""Stream, kind, payload, and the place (of a batch: the name) by which its role knows the frame."""
+"""Stream, kind, payload, and the location by which its role knows the frame; for a moved batch, its
+name.
+"""
 
 
 class FileRead(NamedTuple):
@@ -51,7 +53,7 @@ class FileRead(NamedTuple):
 
     Attributes:
         scan: what the scan found beside frames.
-        newest: whether a torn tail may end it.
+        newest: whether it may end in a torn tail.
         gone: the places of frames marked as gone.
         damaged: whether anything in it was damage.
         frames: frames yielded, and marks of checkpoints.
@@ -123,7 +125,7 @@ class JournalReader:
         """Find the files and the names of moved batches; call it before `frames`."""
         self._noted = newest_noted(self.directory) or NewestSegment(0, 0)
         self._newest = max(newest_used(self.directory), self._noted.number, self.start.segment)
-        # What lies beyond is the segment that was made in advance: it counts when it is used.
+        # A later segment was prepared in advance, and is not in use yet.
         found = [file for file in segment_files(self.directory) if file.first <= self._newest]
         self._seen = [(file, file.path.stat().st_ino) for file in found]
         self.files = {file.first: file for file in found}
@@ -149,7 +151,7 @@ class JournalReader:
         """
         newest, noted, number = self._newest, self._noted, max(1, self.start.segment)
         if not self.start.segment and any(end and end.batches_only for end in self.ends.values()):
-            # What these files say no more was in checkpoints, none of which can be read.
+            # Rewriting dropped frames that checkpoints covered, and no checkpoint can be read.
             yield Damage(1, 0, self._segment_bytes, None, b"")
         self.active, self.end = newest + 1, 0
         while number <= newest:
@@ -166,7 +168,8 @@ class JournalReader:
             if alone and (newest != noted.number or is_whole(self.directory, noted)):
                 self.active, self.end = newest, read.scan.end
             elif not read.scan.damaged_end:
-                # Its end is cut off. It is left as it is, so that this is found again.
+                # The end of the file is missing. The file stays as it is, so that each start finds
+                # this.
                 size = noted.size_bytes if file.first == noted.number else read.scan.end
                 yield Damage(file.first, read.scan.end, size, None, b"")
                 read = read._replace(damaged=True)

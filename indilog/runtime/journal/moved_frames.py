@@ -1,10 +1,10 @@
 """Where record batches are after their segments were rewritten (decisions 0016 and 0028).
 
-A role knows a batch by the place at which it was first written. That place stays its name, also
-after a restart: a rewritten batch is looked up here, so no role is notified of a rewrite. This
-takes 16 bytes for each moved batch. A rewritten file has the names of its batches in `MOVED` frames
-at its end: version u8, three bytes of zeros, count u32, then for each batch its name u64 (segment
-<< 32 | offset) and its offset in this file u64, ascending.
+A role knows a batch by the place where it was first written. That place stays the batch's *name*,
+also after a restart. A lookup here gives the current place of a moved batch, so roles need not
+learn of rewrites. It takes 16 bytes for each moved batch. A rewritten file has the names of its
+batches in `MOVED` frames at its end: version u8, three bytes of zeros, count u32, then for each
+batch its name u64 (segment << 32 | offset) and its offset in this file u64, ascending.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The dead bytes of each segment file, and which files to rewrite next (decision 0016).
 
 A file is rewritten when the dead share of it reaches a limit. Neighbours are joined when their live
-bytes fit into one segment and the largest has no more than half of them. So each byte moves into a
-file of twice the size, a few times at most, and the number of files stays in proportion to the live
-bytes.
+bytes fit into one segment and the largest has no more than half of them. So each move of a byte at
+least doubles the size of its file. A byte moves a few times at most, and the number of files stays
+proportional to the live bytes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 0016).
 
 One rewrite runs at a time, in small steps beside the process's other work. A step reads a part of
-the old files and asks the roles what of it they need; a thread writes that durably. The bytes
-written are bounded by a share of the appends, and by a rate for times with few appends. The load on
-the loop is bounded by rests, in proportion to the estimated cost of a step.
+the old files and asks the roles which frames they still need. A thread writes these durably. The
+bytes written are bounded by a share of the appends, and by a rate for times with few appends.
+Pauses between steps bound the load on the loop; they are proportional to the estimated cost of a
+step.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
 old files only when everything written before its last decision is synced.
@@ -83,18 +84,18 @@ class Rewriting:
         """Whether a rewrite is running, or may be worth starting."""
         return self._copy is not None or self._cleaning is not None or self._journal.old.changed
 
-    # --- one turn
+    # --- one step
 
-    def turn(self, now: Instant) -> None:
-        """Continue, if that is due.
+    def advance(self, now: Instant) -> None:
+        """Do the next step of a rewrite, if that is due.
 
         Raises:
             OSError: the journal has failed.
         """
-        if (again_s := self._turn(now)) is not None:
+        if (again_s := self._step(now)) is not None:
             self._wake_after(again_s)
 
-    def _turn(self, now: Instant) -> float | None:
+    def _step(self, now: Instant) -> float | None:
         """Return after how many seconds to call again; None: when the segments change."""
         if self._cleaning is not None:
             if not self._cleaning.done():

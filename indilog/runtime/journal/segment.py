@@ -7,14 +7,14 @@ its start. A frame never spans two segments. Layout of a frame, little endian:
              stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
     payload  `length` bytes, then zeros up to the next multiple of 8
 
-`segment` is the number of the file for which the frame was written: a file that is reused still
-holds old frames with a good CRC, and their number gives them away. `synced` is how many bytes of
-this segment were known to be on disk when the frame was written: an unreadable frame *below* what a
-later frame calls synced is damage, any other one is a torn tail (`segment_scan` reads them). For
-record batches the payload CRC is their own body CRC, so that no CRC is computed twice.
+`segment` is the number of the segment for which the frame was written. A reused file still holds
+old frames with a valid CRC; their number shows that they are old. `synced` is how many bytes of
+this segment were known to be on disk when the frame was written. An unreadable frame *below* what a
+later frame calls synced is damage; any other is a torn tail (`segment_scan`). For record batches
+the payload CRC is their own body CRC, so that no CRC is computed twice.
 
-A segment that is full ends with a frame of kind 0, synced before the next segment gets its first
-frame: so only the newest segment in use can have a torn tail.
+A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
+frame. So only the newest segment in use can have a torn tail.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 def zero_tail(fd: int, start: int, end: int) -> None:
     """Overwrite [start, end) of a file with zeros, durably.
 
-    The *next* recovery must not find what a crash left after the cut, when the frame before it is
-    new. Only bytes that are not yet zero are written.
+    Otherwise the *next* recovery could find frames that a crash left after the cut, once new frames
+    precede them. Only bytes that are not zero are written.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]

@@ -53,7 +53,7 @@ smaller one; None: only which records it had.
 
 
 class DamagedSegmentError(Exception):
-    """A file is damaged, so it must not be rewritten."""
+    """A file is damaged, so it is not rewritten."""
 
     def __init__(self, file: SegmentFile, what: str) -> None:
         super().__init__(f"{file.path} {what}")
@@ -205,12 +205,13 @@ class SegmentRewrite:
             case FrameKind.GONE_RECORDS:
                 self._note(header.stream, gone_decoded(payload))
             case FrameKind.MOVED:
-                pass  # the copy says the names anew
+                pass  # the copy gets `MOVED` frames of its own
             case _ if self._batches_only:
                 pass
             case kind:
                 if kind == FrameKind.SHARD_STATE:
-                    # What was written before a writer took over stays before it.
+                    # Records that were written before a new writer took over must stay before its
+                    # frame.
                     self._runs = {k: r for k, r in self._runs.items() if k[0] != header.stream}
                 self._put(kind, header.stream, payload)
 

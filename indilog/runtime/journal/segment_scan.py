@@ -1,9 +1,9 @@
 """Reading segments: intact frames, corrected single bits, and damage (decision 0009).
 
-An unreadable place is *damage* if it was on disk once. That is so in all segments but the newest
-one in use, and there if a later frame or the note of the newest segment (`segment_use`) shows that
-it was synced. Reading continues at the next header of this segment. Any other unreadable place in
-the newest segment is a *torn tail*, where the log ends.
+An unreadable place is *damage* if it was on disk once; reading continues at the next header after
+it. In every segment but the newest one in use, all of it was on disk. In the newest segment, a
+later frame or the note of the newest segment (`segment_use`) may show that a place was synced. Any
+other unreadable place there is a *torn tail*, where the journal ends.
 
 One flipped bit in a header, or in a small payload, is corrected by trying all bits. Two words with
 a valid CRC32C differ in at least four bits at these lengths, so only the right correction fits.
@@ -165,7 +165,7 @@ class SegmentScan:
         return Damage(self._number, self.end, following, header, payload)
 
     def _behind_damage(self, fd: int, size: int) -> int | None:
-        """Return where to read on; None: here the segment ends."""
+        """Return where to continue reading; None: the segment ends here."""
         if self._growing and self.synced <= self.end:
             return None
         headers = headers_in(fd, self._number, self.end + _ALIGNMENT)
@@ -179,7 +179,9 @@ class SegmentScan:
         return behind if min(behind, synced) > self.end else None
 
     def _known_synced(self, behind: Iterable[tuple[int, FrameHeader]]) -> int:
-        """Return how far the segment was synced, as headers further on say, too."""
+        """Return how far the segment was synced, according to this scan and the headers after the
+        damage.
+        """
         self.synced = max(self.synced, *(header.synced for _, header in behind), 0)
         return self.synced
 
@@ -201,7 +203,7 @@ def header_mended(buffer: bytes) -> bytes | None:
 
 
 def header_at(fd: int, offset: int) -> FrameHeader | None:
-    """Read the header at `offset`, with one bit put right if need be; None: there is none."""
+    """Read the header at `offset`, with at most one bit corrected; None: there is none."""
     buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
     if (header := header_unpacked(buffer)) is not None:
         return header
@@ -210,7 +212,7 @@ def header_at(fd: int, offset: int) -> FrameHeader | None:
 
 
 def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
-    """Put right on disk what one flipped bit each had spoilt; return how many there were."""
+    """Write corrected bytes back to the file; return how many places were corrected."""
     for offset, right in mended:
         write_all(fd, [right], offset)
         os.fsync(fd)
@@ -219,10 +221,10 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
 
 
 def write_again(fd: int, start: int, end: int) -> None:
-    """Make a segment durable of which [start, end) may never have been.
+    """Make a segment durable whose bytes [start, end) may never have been durable.
 
-    There a sync alone is not enough: after a write-back that failed, the pages hold what was
-    written and count as clean, so no later sync writes them or fails.
+    A sync alone is not enough. After a failed write-back the pages still hold the bytes but count
+    as clean, so no later sync writes them or fails.
 
     Raises:
         OSError: as the system says.

@@ -1,10 +1,10 @@
-"""Which frames a process accepts: those of its own view, from a node that the view names, of that
-node's newest incarnation (ARCHITECTURE 11).
+"""A fence: a process accepts only frames of its own view, from the newest incarnation of a node
+that the view names (ARCHITECTURE 11).
 
 Every start of a process takes an epoch that is greater than all before, and every frame carries it.
-So once a receiver has a frame of a successor, it accepts none of a predecessor that was paused.
-This first line is in memory only. What must hold over restarts of the receiver, such as the writer
-of a shard and the primary, the roles fence durably, each with its own epoch.
+So after a frame of a new incarnation, a receiver accepts none of an older incarnation that was
+paused. This fence is in memory only. Roles fence durably what must hold across restarts of the
+receiver, such as the writer of a shard and the primary, each with its own epoch.
 """
 
 from __future__ import annotations

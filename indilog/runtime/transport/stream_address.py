@@ -92,14 +92,14 @@ def parsed(address: str) -> StreamAddress:
     """Return the parts of `address`.
 
     Raises:
-        ConfigError: it is not of a kind that streams have.
+        ConfigError: it is no address of a Unix socket or TCP port.
     """
     with contextlib.suppress(ValueError):
         parts = urlsplit(address)
         if parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
             return StreamAddress(address, address.removeprefix("unix://"), "", 0)
         if parts.scheme == "stream" and parts.hostname and parts.port and not parts.path:
-            parts.hostname.encode("idna")  # what this refuses no resolver takes
+            parts.hostname.encode("idna")  # a name that this refuses cannot be resolved
             return StreamAddress(address, "", parts.hostname, parts.port)
     raise ConfigError(
         f"The address of a stream is unix:///PATH or stream://HOST:PORT, not {address}."

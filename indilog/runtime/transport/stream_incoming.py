@@ -31,16 +31,16 @@ _log = structlog.get_logger(__name__)
 class Incoming(asyncio.Protocol):
     """One connection that a peer has made.
 
-    Usually one read brings whole frames, which are cut out of it at once. The beginning of a frame
-    is kept until the rest has come, and is not examined in between. So each byte is copied a few
-    times at most, for pieces of any size. Memory grows with the bytes that the peer has sent, not
+    Usually one read brings whole frames, which are cut out at once. The beginning of an incomplete
+    frame is kept, and not examined until the rest has arrived. So each byte is copied a few times
+    at most, however small the pieces are. Memory grows with the bytes that the peer has sent, not
     with the length that it claims.
 
     Args:
-        all_connections: those that are open; this one is among them while it is.
-        on_frames: gets the frames that are complete, in one list a read.
+        all_connections: the open connections; this one adds and removes itself.
+        on_frames: gets the complete frames of each read, as one list.
         frame_bytes_max: a longer frame closes the connection.
-        counts: of the transport.
+        counts: the counters of the transport.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Incoming(asyncio.Protocol):
         self._rest = bytearray()
         """The beginning of a frame, its length first."""
         self._needed_bytes = 0
-        """With so many in `_rest` there is something to do; valid while it holds something."""
+        """How many bytes `_rest` must have before it is examined again; valid while it has any."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, unless there are too many."""

@@ -5,12 +5,12 @@ first frame waits for it. Data flows one way on each connection. The end of an o
 is the signal that the peer died. A frame follows its length, a little-endian u32. All frames of an
 iteration leave in one write, at `flush`.
 
-The event loop's own write buffer has the limit zero, so a write is tried at once. Bytes that the
-kernel does not take pause the connection until they are gone. Meanwhile frames wait here, bounded
-in bytes and in time, where they can still be dropped.
+The event loop's own write buffer has the limit zero, so it tries each write at once. If the kernel
+does not take all bytes, the connection pauses until it has. Meanwhile frames wait in a queue here,
+bounded in bytes and in time, and can still be dropped.
 
-This is not the framing of `indilog.link.frames`, which decodes link messages while it cuts. Here
-frames stay bytes, and a large one is received in place.
+`indilog.link.frames` has another framing: it decodes link messages while it cuts. Here frames stay
+bytes, and a large one is received in place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frames between processes: the guarantees of a transport (ARCHITECTURE 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and does not report it to the sender: the protocols above resend
+frames, as a network may, and does not report that to the sender: the protocols of the roles resend
 what matters. It never changes a frame, never blocks, and holds a bounded number of bytes for each
 peer.
 
