@@ -66,7 +66,7 @@ class Discards:
         return grown and self._floors.trims > self._trims and not self.asking
 
     def begin(self, entries: int, runs: dict[ShardId, Runs], now: Instant) -> list[Send]:
-        """Ask about `runs`, all that is in the index."""
+        """Ask about all records of the index, which `runs` names."""
         assert not self._todo, "one question at a time"
         assert not self._found
         self._entries, self._trims = entries, self._floors.trims
@@ -87,11 +87,11 @@ class Discards:
     def on_answer(
         self, sender: NodeId, answer: Discarded, copy_of: Epoch, now: Instant
     ) -> tuple[Runs | None, list[Send | Ignore]]:
-        """Take in an answer; return the discarded runs when all is answered, and what to ask next.
+        """Handle an answer; return the discarded runs after the last one, and the next question.
 
-        `copy_of`: the incarnation of the primary in whose metalog the records of the index are. In
-        the metalog of another one the seqnums may be those of other records. An answer that rests
-        on trims not known here is ignored: its records would be absent instead of trimmed.
+        `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
+        another incarnation, a seqnum may name another record. An answer that rests on trims not
+        known here is ignored: lookups would report its records as absent instead of trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:
             return None, []

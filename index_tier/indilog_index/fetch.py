@@ -1,8 +1,9 @@
 """Fetching missed index data from storage nodes, page by page (thesis 5.6.2).
 
-After a restart an index node fetches what its snapshot and its checkpoint lack; after a loss, what
-was lost. A storage node has index data of its own shards only. So several are asked side by side,
-which together keep every shard; each has a cursor of its own.
+After a restart an index node fetches what its snapshot and its checkpoint lack; after a lost
+message, what the message held. A storage node has index data of its own shards only. So the index
+node asks several storage nodes at once that together keep every shard. It pages through each of
+them separately.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Fetch:
         self._end = end
         self._positions = positions
         self._cursors = dict.fromkeys(sources, start)
-        """Of each source that has more, the position that it was asked for last."""
+        """For each source with further pages, the position that it was asked for last."""
         self._held: set[NodeId] = set()
-        """Sources whose next page is beyond what can be held now."""
+        """Sources whose next page begins beyond the positions that can be held now."""
 
     @property
     def over(self) -> bool:

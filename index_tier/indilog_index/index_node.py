@@ -1,10 +1,11 @@
 """The index node role: the index of one index shard, and lookups in it (thesis 5.3.1, 5.4, 5.6.1).
 
 The schedule gives each metalog position to one index shard (`indilog.kernel.index_schedule`). The
-node applies its positions strictly in order, each when the parts of all productive shards are here.
-It answers a lookup when all its positions below the lookup's are applied, and searches only below
-the lookup's `limit`. So all index shards answer about the same prefix of the log (ARCHITECTURE
-9.2). Before it answers, it also knows all trims that the lookup names (`TrimFeed`).
+node applies its positions strictly in order, each when the parts of all productive shards have
+arrived. It answers a lookup when it has applied all its positions below the lookup's `position`,
+and searches only below the lookup's `limit`. So all index shards answer about the same prefix of
+the log (ARCHITECTURE 9.2). Before it answers, it also knows all trims that the lookup names
+(`TrimFeed`).
 
 As the master of a lookup (thesis 5.2, "master-slave-mode") the node merges the answers of all index
 shards, like an aggregator.
@@ -16,9 +17,8 @@ all applied entries are in the metalog of that incarnation or of a later one. If
 the node rebuilds its index from below that position.
 
 The node writes snapshots to its disk, and into checkpoints what the newest snapshot lacks. After a
-restart it loads both and fetches the rest from storage. Memory is bounded: rows that are seldom
-asked for are in the snapshot only, and a lookup that needs them waits until they are read
-(`IndexStore`).
+restart it loads both and fetches the rest from storage. Memory is bounded: rarely used rows are in
+the snapshot only, and a lookup that needs them waits until they are read (`IndexStore`).
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class IndexNode:
     """One replica of one index shard.
 
     Guarantees: each answer is complete for this index shard's part of the prefix that the lookup
-    asks about. A lookup that cannot be answered within `read_timeout_s` is dropped, never answered
-    from less. A position whose index data no replica has delays all lookups beyond it: the node
-    never guesses that a record is absent.
+    asks about. A lookup that cannot be answered within `read_timeout_s` is dropped; no incomplete
+    answer is sent. A position whose index data no replica has delays all lookups beyond it: the
+    node never guesses that a record is absent.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -148,7 +148,7 @@ class IndexNode:
         """The restored checkpoint, until the snapshot is open."""
         self._kept_payload = b""
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
-        """When to begin a new fetch without progress; `due` is None while nothing is missed."""
+        """When to begin a new fetch if nothing arrives; `due` is None while nothing is missed."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -346,11 +346,11 @@ class IndexNode:
         return None
 
     def _replaced_after(self, lookup: IndexLookup | TagFirstsWanted) -> MetalogPosition | None:
-        """Return the first position here that does not follow the entry that a lookup rests on.
+        """Return the first applied position that contradicts the entry that a lookup rests on.
 
-        Epochs ascend along a copy of the metalog. So an older entry at or after that one is of
-        another copy; `_copy_of` says whether the lookup's copy is the newer one. None: there is no
-        such position.
+        Epochs ascend along a copy of the metalog. So an applied entry at or after the lookup's
+        entry with an older epoch is of another copy. `_copy_of` shows whether the lookup's copy is
+        the newer one. None: nothing contradicts it.
         """
         position = self._positions.first_from(max(0, lookup.position - 1))
         if position >= self._lineage.position:
@@ -358,7 +358,7 @@ class IndexNode:
         return position if (self._lineage.before(position + 1) or 0) < lookup.epoch else None
 
     def _confirm(self, copy_of: Epoch) -> None:
-        """Note that all that is applied is in the metalog of incarnation `copy_of`."""
+        """Note that the metalog of incarnation `copy_of` has all applied entries."""
         self._copy_of = max(self._copy_of, copy_of)
         self._not_before = max(self._not_before, copy_of)
 

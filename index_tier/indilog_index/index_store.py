@@ -1,11 +1,11 @@
 """The index of one index node, in memory and on the disk (in thesis 5.2 it grows without bound).
 
 Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
-consecutive seqnums. When enough is new, the newest generation is closed, and a snapshot is written
-of everything up to there: the snapshot before, merged with the generations since. A generation that
-a snapshot covers stays in memory for speed, and is dropped when memory is short. Its rows are then
-read from the file, a row group at a time; row groups used last are cached. A lookup searches
-memory and disk.
+consecutive seqnums. When the newest generation is large enough, it is closed, and a snapshot is
+written: the previous snapshot, merged with all generations since. A generation that a snapshot
+covers stays in memory for speed, and is dropped when memory is short. Its rows are then read from
+the file, one row group at a time; recently used row groups are cached. A lookup searches memory and
+disk.
 
 This module does no I/O: a search returns the row group that it needs, and the shell reads it.
 """
@@ -104,8 +104,8 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
-        added: the index data that `index` was made of, for checkpoints; None: the generation was
-            restored from rows, or is in the snapshot. It may still have some trimmed records.
+        added: the index data from which `index` was made, for checkpoints; it may still have some
+            trimmed records. None: the generation was restored from rows, or is in the snapshot.
         position, end: of a closed generation, the metalog position and the seqnum where it ends.
     """
 
@@ -144,7 +144,7 @@ class _Generation:
             self.added.add(part)
 
     def settle(self) -> None:
-        """Sort in all waiting parts: from now on a thread may read the index."""
+        """Sort in all waiting parts, so that a thread may read the index."""
         if isinstance(self.index, TagIndex):
             self.index.settle()
 
@@ -174,12 +174,12 @@ class _Generation:
 
 
 class Unwritten(NamedTuple):
-    """What the next snapshot is written of: all positions below `position`.
+    """The input of the next snapshot, which covers all positions below `position`.
 
     Attributes:
         tail: all seqnums are below this one.
-        rows: returns the rows that the snapshot before lacks; may be called in a thread.
-        discarded: records that the snapshot before has rows of, and the next one must not have.
+        rows: returns the rows that the previous snapshot lacks; may be called in a thread.
+        discarded: records with rows in the previous snapshot that the next one must leave out.
     """
 
     position: MetalogPosition
@@ -219,9 +219,12 @@ class IndexStore:
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
         self._late_discards: list[Runs] = []
-        """Floors and discarded runs that came while the generations in `_writing` are fixed."""
+        """Floors and discarded runs that arrived while the generations in `_writing` must not
+        change.
+        """
         self._unread = self._left_out = np.empty(0, np.uint64)
-        """Discarded records that the snapshot has rows of; those that the next one leaves out."""
+        """Discarded records with rows in the snapshot, and those that the next snapshot leaves out.
+        """
         self.full = False
 
     # --- figures
@@ -316,7 +319,7 @@ class IndexStore:
     def runs(self) -> dict[ShardId, Runs]:
         """Return the runs of consecutive seqnums in memory, by shard.
 
-        Without those of generations that are being written: they must not change now.
+        Generations that are being written are left out: they must not change now.
         """
         parts = [generation.index.runs() for generation in self._changeable]
         bounds = np.concatenate([bounds for bounds, _ in parts])
@@ -447,10 +450,10 @@ class IndexStore:
         return last is not None and not last.restored and not self._is_covered(last)
 
     def close_generation(self, position: MetalogPosition) -> Unwritten:
-        """Return what the next snapshot is written of: all that was added below `position`.
+        """Return the input of the next snapshot: everything that was added below `position`.
 
-        After a failure, the generations that could not be written, once more. `written` must follow
-        before the next call.
+        After a failed write it returns the same generations again. `written` must be called before
+        the next call.
         """
         assert not self._writing, "one snapshot at a time"
         if not self._failed:

@@ -1,8 +1,8 @@
 """Merging the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
 Part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
-"master-slave-mode"). It keeps no index data, only lookups that some index shard has still to
-answer.
+"master-slave-mode"). It keeps no index data, only the lookups that are not yet answered by every
+index shard.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Merging:
     Guarantees: a result is sent only when every index shard has answered, or one had an exact
     match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. Each
     is dropped after `read_timeout_s`; the engine starts again. A repeated answer counts once. An
-    answer that arrives after the result begins a lookup that expires.
+    answer that arrives after the result starts a new pending lookup, which expires.
     """
 
     def __init__(self, views: Views, config: NodeConfig) -> None:

@@ -1,7 +1,7 @@
 """When an index node writes a snapshot, and which one it begins with.
 
-In thesis 5.6.2 an index node that fails is rebuilt from storage; here from its snapshot, and from
-storage only for what came later.
+In thesis 5.6.2 a failed index node is rebuilt from storage. Here it is rebuilt from its snapshot,
+and only later data is fetched from storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Snapshots:
     """The snapshots of one index node.
 
     Attributes:
-        opening: whether the snapshot to begin with is not known yet.
+        opening: whether the node still waits for the snapshot to start from.
         written: how many snapshots were written.
         failed: how many could not be written.
     """
@@ -51,14 +51,15 @@ class Snapshots:
         return AskSnapshots(OpenSnapshot(below))
 
     def is_ours(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot has what this index shard has below its position.
-
-        One of another schedule has not: some of its positions may be of other index shards.
+        """Whether a snapshot has exactly the index data of this index shard below its position. A
+        snapshot of another schedule does not: it may have positions of other index shards.
         """
         return self.covers_ours(snapshot.info)
 
     def covers_ours(self, info: SnapshotInfo) -> bool:
-        """Whether a snapshot or a checkpoint has what this index shard has below its position."""
+        """Whether a snapshot or a checkpoint has the index data of this index shard below its
+        position.
+        """
         return (
             info.logspace == self._view.logspace
             and info.index_shard == self._index_shard

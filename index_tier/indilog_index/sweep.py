@@ -2,7 +2,8 @@
 
 Records are forgotten because their log was trimmed, or because storage has discarded them. Which
 tags such a record has is not known: tags are hashes in columns of their own. So a sweep visits all
-tags. That is as much work as there are tags, and is spread over many iterations of the event loop.
+tags. The work is proportional to the number of tags, and is spread over many iterations of the
+event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Sweep:
     Attributes:
         dead: the seqnums.
         tags: how many columns there were at the start.
-        used: of the first spans, which begin at `firsts`, those in which something stays.
+        used: for each of the spans that begin at `firsts`, whether some of its records stay.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Sweep:
         self.tags = len(columns)
 
     def advance(self, tags: int) -> tuple[int, bool]:
-        """Visit some tags; return how many entries went, and whether all were visited."""
+        """Visit the next `tags` tags; return how many entries were removed, and whether all tags
+        were visited.
+        """
         removed = 0
         for _ in range(tags):
             tag = next(self._left, None)

@@ -2,12 +2,13 @@
 
 The thesis keeps a shard id beside each seqnum. Here the shard is kept once for each run of
 consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans are needed anyway,
-as the index of the empty tag. So a tag costs 8 bytes a record and one array, not 10 and two.
+as the index of the empty tag. So a tag takes one array with 8 bytes a record, instead of two arrays
+with 10 bytes.
 
 All seqnums arrive in ascending order, so every array is sorted without sorting.
 
-Parts that were added are *waiting* until a lookup comes, or until they are many. Then they are
-sorted by tag together, so that a tag costs one step for all of its records among them.
+Added parts *wait* until the next lookup, or until there are many. They are then sorted by tag
+together, so that each tag takes one step for all its records in them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class TagIndex:
     def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
         self._waiting: list[ShardTags] = []
-        """Parts that are counted in `_ends` and `entries`, and not in `_columns` yet."""
+        """Waiting parts: counted in `_ends` and `entries`, and not in `_columns` yet."""
         self._waiting_entries = 0
         self._firsts = array("Q")
         self._ends = array("Q")

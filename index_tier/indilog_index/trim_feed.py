@@ -1,13 +1,13 @@
 """Which trims an index node knows, and how it fetches those that it misses (ARCHITECTURE 13).
 
 Every index node needs every trim: a floor holds for all positions of the log, whichever index shard
-has them. Two storage nodes send each trim unasked. Trims are numbered, so a gap shows with the next
-trim, or with a lookup that names more trims than are known. Then all floors are fetched, page by
-page. Floors only grow, so a page may be newer than the number of trims that it names.
+has them. Two storage nodes send each trim unasked. Trims are numbered, so the next trim reveals a
+gap, and so does a lookup that names more trims than are known. The node then fetches all floors,
+page by page. Floors only grow, so a page may have newer floors than the trims that it names.
 
-The entry of a trim may be replaced by another one (decision 0031). One incarnation of the primary
-has one metalog. So the number of trims and the incarnation that proposed the last of them identify
-them (`TrimExtent`). Floors of a trim that was replaced stay.
+The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary has one
+metalog. So the number of trims, and the incarnation that proposed the last of them, identify these
+trims (`TrimExtent`). Floors of a replaced trim stay.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TrimFeed:
         self._cursor: FloorCursor | None = None
         """Where the awaited page begins; None: none is awaited."""
         self._promised = TrimExtent()
-        """Which trims the pages cover when the last one is here."""
+        """Which trims the pages cover once the last one has arrived."""
 
     @property
     def trims(self) -> int:
@@ -69,7 +69,7 @@ class TrimFeed:
     def on_floors(
         self, sender: NodeId, message: TagFloors, now: Instant
     ) -> tuple[list[Floor], list[Send]]:
-        """Take in floors; return those that were not known, and what to ask next."""
+        """Apply floors; return those that were not known, and the next requests."""
         risen = self.trimmed.apply(message.floors)
         self.position = max(self.position, message.position)
         if message.copy_of >= self.known.copy_of:

@@ -62,8 +62,8 @@ class WaitingLookups:
     ) -> list[WaitingLookup]:
         """Remove and return the lookups that can be answered.
 
-        Those are about no position from `position` on, and `known` says that the entries and trims
-        they rest on are known.
+        A lookup can be answered if it asks only about positions below `position`, and `known`
+        returns that the entries and trims it rests on are known.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
@@ -77,7 +77,7 @@ class WaitingLookups:
 
     @property
     def for_more_than_positions(self) -> bool:
-        """Whether some wait although their positions are applied."""
+        """Whether any lookup waits although its positions are applied."""
         return bool(self._applied)
 
     def unconfirmed(self) -> Iterator[IndexLookup | TagFirstsWanted]:
@@ -104,7 +104,9 @@ class WaitingLookups:
         return expired
 
     def check_invariants(self) -> None:
-        """Assert that each lookup waits for one thing: positions, or what it rests on."""
+        """Assert that each lookup waits for one thing: positions, or the entries and trims it rests
+        on.
+        """
         assert len(self._lookups) == len(self._by_position) + len(self._applied)
         assert len(self._lookups) <= self._lookups_max
 

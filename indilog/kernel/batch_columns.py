@@ -1,7 +1,7 @@
 """Many record batches at once, as columns of all their records (layout: `indilog.kernel.records`).
 
-Programs that read a log as a whole decode millions of records. So nothing here is done for each
-record in Python, and a few calls for each batch: joins of byte strings, and one CRC for each part.
+Programs that read a whole log decode millions of records. So the code here has no Python step for
+each record. It makes a few calls for each batch: joins of byte strings, and one CRC for each part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Expected(NamedTuple):
 
 
 class BatchColumns:
-    """The intact ones of some batches, with their headers, columns and data.
+    """The intact batches among the given ones, with their headers, columns and data.
 
     Args:
         payloads: for each batch the bytes from its start on, perhaps more than the batch; None: it

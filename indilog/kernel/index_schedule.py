@@ -1,9 +1,9 @@
 """Which index shard has the index data of which metalog position (thesis 5.3.1, round robin; 5.6.3,
 index shards come and go).
 
-No other module knows it. The schedule is a list of eras that only grows. Inside an era positions go
-round robin over its index shards. An index shard that a later era leaves out is retired: it gets no
-further positions and still answers for its own.
+Only this module knows the rule. The schedule is a list of eras that only grows. Inside an era
+positions go round robin over its index shards. An index shard that a later era leaves out is
+retired: it gets no further positions, and still answers lookups about its own.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded siz
 reads. The file's name has the CRC of the whole file, so that damage anywhere is detected; pages
 have their own CRCs, for later reads. A Bloom filter excludes most tags that the file has no row of.
 
-Index nodes have their shell write and read snapshots, by the requests and answers defined here.
-Other programs that rebuild an index write the same files with the functions here. pyarrow is
-imported where it is used: its import takes longer than a command.
+The shell of an index node writes and reads its snapshots; the requests and answers are defined
+here. Other programs that rebuild an index write the same files with the functions here. pyarrow is
+imported inside functions: the import takes longer than a whole command.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Snapshot(NamedTuple):
     tags: TagFilter
 
 
-# --- what an index node asks its shell for, and what it is answered
+# --- requests of an index node to its shell, and the answers
 
 
 class OpenSnapshot(NamedTuple):

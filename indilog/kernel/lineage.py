@@ -31,15 +31,17 @@ class Fit(enum.Enum):
     """How a page of entries fits a copy."""
 
     FOLLOWS = enum.auto()
-    """All that the copy has equals what the page says, up to the copy's end."""
+    """The copy equals the page up to the copy's end."""
     WITHIN = enum.auto()
-    """The page equals the copy as far as it goes, and ends before the copy's end."""
+    """The whole page equals the copy, and ends before the copy's end."""
     GAP = enum.auto()
     """The page begins beyond the copy's end."""
     DIFFERS = enum.auto()
     """The copy equals the page up to a position, and has another entry there."""
     UNRELATED = enum.auto()
-    """The entry before the page is another one here: they differ somewhere before."""
+    """The copy has another entry directly before the page, so they differ somewhere before the
+    page.
+    """
 
 
 class Comparison(NamedTuple):
@@ -52,8 +54,8 @@ class Comparison(NamedTuple):
 class Extent(NamedTuple):
     """How far a copy goes: which incarnation proposed its last entry, and how many it has.
 
-    A copy is a prefix of what that incarnation had. So of two extents the
-    greater one is that of the newer copy, and equal ones are those of equal copies.
+    A copy is a prefix of what that incarnation had. So of two extents the greater one belongs to
+    the newer copy, and equal extents belong to equal copies.
     """
 
     last: Epoch
@@ -107,7 +109,9 @@ class Lineage:
         self.base = base
         self._starts = array("Q", [base])
         self._epochs = array("Q", [before])
-        """The run at index i begins with the entry before `_starts[i]`, at index 0, or at it."""
+        """The epoch of each run. Run 0 begins with the entry before `base`, run i with the entry at
+        `_starts[i]`.
+        """
         self.position = base
 
     @property
@@ -116,7 +120,7 @@ class Lineage:
         return Epoch(self._epochs[-1])
 
     def append(self, epoch: Epoch, position: MetalogPosition | None = None) -> None:
-        """Add the next entry; `position`: where it is, if positions are left out before it."""
+        """Add the next entry, at `position` if positions are left out before it."""
         position = self.position if position is None else position
         assert position >= self.position, "entries are added in order"
         if epoch != self._epochs[-1]:
@@ -181,5 +185,5 @@ class Lineage:
 
 
 def is_prefix(columns: LineageColumns, of: LineageColumns) -> bool:
-    """Whether the entries of one copy, from the first position on, are the first of another's."""
+    """Whether one copy is a prefix of another."""
     return columns == Lineage.restored(of).copied(columns.position)

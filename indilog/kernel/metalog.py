@@ -7,7 +7,7 @@ knows exactly the records below seqnum `tail(p)`. The order inside an entry asce
 (Scalog 4.1), so a shard's records of one entry are consecutive.
 
 `Trim` raises floors; records below a floor are forgotten (ARCHITECTURE 13). Trims are numbered, so
-that a node that follows only trims detects a gap.
+a node that receives only trims detects a gap.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ takes at most nine bytes, a shard three.
 
 
 def is_possible(entry: Entry) -> bool:
-    """Whether an entry can be one: shards of two bytes (thesis 5.1.1) with some records each, or
-    floors of possible tags and seqnums.
+    """Whether a decoded entry is valid: it has shards of two bytes (thesis 5.1.1) with at least one
+    record each, or floors of valid tags and seqnums.
     """
     if isinstance(entry, Trim):
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(
@@ -138,7 +138,7 @@ def is_possible(entry: Entry) -> bool:
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
-    """What the entries below `position` add up to, in their place (decision 0030).
+    """A base: it replaces all entries below `position` by what they add up to (decision 0030).
 
     Attributes:
         position: the number of entries that it replaces.
@@ -199,7 +199,7 @@ def entry_decoded(payload: bytes) -> Entry:
     """Return the entry that `payload` holds.
 
     Raises:
-        MalformedFrameError: it holds none that this version knows.
+        MalformedFrameError: this release cannot decode the payload.
     """
     try:
         return _decoder.decode(payload)
@@ -220,7 +220,7 @@ def entries_decoded(payload: bytes) -> tuple[Entry, ...]:
     """Return the entries that `payload` holds.
 
     Raises:
-        MalformedFrameError: it holds none that this version knows.
+        MalformedFrameError: this release cannot decode the payload.
     """
     try:
         return _page_decoder.decode(payload)

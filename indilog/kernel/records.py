@@ -102,11 +102,11 @@ class RawRecord(NamedTuple):
 class BatchBuilder:
     """Collects records until they are packed; the open batch of a writer.
 
-    Every append runs `add`, or does the same without the call.
+    Every append calls `add`, or inlines it for speed.
 
     Attributes:
-        data: of each record. Others keep this list after the batch is packed, so it must not change
-            then.
+        data: the data of each record. Callers keep this list after the batch is packed, so it must
+            not change then.
         columns: the tags and names of each record; at most 255 tags. The caller checks limits.
         names: of each record, once they are packed.
     """

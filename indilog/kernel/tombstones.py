@@ -51,7 +51,7 @@ def gone_decoded(payload: bytes) -> GoneRecords:
     """Return what `payload` holds.
 
     Raises:
-        MalformedFrameError: it holds none that this version knows.
+        MalformedFrameError: this release cannot decode the payload.
     """
     if len(payload) != _LAYOUT.size:
         raise MalformedFrameError(f"{len(payload)} bytes are no discarded records")

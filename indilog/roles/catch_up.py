@@ -16,11 +16,11 @@ from indilog.wire.messages import MetalogWanted
 class CatchUp:
     """Asks at once for each page while entries are missed, and again after a pause that doubles.
 
-    It is over when the reader has all entries that the primary called committed in an answer to a
-    question of this catch-up (`MetalogReader.behind`).
+    A catch-up ends when the reader has all entries that an answer of this catch-up called committed
+    (`MetalogReader.behind`).
 
     Attributes:
-        reader: what is applied, as the primary is asked about it.
+        reader: the applied entries, as requests to the primary describe them.
     """
 
     __slots__ = ("_resend", "reader")

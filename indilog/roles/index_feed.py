@@ -1,10 +1,10 @@
-"""Puts index data in order: how engines and index nodes treat type-S messages before they apply
+"""Index feeds: engines and index nodes put type-S messages (index data) in order before they apply
 them.
 
 Parts of one metalog position may come from several storage nodes, early, late and repeated. A
-position is ready when the parts of all its productive shards are there and every earlier position
-(of this feed) was taken. The feed of an engine takes every position, that of an index shard its own
-(`indilog.kernel.index_schedule`).
+position is ready when the parts of all its productive shards have arrived and every earlier
+position of the feed was taken. The feed of an engine has all positions; the feed of an index shard
+has its own (`indilog.kernel.index_schedule`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class IndexFeed:
     """The positions of `positions` that are not before `position`, in order.
 
     Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them
-    besides the next position. Above that the farthest are dropped; their owner requests them again.
+    besides the next position. Above these limits the farthest positions are dropped; the owner of
+    the feed requests them again.
     """
 
     def __init__(

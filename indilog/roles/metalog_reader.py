@@ -1,10 +1,10 @@
-"""What a reader of the metalog checks before it applies entries, and which entries it requests.
+"""A reader of the metalog: what it checks before it applies entries, and which entries it requests.
 
-A reader (storage node, engine) has a copy of the committed entries. The primary may have lost some
-that it had published, by damage that looked like a torn end of its journal; it then proposes others
-in their places. So a message of entries names the incarnation that proposed the entry before them,
-and how many entries are committed. A reader applies an entry only if all entries before it equal
-the primary's.
+A reader (storage node, engine) has a copy of the committed entries. Damage that looks like a torn
+end of its journal may make the primary lose published entries. It then proposes others in their
+places. So each message with entries names the incarnation that proposed the entry before them, and
+the number of committed entries. A reader applies an entry only if all entries before it equal the
+primary's.
 
 After the first message of a new incarnation of the primary a reader has its copy confirmed: it
 requests what follows its last entry and names the incarnation that proposed that entry. The primary

@@ -112,7 +112,9 @@ class Received(NamedTuple):
 
 
 class Persisted(NamedTuple):
-    """The frame of that `Persist` is as durable as any message that promises it from now on."""
+    """The frame of a `Persist` was written. Messages that promise it leave the process only when it
+    is durable.
+    """
 
     token: int
     location: Location
@@ -193,7 +195,7 @@ class Appended(NamedTuple):
     """Answer the callers in `waiters`: their records got the seqnums `first`, `first + 1`, ...
     (each caller gets its `Ordered`); the entry before `position` ordered them.
 
-    None stands for a record of an atomic batch after its first, which has the only waiter.
+    An atomic batch has one waiter, at its first record; None stands for each of its other records.
     """
 
     waiters: Sequence[object | None]
@@ -218,8 +220,8 @@ class Discard(NamedTuple):
 
 
 class ReclaimableBytes(NamedTuple):
-    """Bytes that this role does not need of frames that it otherwise needs, by segment; it replaces
-    all earlier figures.
+    """Bytes that this role does not need inside frames that it needs, by segment. They replace all
+    figures that it reported before.
 
     `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
     began to count; bytes that died after that are counted the next time.
@@ -253,7 +255,9 @@ class Role(Protocol):
     """One node's logic, as a value."""
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
-        """Take in one frame that this role persisted before; called in order, before `Started`."""
+        """Replay one frame that this role persisted; called in the order of the journal, before
+        `Started`.
+        """
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """React to a batch of events."""
@@ -262,7 +266,7 @@ class Role(Protocol):
         """When to call `handle([], now)` even without events."""
 
     def check_invariants(self) -> None:
-        """Assert cheap local facts; the checkers of tests are elsewhere."""
+        """Assert cheap local facts."""
 
 
 class Lost(NamedTuple):
@@ -308,8 +312,8 @@ class Checkpoints(Protocol):
 
     @property
     def unsaved(self) -> int:
-        """How much a start would redo without a checkpoint taken now, besides replaying frames; in
-        frames, an estimate. 0 right after `checkpoint`.
+        """Estimated work that a checkpoint taken now would save a start besides replaying frames,
+        as a number of frames. 0 directly after `checkpoint`.
         """
 
     def checkpoint(self) -> Callable[[], bytes]:
@@ -321,10 +325,10 @@ class Checkpoints(Protocol):
         """
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Start from that state instead of from nothing; called before `recover`.
+        """Start from a checkpoint; called before `recover`.
 
         Args:
-            payload: what was encoded, intact.
+            payload: the bytes that `checkpoint` encoded, intact.
             gone: numbers of segments, older than the checkpoint, that no longer exist.
 
         Raises:
@@ -337,8 +341,8 @@ class NotesCheckpoints(Protocol):
     """A role that announces to other nodes what its checkpoints cover."""
 
     def checkpointed(self) -> None:
-        """Note that the state of the last `checkpoint` is durable, and, if there was a checkpoint
-        before it, so are two.
+        """Note that the last checkpoint is durable. If there was one before it, two are durable
+        now.
         """
 
 
@@ -347,7 +351,7 @@ class TakesCopies(Protocol):
     """A role that can replace lost frames from `ORDERING` frames of the same journal."""
 
     def copied(self, payload: bytes, /) -> None:
-        """Take in such a frame of any role; called in the order of the journal."""
+        """Handle an `ORDERING` frame of any role; called in the order of the journal."""
 
 
 @runtime_checkable
@@ -365,10 +369,10 @@ class Shrinks(Protocol):
 
 @runtime_checkable
 class ReportsStatus(Protocol):
-    """A role with figures for people."""
+    """A role with figures for operators."""
 
     def status(self) -> Mapping[str, object]:
-        """Return them by name."""
+        """Return the figures by name."""
 
 
 @runtime_checkable

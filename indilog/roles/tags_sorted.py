@@ -1,7 +1,7 @@
 """Index data by tag: many parts at once, sorted by numpy.
 
-The tags of records come in the order of the records, and an index wants the records of each tag.
-Sorted, a tag costs its index one step, however many records have it.
+Tags arrive in the order of their records; an index needs the records of each tag. After sorting,
+adding a tag takes one step, however many records have it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indilog.base.ids import TagHash
 from indilog.wire.messages import ShardTags
 
 WAITING_MAX: Final = 2048
-"""Tags that an index lets wait; taking in that many lasts a millisecond or two."""
+"""The most tags that wait to be added to an index; adding that many takes 1 to 2 ms."""
 _FEW: Final = 48
 _SAMPLE: Final = 256
 _TAG_SHARE: Final = 3

@@ -18,7 +18,7 @@ def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
 
 
 def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
-    """Count an event that a role ignored; one that names a place on the disk is counted as damage."""
+    """Count an event that a role ignored; a place on the disk counts as damage."""
     if isinstance(effect.event, Location):
         metrics.damaged += 1
         metrics.ignored[effect.reason] += 1

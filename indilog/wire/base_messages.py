@@ -14,7 +14,7 @@ class MetalogCovered(WireMessage, frozen=True):
     """storage → primary: everything that the metalog says below `position` is in both checkpoints
     of this node.
 
-    `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. With it
+    `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. From it
     the primary computes how many of these entries equal its own.
     Lost: the primary keeps its entries until the next one.
     Repeated: absolute.
@@ -56,9 +56,9 @@ class HistoryWanted(WireMessage, frozen=True):
 class History(WireMessage, frozen=True):
     """storage → storage: the entries from `start` on, without their writers and without floors.
 
-    `start` is where the sender's copy of `HistoryWanted` ends, or 0: then what that node has is not
-    what was committed. `previous` is the incarnation that proposed the entry before `start`.
-    `lacking`: this node lacks what the entries below `end` ordered, too.
+    `start` is the `start` of the `HistoryWanted`, or 0 if the copy of the node that asked differs
+    from what was committed. `previous` is the incarnation that proposed the entry before `start`.
+    `lacking`: the sender itself does not have the entries below `end`.
     Lost: another storage node is asked after a pause.
     Repeated: the second one matches no question.
     """

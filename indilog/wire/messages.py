@@ -125,12 +125,12 @@ class MetalogEntries(WireMessage, frozen=True):
 
     `previous` is the incarnation that proposed the entry before `start` (0: there is none). With it
     a reader checks that its copy has the same entries up to `start`. `committed` is the number of
-    committed entries in all.
-    Sent when entries are committed, and without entries when the primary has started. Also the
-    answer to the `MetalogWanted` of number `request` (0: it is no answer). An answer begins where
-    the reader's copy ends, or earlier; what the copy has from there on was replaced.
-    Lost: the next one does not follow, and the receiver sends `MetalogWanted`. With no next one, it
-    asks when it waits for a missing ordering.
+    committed entries in all. Sent when entries are committed, and without entries when the primary
+    has started. It is also the answer to the `MetalogWanted` of number `request` (0: it is no
+    answer). An answer begins where the reader's copy ends, or earlier. In the second case the
+    entries of the copy from there on were replaced.
+    Lost: the next one does not follow, and the receiver sends `MetalogWanted`. If no next one
+    arrives, the receiver asks when it waits for records to be ordered.
     Repeated: entries already applied are skipped; the second answer matches no question.
     """
 
@@ -399,8 +399,8 @@ class LookupResult(WireMessage, frozen=True):
     position: MetalogPosition = 0
     """A node that has applied this many metalog entries has applied all trims in the answer."""
     lost: LostRange | None = None
-    """Lost records after the last match. Which of them match is unknown, and so is what follows
-    them.
+    """Lost records after the last match. It is unknown which of them match, and which matches
+    follow them.
     """
 
 

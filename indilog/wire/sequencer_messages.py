@@ -18,16 +18,15 @@ NO_INCARNATION: Final = Epoch(0)
 class MetalogAppend(WireMessage, frozen=True):
     """primary → backup: metalog entries from position `start` on, and how many are committed.
 
-    It leaves before the primary has synced the entries. So a crash may remove them from the primary
-    and not from the backup; the entries of a newer incarnation then replace them.
-    `epoch` is the primary's incarnation. `previous` is the one that proposed the entry before
-    `start` (0: there is none). `committed` may be ahead of the primary's disk as well; nothing is
-    decided by it.
-    `completes` is the incarnation of a backup that may lack entries: with these entries it has all
-    that the primary had when it learned of that. 0: it does not.
-    `folded`: the primary keeps no entries below this position, so the backup may drop them. `base`,
-    whose position is `start`, replaces all that the backup has if the backup lacks an entry before
-    it. If the backup is of incarnation `anew`, a base below its own replaces it, too.
+    The primary sends it before it has synced the entries. So after a crash the backup may have
+    entries that the primary lost. The entries of a newer incarnation then replace them. `epoch` is
+    the primary's incarnation. `previous` is the one that proposed the entry before `start` (0:
+    there is none). `committed` may be ahead of the primary's disk, too; no decision depends on it.
+    `completes` is the incarnation of a backup that may lack entries. It says that with these
+    entries the backup has all that the primary had when it learned of the loss. 0: it says nothing.
+    `folded`: the primary keeps no entries below this position, so the backup may drop them. `base`
+    ends at `start`. It replaces the whole copy of the backup if the copy lacks an entry before
+    `start`. It also replaces a longer base of the backup if the backup is of incarnation `anew`.
     Lost: the backup's `MetalogStored` lags, and the primary resends from there.
     Repeated: entries that the backup has are skipped; messages of an older incarnation are ignored.
     """
@@ -49,9 +48,9 @@ class MetalogStored(WireMessage, frozen=True):
     """backup → primary: how many metalog entries are durable here, and the incarnation of the
     primary that proposed the last one.
 
-    From `epoch` (0: there is none) the primary computes how many of them are its own. `incomplete`
-    is the backup's incarnation if it may lack entries that it had once, else 0. The backup has no
-    single entries below `base`.
+    From `epoch` (0: there is no entry) the primary computes how many of them equal its own.
+    `incomplete` is the backup's incarnation if it may lack entries that it had once, else 0. A base
+    replaces the entries below position `base`.
     Lost: the primary resends after a pause, and the backup repeats it.
     Repeated: absolute.
     """

@@ -43,11 +43,10 @@ class TagFloors(WireMessage, frozen=True):
 
     Two storage nodes send it unasked for every trim. On request (`start` None) it is a page of all
     floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a page
-    may be newer than `trims` says.
-    A node that has applied `position` metalog entries has applied all trims of the message. `epoch`
-    is the incarnation of the primary that proposed the last of the trims, `previous` the one that
-    proposed the last of the first `start`. `copy_of` is as in `IndexData`. Without floors and with
-    `start` equal to `trims` the message says which trims there are.
+    may be newer than `trims` says. A node that has applied `position` metalog entries has applied
+    all these trims. `epoch` is the incarnation of the primary that proposed the last of the trims,
+    `previous` the one that proposed the last of the first `start`. `copy_of` is as in `IndexData`.
+    Without floors and with `start` equal to `trims` the message says which trims there are.
     Lost: a lookup names more trims than are applied, or the next one does not follow; the index
     node sends `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -106,8 +105,8 @@ class Discarded(WireMessage, frozen=True):
     """storage → index: these records of the shard are discarded; all records below seqnum `end`
     were checked.
 
-    No read may return them any more, by the first `trims` trims. Lost records are not among them.
-    `runs` is as in the question, `copy_of` as in `IndexData`.
+    Because of the first `trims` trims, no read may return them any more. Lost records are not among
+    them. `runs` is as in the question, `copy_of` as in `IndexData`.
     Lost: the question is asked again.
     Repeated: ignored.
     """

@@ -197,8 +197,8 @@ class StoredMetalog:
 
         The other copy has `length` entries, the last one proposed by incarnation `epoch`. It is a
         prefix of what that incarnation had (`indilog_ordering.backup`). This copy has the surviving
-        part of that: its entries up to the last one that is not newer. 0: it cannot be told,
-        because the base replaces the entries.
+        part of that: its entries up to the last one that is not newer. 0 if the base replaces these
+        entries, because the number is then unknown.
         """
         if epoch < self.base.last:
             return 0

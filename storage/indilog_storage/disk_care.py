@@ -1,4 +1,4 @@
-"""Maintenance of a storage node's disk: damage is found, counted and repaired, and space is freed
+"""Maintenance of a storage node's disk: finds, counts and repairs damage, and frees space
 (decisions 0008 and 0009).
 
 `Scrub` looks for damage; reads and recovery find damage, too. Each damaged batch becomes a hole of

@@ -3,7 +3,7 @@
 A node whose disk lost old metalog entries receives the primary's base instead. The entries below it
 are in the checkpoints of all other storage nodes. One of them, the source, sends first the floors
 of all trims, then the entries page by page. The node does not journal these entries: the next
-checkpoint holds them, and each counts as a frame for when that checkpoint is due. After a crash
+checkpoint holds them, and in the schedule of checkpoints each counts as one frame. After a crash
 before that checkpoint the fetch begins anew.
 
 A source that has the base's last entry has the right entries below it (`indilog.kernel.lineage`),
@@ -33,8 +33,8 @@ class HistoryFetch:
     """The fetch of one node, from one source at a time.
 
     Attributes:
-        base: the base below which entries are missing; None: no entry is missing that the primary
-            lacks.
+        base: the base below which entries are missing; None: the primary still has all missing
+            entries.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """The storage node: one role for all shards of which the node keeps a replica (ARCHITECTURE 8 and
 9).
 
-`Appends` stores the batches of writers. Metalog entries are applied in order, without gaps. They
-are journaled many together and unsynced, because a node can fetch them again. An entry gives
-records their seqnums. For each position the first replica of a shard sends the tags of its records
-to the index (type-S data). A read by seqnum waits until the metalog is applied up to it.
+`Appends` stores the batches of writers. Metalog entries are applied in order, without gaps. Applied
+entries are journaled in batches and without a sync, because a node can fetch them again. An entry
+gives records their seqnums. For each position the first replica of a shard sends the tags of its
+records to the index (type-S data). A read by seqnum waits until the metalog is applied up to it.
 
-A replica calls records that its disk lost or damaged unknown, never absent, and fetches them from
-another replica (`Repair`).
+If the disk lost or damaged records, the replica reports them as unknown, never as absent, and
+fetches them from another replica (`Repair`).
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ from indilog_storage.trims import (
 
 _NEVER: Final = Instant(math.inf)
 _AUX_OVERHEAD_BYTES: Final = 64
-"""What aux data costs in memory beside its bytes, about."""
+"""About how much memory aux data takes besides its bytes."""
 
 
 class StorageNode:
-    """The role of one storage node; see the module."""
+    """The role of one storage node."""
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._views = views
@@ -339,7 +339,7 @@ class StorageNode:
     def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
         shard = self._shards.get(message.shard)
         if shard is not None and shard.in_doubt and self._ordering.reader.behind:
-            # Ordered records are beyond doubt, but this node may not know all of them yet.
+            # An opening never drops ordered records, and this node may not know all of them yet.
             return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
         return self._after_entries(self._appends.on_open(event, message))
 
@@ -359,7 +359,7 @@ class StorageNode:
                 shard = self._shards.get(message.shard)
                 return [answer_discarded(event, message, shard, self._ordering)]
             case TagFloorsWanted():
-                # The asker may know of a trim that is not applied here.
+                # The sender may know of a trim that is not applied here.
                 self._ordering.reader.mark_unconfirmed()
                 return [floors_page(self._ordering, message, event.sender)]
 
@@ -580,7 +580,7 @@ class StorageNode:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
         if end < message.end < NO_POSITION:
-            # The asker may know of entries that are not applied here.
+            # The sender may know of entries that are not applied here.
             self._ordering.reader.mark_unconfirmed()
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
@@ -649,7 +649,9 @@ class StorageNode:
 
 
 def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
-    """Return the shards that `node` keeps in any view; it leads those that list it first."""
+    """Return the shards of which `node` is a replica in any view. It leads a shard whose first
+    replica it is.
+    """
     shards: dict[ShardId, Shard] = {}
     for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
         placement = placement_of(views, shard)

@@ -3,8 +3,8 @@
 
 Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
 has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold what index data needs of
-each position: 24 bytes a position and 18 bytes a span. Of trims, the floors and the positions are
-kept.
+each position: 24 bytes a position and 18 bytes a span. Of each trim, the floors and the position
+are kept.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Ordering:
         return TrimExtent(self.last, self.trims, self.trim_epoch(self.trims))
 
     def knows(self, trims: int, epoch: Epoch) -> bool:
-        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
+        """Whether `trims` trims are applied, and an entry of incarnation `epoch` or a later one."""
         return epoch <= self.last and TrimExtent(self.last, self.trims).covers(trims, epoch)
 
     @property

@@ -3,12 +3,12 @@
 
 Whether a record is dead depends on its tags, which are in its batch. So a rise of floors begins a
 pass that reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. A
-batch whose records are all dead is discarded. Of the others, a pass sums up the dead bytes by
-segment: so it is known which segments are worth rewriting (decision 0016). A later pass reads them
-again.
+batch whose records are all dead is discarded. For partly live batches, the pass sums up the dead
+bytes of each segment, which shows the segments that are worth rewriting (decision 0016). A later
+pass reads these batches again.
 
-A pass takes a small share of the time. Small batches cost work rather than bytes, so rests separate
-their reads: a burst of them would delay every append.
+A pass uses a small share of the time. With small batches the work counts more than the bytes, so
+pauses separate their reads; a burst of reads would delay every append.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BATCHES_MAX: Final = 32
 _BATCH_REST_S: Final = 0.0004
 """The rest after a batch: about four times what reading and judging a small one takes."""
 _REST: Final = 10
-"""The rests of a pass, within it and after it, are at least so many times its working time."""
+"""The pauses in and after a pass are at least this many times its working time."""
 
 
 class _Reading(NamedTuple):

@@ -134,13 +134,13 @@ class Recovery:
     def _entry(self, entry: Entry, location: Location) -> None:
         ordering = self._ordering
         if entry.position < ordering.position and entry.epoch == ordering.epoch_at(entry.position):
-            self._gap = False  # all entries before it are those that were before it here, too
+            self._gap = False  # an equal entry means equal entries before it
             return
         if self._gap and not self._follows_gap(entry):
             return
         self._gap = False
         if entry.position < ordering.position:
-            ordering.reader.lineage.cut_off(entry.position)  # it replaces what was there before
+            ordering.reader.lineage.cut_off(entry.position)  # replaces what was there
             ordering.cut_off(entry.position)
             for shard in self._shards.values():
                 shard.cut_off(ordering.tail, ordering.cut_of(shard.id))
@@ -154,11 +154,11 @@ class Recovery:
                 of_span.order(span)
 
     def _follows_gap(self, entry: Entry) -> bool:
-        """Whether an entry after a gap is known to follow on the last one that was recovered.
+        """Whether an entry after a gap certainly follows the last recovered entry.
 
-        A missing entry may have replaced the last one. If one incarnation of the primary proposed
-        the last one and this one, it was not replaced (`indilog.kernel.lineage`). Entries that do
-        not follow are dropped and fetched again.
+        An entry in the gap may have replaced the last recovered one. If the same incarnation of the
+        primary proposed both, it was not replaced (`indilog.kernel.lineage`). Entries that do not
+        follow are dropped and fetched again.
         """
         follows = entry.position == self._ordering.position
         return follows and (not entry.position or entry.epoch == self._ordering.last)

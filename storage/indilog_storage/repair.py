@@ -34,7 +34,7 @@ from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
 _PATIENCE: Final = 8
-"""An answer may take so many times `resend_s`: it is read from a disk."""
+"""An answer is awaited for this many times `resend_s`, because the replica reads from its disk."""
 _GONE_MAX: Final = 4096
 """Discarded ranges named by one answer."""
 
@@ -104,8 +104,8 @@ class Repair:
         return None
 
     def _failed(self, asked: BatchesWanted, now: Instant) -> None:
-        """Note that a replica had nothing: ask the next one at once, and all again after
-        a pause.
+        """Note that a replica had nothing. The next replica is asked at once; after all were asked,
+        there is a pause.
         """
         key = asked.shard, asked.first
         times = self._fruitless.get(key, (0, now))[0] + 1

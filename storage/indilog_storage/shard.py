@@ -6,15 +6,16 @@ and given to the journal), `stored` (durable), `ordered` (given seqnums by the m
 prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
 here, never absent; `indilog_storage.repair` fetches them from another replica.
 
-Damage may leave the end of the prefix in doubt: the last batches may be lost, or an opening that
-dropped some. The replica is then not `authoritative`. It says so to a new writer of the shard, and
-becomes authoritative when that writer states where the shard continues. Records that the metalog
-has ordered are beyond doubt, so missing ones become a hole.
+After damage the end of the prefix may be unknown: the last batches may be lost, or the frame of an
+opening that dropped some. The replica is then not `authoritative`. It reports this to a new writer
+of the shard, and becomes authoritative when that writer states where the shard continues. Records
+that the metalog has ordered certainly exist, so missing ones become a hole.
 
-A hole in unordered records is no copy. It is not reported to the primary, and the writer resends
-its batches. Unordered records of earlier writers would never be resent, so they count as stored.
+Unordered records in a hole do not count as stored: the replica does not report them to the primary,
+and their writer resends them. No writer resends unordered records of earlier writers, so these
+count as stored.
 
-All is kept in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Consecutive spans of the
+The state is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Consecutive spans of the
 metalog are joined.
 """
 
@@ -46,7 +47,7 @@ _GONE: Final = 2**32 - 1
 _NOWHERE: Final = (_HOLE, _GONE)
 _ROWS_AT_ONCE: Final = 1 << 16
 NEVER: Final = Epoch(-1)
-"""The epoch of a shard that no writer has claimed or opened here."""
+"""The epoch of the writer of a shard that none has claimed or opened here."""
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
@@ -122,12 +123,14 @@ class Shard:
     Attributes:
         claimed: the newest writer; older ones are refused.
         opened: the writer under which the shard was opened last.
-        opened_at: where that writer opened; None: that was lost, and the writer must open again.
+        opened_at: where that writer opened; None: the opening was lost, and the writer must open
+            again.
         leading: whether this replica is the first one, which sends index data unrequested.
         changing: how many states are being written.
         written, stored, ordered: prefix lengths, see the module.
         bytes: of all stored batches.
-        unordered: batches that no entry has ordered yet, for their tags; old ones may be missing.
+        unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
+            missing.
         holes: unknown ranges inside the stored prefix, end by first localid.
         given_up: first localids of holes that no replica can fill.
         damaged: of the only replica, batches with damaged data: by first localid, the first damaged
@@ -177,7 +180,9 @@ class Shard:
 
     @property
     def writer(self) -> Epoch:
-        """The writer under which the shard was opened last; `NEVER`: none, or not known where."""
+        """The writer under which the shard was opened last; `NEVER`: none, or its start is not
+        known.
+        """
         return self.opened if self.opened_at is not None else NEVER
 
     # --- writers
@@ -318,9 +323,7 @@ class Shard:
         return index
 
     def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note the place of a batch that fills a hole or is the next one; False: nothing
-        lacks it.
-        """
+        """Note the place of a batch that fills a hole or is the next one; False: it is neither."""
         if first >= self.stored:
             self.skip_to(first)
             self.store(first, end, location)
@@ -350,7 +353,8 @@ class Shard:
         return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
 
     def lacking_to(self, first: LocalId) -> LocalId:
-        """Return the end of the range from `first` on that is lost here also after a restart.
+        """Return the end of the range from `first` on that is lost durably: a restart would not
+        find it.
 
         It is `first` if the record there is stored, was never known here, or is only unreadable
         now.
@@ -666,8 +670,8 @@ class Shard:
     # --- order
 
     def lost_opening_of(self, span: Span) -> bool:
-        """Whether the opening of the span's writer was lost here, and with it what that opening
-        dropped.
+        """Whether the opening of the span's writer was lost here, so that it is unknown which
+        records it dropped.
         """
         return span.writer > self.opened and span.writer != UNSAID and not self._alone
 

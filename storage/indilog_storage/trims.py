@@ -13,7 +13,9 @@ from indilog_storage.ordering import Ordering
 
 _FLOORS_PER_PAGE: Final = 4096
 _SPEAKERS: Final = 2
-"""Nodes that send data that belongs to no shard: while one is down, no receiver waits for it."""
+"""How many storage nodes send data that belongs to no shard; if one is down, another still sends
+it.
+"""
 
 
 def announces_empty_positions(node: NodeId, view: View) -> bool:

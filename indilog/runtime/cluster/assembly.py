@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 def role_of(node: NodeId, views: Views, config: Config) -> Role:
-    """Return a new role for the place that the view gives `node`.
+    """Return a new role for `node`, according to the view.
 
     Raises:
         ConfigError: the view has no such node.
@@ -101,13 +101,12 @@ async def embedded(
 ) -> AsyncIterator[Platform]:
     """Run every role of the view in this process and on this loop.
 
-    `on_fatal` is called if a sync or a role fails; callers that wait get a `NotReadyError` either
-    way.
+    `on_fatal` is called if a sync or a role fails. Waiting callers then get a `NotReadyError`.
 
     Raises:
         DataDirectoryError: the directory is in use, of a newer format, or damaged.
         ConfigError: it was created with another layout.
-        NotReadyError: the roles did not find together in time.
+        NotReadyError: the engine did not join the log in time.
     """
     with opened_metadata(config.node) as store:
         await claim_arrangement(store, "embedded")
@@ -285,7 +284,7 @@ async def gateway_running(
 async def _listening(
     gateway: GatewayApp, host: FunctionHost, config: Config, token_file: Path, port_is: str
 ) -> AsyncIterator[str]:
-    """Have a gateway answer on its port and its Unix socket; gives its URL."""
+    """Run a gateway on its port and its Unix socket; yields its URL."""
     from indilog_compute.gateway import (
         GatewayServer,
         guard_port,
@@ -338,12 +337,12 @@ def _findable(platform: RunningPlatform) -> Iterator[None]:
 
 
 def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
-    """Return what this process knows of the platform, for people: `GET /status`.
+    """Return the status of the platform as this process knows it, for people: `GET /status`.
 
-    `ready` and `read_only` are of this compute node: it serves; a full disk keeps it from appends.
-    `nodes` are the figures of roles, of those in other processes as published lately;
-    `elsewhere` are the names of those, `silent` the ones without recent figures.
-    `lost_records` are those that no replica has any more; `warning`, if there are any, says so.
+    `ready`: this compute node serves calls. `read_only`: a full disk keeps it from appends. `nodes`
+    has the figures of roles; roles in other processes publish theirs regularly. `elsewhere` names
+    the nodes in other processes, `silent` those of them without recent figures. `lost_records`
+    counts the records that no replica has any more; if there are any, `warning` says so.
     """
     view = shell.view
     published = _figures_elsewhere(shell, run)
@@ -397,7 +396,7 @@ def _figures_elsewhere(shell: NodeShell, run: Path | None) -> PublishedFigures:
 
 
 def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the figures of the roles of this process, but for an engine's own."""
+    """Return the figures of the roles of this process, except those of an engine."""
     return {
         node: role.status()
         for node, role in shell.roles.items()

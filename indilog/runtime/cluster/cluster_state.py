@@ -1,9 +1,8 @@
-"""What the processes of one cluster share before their log runs, through the metadata store
+"""The state that the processes of a cluster share through the metadata store, before their log runs
 (ARCHITECTURE 11).
 
 The first process publishes the view, once, and for each run the configuration and the addresses of
-nodes. A node reads them when it starts and takes its epoch, which is greater than every epoch
-before.
+nodes. A node reads them when it starts, and takes an epoch that is greater than all epochs before.
 """
 
 from __future__ import annotations

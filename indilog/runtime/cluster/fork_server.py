@@ -35,7 +35,9 @@ NODE_PROGRAM: Final = (sys.executable, "-m", "indilog.node")
 REQUEST_BYTES_MAX: Final = 64 * 1024
 DESCRIPTORS_MAX: Final = 8
 COMMAND_ROOM_BYTES: Final = 512
-"""Length of an argument of the fork server that means nothing: room for its children's commands."""
+"""Length of a meaningless argument of the fork server, which reserves room for the command lines of
+its children.
+"""
 _THREADS_OF_BLAS: Final = "OPENBLAS_NUM_THREADS"
 
 

@@ -1,4 +1,4 @@
-"""Which port the gateway of an engine listens on, if each engine of a machine is a process.
+"""Chooses the port of each gateway, if each engine of a machine is a process.
 
 The configured port is the first engine's; the next engines have the next ports. With port 0, the
 port is chosen at the first start of the engine's process in a run. A restart of the process uses

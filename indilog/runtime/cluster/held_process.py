@@ -19,7 +19,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Process(Protocol):
-    """What is common to all of them."""
+    """A process that can be signalled and awaited."""
 
     @property
     def pid(self) -> int:
@@ -80,8 +80,8 @@ async def executed(
 
 
 class HeldProcess:
-    """A process that another one started, held by a descriptor (pidfd): an id that was given anew
-    is never signalled.
+    """A process that another process started, held by a descriptor (pidfd), so that a reused
+    process id is never signalled.
     """
 
     def __init__(self, pid: int, descriptor: int) -> None:
@@ -102,7 +102,9 @@ class HeldProcess:
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait until it is gone; its exit status is its parent's to know. To be called once."""
+        """Wait until it is gone; return `STATUS_UNKNOWN`, because only its parent gets the exit
+        status. To be called once.
+        """
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(self._descriptor, gone.set)
@@ -134,7 +136,8 @@ def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
         connection.close()
         return None
     with contextlib.suppress(BlockingIOError):
-        # The process may have died before its descriptor was opened, and its id been given anew.
+        # The process may have died before its descriptor was opened, and its id may have been
+        # reused.
         if not connection.recv(1, socket.MSG_PEEK):
             connection.close()
             os.close(descriptor)

@@ -1,9 +1,9 @@
-"""The layout of a cluster: made by its first start, and what of it a later start may change
+"""The layout of a cluster: the first start makes it, and later starts may change parts of it
 (ARCHITECTURE 11).
 
-Shards and their replicas hold what is nowhere else, so their layout stays. The index tier can be
-derived from them: index shards come and go with the configuration of a start, by a new view and a
-new era of the index schedule (thesis 5.6.3).
+Only shards and their replicas hold the records, so their layout stays. The index tier can be
+derived from them. So a start with another configuration may add and retire index shards, by a new
+view and a new era of the index schedule (thesis 5.6.3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     journals of the sequencers hold.
 
     Raises:
-        ConfigError: the data was created with another layout of what holds data.
+        ConfigError: the data was created with another layout of sequencers, shards or storage
+            nodes.
         DataDirectoryError, DataLossError: a sequencer's journal cannot be read.
         NotReadyError: another process has changed the view meanwhile.
     """
@@ -78,7 +79,7 @@ def _wanted(config: Config) -> View:
 
 
 def _same_data(view: View, wanted: View) -> bool:
-    """Whether all that holds data is laid out alike."""
+    """Whether sequencers, shards and their replicas are laid out alike."""
     return (view.sequencers, view.shards, view.engines) == (
         wanted.sequencers,
         wanted.shards,

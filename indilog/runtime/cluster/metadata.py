@@ -2,16 +2,15 @@
 11).
 
 Views, addresses and epochs are kept here: keys with versioned values that change by
-compare-and-set, sequences that never give a number twice, and watches. This is the interface and
-the store that lives in one file on one machine; `metadata_service` lets other processes use it.
-Ephemeral nodes (heartbeats) belong to the controller and are not here: nothing detects failures
-through this store yet.
+compare-and-set, sequences that never give a number twice, and watches. This module has the
+interface, and a store in one file on one machine; `metadata_service` lets other processes use it.
+The store has no ephemeral nodes (heartbeats): no component detects failures through it yet.
 
-File: magic "ILMD", version u8, CRC32C u32 of all else, body (msgpack). One flipped bit is put right
-by trying: the CRC keeps files of this size four bits apart. The file is written anew for each
-change, synced, renamed over the old one, and the directory synced: after a crash there is the
-old or the new contents, never a mixture. A file of zeros beside it keeps room for that, so that a
-process can be started on a full disk. These facts change a few times in a day.
+File: magic "ILMD", version u8, CRC32C u32 of all else, body (msgpack). One flipped bit is corrected
+by trying all bits; two valid files of this size differ in at least four bits. Each change writes a
+new file, syncs it, renames it over the old one and syncs the directory. So a crash leaves the old
+or the new contents, never a mixture. A file of zeros reserves the room for this, so that a process
+can start on a full disk. These facts change a few times in a day.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ VERSION: Final = 2
 _HEADER: Final = Struct("<4sBI")
 _MENDED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
-"""Room that is kept on the disk, so that a full one can still be started from."""
+"""Bytes reserved on the disk, so that a platform on a full disk can still start."""
 KEY_BYTES_MAX: Final = 256
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
 
@@ -68,8 +67,8 @@ class MetadataStore(Protocol):
     """Versioned keys, sequences, watches. Everything in an answer is durable.
 
     Raises:
-        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. A write
-            that was under way may or may not have happened.
+        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. The outcome
+            of a write in flight is then unknown.
         TooLargeError, OverloadedError: a limit; nothing was changed.
     """
 
@@ -84,8 +83,8 @@ class MetadataStore(Protocol):
     async def next_sequence(self, key: str) -> int:
         """Return a number greater than all that were ever returned for `key`; the first is 1.
 
-        Numbers may be left out (an answer was lost), never repeated, also over crashes: fit for
-        epochs.
+        Numbers may be skipped, if an answer was lost. They are never repeated, also after a crash,
+        so they can serve as epochs.
         """
 
     async def watch(self, key: str, *, after: int) -> Versioned:
@@ -113,7 +112,9 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
     version: int
     writer: str
-    """Names the write that set it, so that its repetition is recognised; empty: not repeated."""
+    """Identifies the write that set the value, so that a repetition is recognised; empty: writes
+    are not repeated.
+    """
 
 
 class _Contents(msgspec.Struct, array_like=True):
@@ -124,8 +125,8 @@ class _Contents(msgspec.Struct, array_like=True):
 class EmbeddedMetadataStore:
     """A `MetadataStore` in one file, for one process at a time.
 
-    A write that fails leaves the disk in the old or the new state, unknown which; the store then
-    refuses every further write until it is opened anew (a failed sync is never tried again).
+    After a failed write it is unknown whether the disk has the old or the new contents. The store
+    then refuses all writes until it is opened again, because a failed sync is never retried.
 
     Raises:
         DataDirectoryError: the file is in use by another process, damaged, or of a newer format.
@@ -240,10 +241,10 @@ class EmbeddedMetadataStore:
         self._contents = contents
 
     def _put_in_place(self, data: bytes) -> None:
-        """Replace the file; on a full disk with the room that was kept for that.
+        """Replace the file; on a full disk, in the reserved room.
 
         Raises:
-            DiskFullError: there is no room all the same; nothing was changed.
+            DiskFullError: there is no room in spite of the reserve; nothing was changed.
         """
         new = self._file.with_name(self._file.name + ".new")
         try:
@@ -259,7 +260,7 @@ class EmbeddedMetadataStore:
         self._keep_reserve()
 
     def _keep_reserve(self) -> None:
-        """Keep a file whose room the next write may take; without room, without."""
+        """Write the file that reserves room for the next write; on a full disk, do nothing."""
         if not self._reserve.exists():
             try:
                 _written(self._reserve, bytes(_RESERVE_BYTES))

@@ -3,8 +3,8 @@
 
 The first process of a cluster serves its store at one address (zmq ROUTER); every other process
 asks through a `MetadataClient` (zmq DEALER). A request may be lost with a connection, so the client
-says it again every `resend_s` until its deadline; all requests are harmless when repeated: reads
-by nature, a sequence leaves a number out, a compare-and-set names its one write.
+resends it every `resend_s` until its deadline. Repeated requests are harmless: a read changes
+nothing, a sequence skips a number, and a compare-and-set identifies its write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from indilog.runtime.cluster.metadata import (
 
 _FRAME_BYTES_OVER_VALUE: Final = 4096
 _CONNECT_S: Final = 0.01
-"""Seconds before a resend of what could not be sent for lack of a connection."""
+"""Seconds before a request is resent that could not be sent because there was no connection."""
 
 _log = structlog.get_logger(__name__)
 
@@ -121,8 +121,8 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 class _WatchedSocket:
     """A zmq socket for a few small messages, watched by the event loop.
 
-    After every receive *and* every send the socket is asked for more, because either may swallow
-    the signal that its descriptor would give (edge triggered).
+    After every receive *and* every send, the socket is polled for further messages: both may
+    consume the event of its descriptor, which is edge triggered.
     """
 
     def __init__(
@@ -141,7 +141,9 @@ class _WatchedSocket:
         self._loop.add_reader(self.socket.fileno(), self._receive)
 
     def send(self, parts: list[bytes]) -> bool:
-        """Send, and return whether the other side can take it now; if not, it is lost."""
+        """Send a message; return whether the other side can take it now. If not, the message is
+        lost.
+        """
         if self._context.closed:
             return False
         self._loop.call_soon(self._receive)
@@ -277,7 +279,7 @@ class MetadataClient:
         self.close()
 
     def close(self) -> None:
-        """Stop at once; requests under way fail at their deadline. May be called again."""
+        """Stop at once; requests in flight fail at their deadline. May be called again."""
         self._link.close()
 
     async def get(self, key: str) -> Versioned | None:
@@ -296,8 +298,8 @@ class MetadataClient:
     ) -> Written | Conflict:
         """See `MetadataStore.compare_and_set`.
 
-        Returns `Conflict` although it was written for a moment, if the answer was lost and someone
-        else wrote before the repetition arrived.
+        It also returns `Conflict` if the value was written, the answer was lost, and another client
+        wrote before the repetition arrived.
         """
         check_sizes(key, value, self._config)
         number = next(self._numbers)
@@ -318,7 +320,7 @@ class MetadataClient:
                 raise self._unexpected(reply)
 
     async def watch(self, key: str, *, after: int) -> Versioned:
-        """See `MetadataStore.watch`. Lives through restarts of the server."""
+        """See `MetadataStore.watch`. A watch survives restarts of the server."""
         check_sizes(key, b"", self._config)
         while True:
             try:
@@ -329,7 +331,7 @@ class MetadataClient:
                 return Versioned(reply.value, reply.version)
 
     async def _asked(self, request: Request) -> Reply:
-        """Say `request` until it is answered or the deadline has come."""
+        """Send `request`, and resend it until the answer or the deadline."""
         limit = self._config.metadata.metadata_watchers_max
         if len(self._waiting) >= limit:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")

@@ -1,9 +1,9 @@
-"""One node in a process of its own: finds its cluster by the metadata store, runs its role until it
-is asked to stop (ARCHITECTURE 5, "Cluster").
+"""One node in a process of its own: it finds its cluster by the metadata store, and runs its role
+until it must stop (ARCHITECTURE 5, "Cluster").
 
-`python -m indilog.node --name storage-0 --metadata ipc:///tmp/indilog-x/metadata` is what the
-supervisor starts; `node_running` is the same inside another program (a benchmark that is itself the
-compute node).
+The supervisor starts `python -m indilog.node --name storage-0 --metadata
+ipc:///tmp/indilog-x/metadata`. `node_running` runs a node inside another program, such as a
+benchmark that is itself the compute node.
 """
 
 from __future__ import annotations

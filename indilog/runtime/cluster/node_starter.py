@@ -149,13 +149,13 @@ class NodeStarter:
     """Forks the processes of nodes; executes them if the fork server fails.
 
     A fork server that is lost is replaced at the next start. One that does not answer in time is
-    killed; if it has forked a child, that ends with its connection to the supervisor.
+    killed. A child that it had already forked ends when its connection to the supervisor closes.
     """
 
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._is_usable = True
-        """Not after one that never was ready: the next would not be either."""
+        """False after a fork server that never became ready: the next one would not either."""
         self._turns = asyncio.Lock()
 
     async def start(

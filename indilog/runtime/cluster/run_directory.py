@@ -1,8 +1,9 @@
-"""The temporary directory of a run: where the sockets of a cluster of processes on one machine are.
+"""The temporary directory of a run: it has the sockets of a cluster of processes on one machine.
 
 It is in the system's temporary directory, because the path of a Unix socket is short. The
-supervisor and its processes hold a shared lock on a file in it; the system releases the lock
-however they end. So each start can remove what killed runs left, and nothing else.
+supervisor and its processes hold a shared lock on a file in it. The system releases the lock when
+they end, also after a crash. So each start can remove the directories of runs that have ended, and
+no others.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class RunDirectory:
 
     @classmethod
     def of_living(cls, path: Path) -> RunDirectory | None:
-        """Return that of a run whose processes live on; None: it is gone, as they are."""
+        """Return the directory of a run whose processes still live; None: it is gone, and so are
+        they.
+        """
         directory = cls.__new__(cls)
         try:
             directory.lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

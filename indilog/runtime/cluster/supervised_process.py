@@ -1,11 +1,11 @@
-"""One process that is kept alive: started or adopted, watched, started again when it dies or hangs
+"""Keeps one process running: starts or adopts it, watches it, and restarts it when it dies or hangs
 (ARCHITECTURE 11).
 
-Supervisor and process are connected by a socket, over which the process speaks in lines
-(`supervisor_link`). A process that was ready and sends no heartbeat for `hang_s` hangs: it is
-killed and started again; so is one that is not ready within `start_timeout_s`. A process that
-outlived its supervisor is adopted by the next one, and held by a descriptor (pidfd), so that a
-process id that was reused is never signalled.
+A socket connects supervisor and process; the process sends lines of text over it
+(`supervisor_link`). A process hangs if it was ready and sends no heartbeat for `hang_s`. A process
+that hangs, or is not ready within `start_timeout_s`, is killed and restarted. If a process outlives
+its supervisor, the next supervisor adopts it. It holds the process by a descriptor (pidfd), so that
+it never signals a reused process id.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _log = structlog.get_logger(__name__)
 class SupervisedProcess:
     """Keeps one command running until it is stopped.
 
-    A process of an earlier supervisor that listens at `control` is adopted first. One that dies is
-    started again after `restart_s_min`, doubled each time up to `restart_s_max`; once one lived for
-    longer than that, the pause is short again. One that hangs for `hang_s`, or is not ready within
-    `start_timeout_s`, is killed.
+    A process of an earlier supervisor that listens at `control` is adopted first. A process that
+    dies is restarted after `restart_s_min`; the pause doubles each time up to `restart_s_max`. It
+    is short again after a process that lived longer than `restart_s_max`. A process that hangs for
+    `hang_s`, or is not ready within `start_timeout_s`, is killed.
 
     Args:
         name: for the log.
         command: the program and its arguments; `--supervisor-fd N` is added.
         control: the Unix socket at which the process can be adopted; None: it cannot.
         inherited: descriptors that the process inherits and keeps open.
-        failures_max: how often it may end before it was ready the first time until that is
-            final. Ends with status `os.EX_TEMPFAIL` (it waits for others) do not count; nor does
-            any once it was ready: then it is restarted without limit.
+        failures_max: how often it may end before it is ready for the first time; after that it is
+            not restarted. An end with status `os.EX_TEMPFAIL` (it waits for other processes) does
+            not count. Once it was ready, it is restarted without limit.
         start: how it is started.
 
     Attributes:
         restarts: how often it was started again.
         adopted: whether the process that runs now was started by an earlier supervisor.
-        pid: the process that runs now; None between two.
-        detail: what the process said when it became ready last.
+        pid: the process that runs now; None while none runs.
+        detail: the text that the process sent when it last became ready.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SupervisedProcess:
         self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
     async def ready(self, *, restarts: int = 0) -> str:
-        """Wait until it is ready, and return what it said then.
+        """Wait until it is ready, and return its `detail`.
 
         Args:
             restarts: wait until it was also started again that often, because it was killed.
@@ -118,7 +118,7 @@ class SupervisedProcess:
         return self.detail
 
     async def stop(self) -> None:
-        """End it: asked first, killed after `stop_timeout_s`. May be called again."""
+        """End it by SIGTERM, and after `stop_timeout_s` by SIGKILL. May be called again."""
         self._stopping.set()
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
@@ -127,7 +127,7 @@ class SupervisedProcess:
     async def end(self) -> bool:
         """End a process of an earlier supervisor instead of keeping it running; False: none lives.
 
-        It is asked first, and killed after `stop_timeout_s`.
+        It gets SIGTERM, and after `stop_timeout_s` SIGKILL.
         """
         assert self._control is not None, "it is found there"
         self._stopping.set()
@@ -171,7 +171,8 @@ class SupervisedProcess:
         process: Process
         if found is not None:
             ours, process = found
-            # It was ready once. A stopped one accepts the connection and stays silent.
+            # An adopted process was ready before. If it hangs, it still accepts the connection, but
+            # sends nothing.
             self._silent_s_max = self._config.processes.hang_s
             _log.info("process adopted", name=self.name, pid=process.pid)
         else:
@@ -204,7 +205,7 @@ class SupervisedProcess:
         return status
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in the process's lines."""
+        """Handle the lines that the process sends."""
         with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit; it died
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
@@ -229,7 +230,8 @@ class SupervisedProcess:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
             if looked_at - before > 2 * pause_s:
-                # This process stood still itself: heartbeats may have come that it has not read.
+                # The supervisor itself stood still, so it may not have read heartbeats that
+                # arrived.
                 self._heard_at = looked_at
             elif looked_at - self._heard_at > (silent_s := self._silent_s_max):
                 if not self._was_ready:

@@ -1,10 +1,9 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
-The first process is the supervisor: it holds the metadata store, serves it to the others, starts
-one process for each node of the view and keeps each alive: one that dies, or hangs for `hang_s`, is
-started again. It carries no data. When it is killed the others keep serving what they can without
-it, and the next supervisor with the same settings adopts them. With other settings it stops them
-and starts its own.
+The first process is the supervisor. It serves the metadata store to the others and starts one
+process for each node of the view. A process that dies, or hangs for `hang_s`, is restarted. The
+supervisor carries no records. If it is killed, the other processes keep serving. The next
+supervisor adopts them if its settings are the same; otherwise it stops them and starts its own.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
 faster than TCP here (decision 0002), and need no free port.
@@ -50,7 +49,9 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
 """Defaults of a cluster of processes: any one of its disks may be lost."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
-"""Of the nodes' addresses, by `transport`. The metadata store is always served by pyzmq."""
+"""The scheme of the nodes' addresses, by the setting `transport`. The metadata store always uses
+pyzmq.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -114,7 +115,8 @@ class Supervisor:
     async def _take_over_run(self, run: Run | None) -> None:
         """Continue the last run if processes of it live, or stop them if they have other settings.
 
-        Its directory is there only if they do: `remove_stale_directories` came before.
+        The directory of the run exists only if they do, because `remove_stale_directories` ran
+        before.
         """
         self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
         if run is None or self._directory is None or run.settings == settings_of(self._config):

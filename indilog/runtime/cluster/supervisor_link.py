@@ -1,13 +1,13 @@
 """The node's end of the connection to its supervisor, which may be replaced by a new one.
 
-A supervisor starts a node with one end of a socket pair. Over it the node says in lines that it is
-ready (`ready DETAIL`), that it cannot start (`failed SENTENCE`), and, once ready, that its event
-loop runs (`heartbeat`). A supervisor that gets no heartbeat for `hang_s` kills the node.
+A supervisor starts a node with one end of a socket pair. Over it the node sends lines: it is ready
+(`ready DETAIL`), it cannot start (`failed SENTENCE`), or, once ready, its event loop runs
+(`heartbeat`). A supervisor that gets no heartbeat for `hang_s` kills the node.
 
-A ready node outlives its supervisor and keeps serving. It listens at a Unix socket of the run's
-directory, and the next supervisor that connects there adopts it: it is sent `ready DETAIL` and the
-heartbeats from then on. A node that is not ready needs the supervisor's metadata store to start, so
-it ends with its supervisor.
+A ready node outlives its supervisor and keeps serving. It listens at a Unix socket in the directory
+of the run. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and then
+the heartbeats. A node that is not ready needs the supervisor's metadata store to start, so it ends
+with its supervisor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def control_address(directory: Path, name: str) -> Path:
 
 
 class SupervisorLink:
-    """Speaks with the node's present supervisor, if there is one.
+    """Sends lines to the node's present supervisor, if there is one.
 
     Made and used on the running event loop.
 
@@ -60,7 +60,7 @@ class SupervisorLink:
             os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
 
     def ready(self, detail: str, *, hang_s: float | None = None) -> None:
-        """Say that the node is ready; `detail` is for people. With `hang_s` heartbeats follow."""
+        """Report that the node is ready; `detail` is for people. With `hang_s`, send heartbeats."""
         self.was_ready, self._detail = True, detail
         if self._listen_at is not None:
             self._listen(self._listen_at)
@@ -91,7 +91,7 @@ class SupervisorLink:
         self._loop.add_reader(self._listener.fileno(), self._adopted)
 
     def _adopted(self) -> None:
-        """Take the newest supervisor; the metadata store's lock lets only one live."""
+        """Connect to the newest supervisor; the lock of the metadata store permits only one."""
         assert self._listener is not None
         try:
             supervisor, _ = self._listener.accept()
