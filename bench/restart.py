@@ -104,7 +104,7 @@ class Filler:
             for effect in self._roles[node].handle(self._inbox.pop(node), Instant(self._now)):
                 self._perform(node, effect)
         self._journal.flush()
-        self._checkpointing.turn(quiet=True)
+        self._checkpointing.advance(quiet=True)
         if self._checkpointing.busy:
             self._journal.sync()
 

@@ -95,7 +95,7 @@ class Life:
 
     def turn(self, *, quiet: bool = True) -> None:
         """End a loop iteration, and wait for the work of threads."""
-        self.checkpointing.turn(quiet=quiet)
+        self.checkpointing.advance(quiet=quiet)
         self.journal.sync()
         self.journal.spare.pool.submit(int).result()
 

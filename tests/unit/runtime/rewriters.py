@@ -95,7 +95,7 @@ class Rewriter:
         """Advance the time, and wait for the work of threads."""
         self.now = Instant(self.now + seconds)
         self.journal.free_discarded()
-        self.rewriting.turn(self.now)
+        self.rewriting.advance(self.now)
         self.journal.spare.pool.submit(int).result()
 
     def rest(self, turns: int = 200) -> int:

@@ -264,13 +264,13 @@ async def test_non_urgent_events_wait_for_a_sync_without_a_busy_loop() -> None:
     answered = house.waiter("caller")
     house.journal.gate.clear()
     taken: list[None] = []
-    turn = house.shell._turn
+    turn = house.shell._iterate
 
     def counted() -> None:
         taken.append(None)
         turn()
 
-    house.shell._turn = counted  # type: ignore[method-assign]
+    house.shell._iterate = counted  # type: ignore[method-assign]
     await turns()
     house.nudge()
     await turns(2)

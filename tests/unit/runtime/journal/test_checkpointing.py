@@ -90,7 +90,7 @@ def test_a_checkpoint_is_written_only_when_all_frames_before_it_are_durable(tmp_
     life = Life(tmp_path, frames=2)
     life.write(5)
     for _ in range(3):
-        life.checkpointing.turn(quiet=True)  # nothing was synced
+        life.checkpointing.advance(quiet=True)  # nothing was synced
         life.journal.spare.pool.submit(int).result()
     assert checkpoints(tmp_path) == []
     life.journal.sync()

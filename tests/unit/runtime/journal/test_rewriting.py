@@ -459,7 +459,7 @@ def test_before_the_older_of_two_checkpoints_only_batches_are_kept(tmp_path: Pat
 
     def rest() -> int:
         for turn in range(100):
-            rewriting.turn(Instant(1000.0 + turn))
+            rewriting.advance(Instant(1000.0 + turn))
             life.journal.sync()
             life.journal.spare.pool.submit(int).result()
         return sum(p.stat().st_size for p in tmp_path.glob("segment-0000000[12]*.log"))
