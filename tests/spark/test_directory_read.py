@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import indilog
+from indilog_pipeline.first_query import records_by_log, sentence_in
 from tests.spark.test_streams import Sink
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ def test_logs_tags_and_places_are_those_of_the_platform(
     }
 
 
+def test_the_first_query_counts_the_records_of_each_log(
+    spark: SparkSession, directory: Path
+) -> None:
+    asyncio.run(fill(directory))
+    rows = records_by_log(spark, str(directory))
+    assert [(log, records) for log, records, _, _ in rows] == [
+        ("a", RECORDS),
+        ("b", RECORDS // 40 - FLOOR // 41),
+    ]
+
+
 def test_trimmed_and_damaged_records_are_errors_or_counted(
     spark: SparkSession, directory: Path
 ) -> None:
@@ -91,6 +103,13 @@ def damage(directory: Path, data: bytes) -> None:
         if (at := content.find(data)) >= 0:
             content[at] ^= 1
             path.write_bytes(content)
+
+
+def test_an_error_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="is no data directory") as error:
+        records_by_log(spark, str(tmp_path))
+    assert (sentence_in(str(error.value)) or "").startswith(f"{tmp_path} is no data directory")
+    assert sentence_in("java.lang.OutOfMemoryError: Java heap space") is None
 
 
 def test_a_directory_is_a_stream_too(spark: SparkSession, directory: Path, tmp_path: Path) -> None:
