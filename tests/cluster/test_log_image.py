@@ -1,0 +1,127 @@
+"""Data directories of real processes are read while they append, after kill -9, and rebuilt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import indilog
+from indilog_pipeline.log_image import LogImage
+from indilog_pipeline.rebuild import rebuild_index, verify_index
+from indilog_pipeline.record_batches import Filter, read_records
+from tests.cluster.platform_process import ROOT, platform
+
+pytestmark = pytest.mark.cluster
+READS = 6
+RECORDS, TAGS = 120, 4
+
+
+def records_in(image: LogImage, log: str) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for batch in read_records(image, columns=("seqnum", "data"), wanted=Filter(log)):
+        found |= {row["seqnum"]: row["data"] for row in batch.to_pylist()}
+    return found
+
+
+class Acknowledged:
+    """The lines of `tests.cluster.append_load`: what is read here was acknowledged before."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._rest = b""
+        self.records: dict[int, bytes] = {}
+
+    def drain(self) -> int:
+        """Take in all lines that are there; return how many records there are."""
+        while True:
+            try:
+                read = os.read(self._pipe, 1 << 16)
+            except BlockingIOError:
+                break
+            if not read:
+                break
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            for line in lines:
+                seqnum, data = line.split(b" ", 1)
+                self.records[int(seqnum)] = data
+        return len(self.records)
+
+    def check(self, image: LogImage) -> None:
+        found = records_in(image, "load")
+        missing = {s for s, data in self.records.items() if found.get(s, b"").strip() != data}
+        assert not missing
+
+
+def test_an_image_has_all_acknowledged_records_of_a_busy_and_of_a_killed_platform(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "tests.cluster.append_load", str(tmp_path / "data"), "a", "8"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = Acknowledged(process.stdout.fileno())
+    try:
+        asyncio.run(_more_than(said, 0))
+        for _ in range(READS):
+            count = said.drain()
+            said.check(LogImage.read(tmp_path / "data"))
+            asyncio.run(_more_than(said, count + 50))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    said.drain()
+    said.check(LogImage.read(tmp_path / "data"))
+    process.stdout.close()
+
+
+async def _more_than(said: Acknowledged, count: int) -> None:
+    async with asyncio.timeout(60):
+        while said.drain() <= count:  # noqa: ASYNC110 a pipe of another process
+            await asyncio.sleep(0.02)
+
+
+async def _append(url: str) -> list[int]:
+    async with indilog.connect(url) as client:
+        log = client.log("orders")
+        seqnums: list[int] = []
+        for first in range(0, RECORDS, TAGS):  # in turn, so that there are many metalog entries
+            numbers = range(first, first + TAGS)
+            appends = [log.append(b"%d" % n, tags=[f"t{n % TAGS}"]) for n in numbers]
+            seqnums += await asyncio.gather(*appends)
+        return seqnums
+
+
+async def _tagged(url: str, tag: str) -> list[bytes]:
+    async with indilog.connect(url) as client:
+        return [r.data for r in await client.log("orders").read_range(tag, bound=0, limit=1000)]
+
+
+def test_index_nodes_that_lost_their_disks_start_from_rebuilt_snapshots(tmp_path: Path) -> None:
+    """Three sequencers, two replicas, two index shards, each in a process of its own."""
+    data = tmp_path / "data"
+    with platform(data, "--processes") as up:
+        seqnums = asyncio.run(_append(up.url))
+        live = records_in(LogImage.read(data), "orders")
+        assert set(live) == set(seqnums)
+        up.kill_everything()
+    image = LogImage.read(data)
+    assert len(image.view.storage_nodes) > 1
+    assert records_in(image, "orders") == live
+    nodes = [data / node for node in image.view.index_nodes]
+    assert len(nodes) > 1
+    for node in nodes:
+        shutil.rmtree(node)
+    assert sum(one.rows for one in rebuild_index(data)) >= 3 * RECORDS
+    compared, difference = verify_index(data)
+    assert (len(compared), difference) == (len(nodes), None)
+    with platform(data, "--processes") as up:
+        for tag in range(TAGS):
+            found = asyncio.run(_tagged(up.url, f"t{tag}"))
+            assert {int(data) for data in found} == set(range(tag, RECORDS, TAGS))
