@@ -344,17 +344,21 @@ class _Records:
     def _tag_names(self) -> pa.Array[Any]:
         """Return the tags as text: what follows each separator and the letter of its kind."""
         names, ends = self._columns.names()
+        tag_ends = self._tag_ends()
         column = np.frombuffer(names, np.uint8)
         separators = np.flatnonzero(column == _SEPARATOR[0])
         starts = separators + 2
-        stops = np.append(separators[1:], len(names))
-        stops = np.minimum(stops, ends[np.searchsorted(ends, separators, side="right")])
-        steps = np.zeros(len(names) + 1, np.int8)
-        steps[starts] = 1
-        steps[stops[: len(starts)]] = -1
-        kept = column[np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)]
-        text = _strings(pa.string(), np.cumsum(stops[: len(starts)] - starts), kept.tobytes())
-        return _lists("tag_names", self._tag_ends(), text)
+        # A tag ends at the next separator, the last one of a record where its names end.
+        stops = np.append(separators[1:], len(names))[: len(starts)]
+        tagged = np.diff(tag_ends, prepend=0) > 0
+        stops[tag_ends[tagged] - 1] = ends[tagged]
+        lengths = np.empty(2 * len(starts), np.int64)
+        lengths[::2] = np.diff(starts, prepend=0)
+        lengths[2::2] -= (stops - starts)[:-1]
+        lengths[1::2] = stops - starts
+        kept = np.repeat(np.tile([False, True], len(starts)), lengths)
+        text = column[: len(kept)][kept].tobytes()
+        return _lists("tag_names", tag_ends, _strings(pa.string(), np.cumsum(lengths[1::2]), text))
 
 
 def _buffer(column: NDArray[np.int32] | NDArray[np.int64]) -> pa.Buffer:
