@@ -8,7 +8,7 @@ data; the rebuild of all snapshots. The medians of the rounds are shown. CPU sec
 that process without its imports; memory is by how much its largest resident size exceeds that
 after the imports. Pages of mapped files count.
 
-    python -m bench.rebuild [--records 1000000] [--bytes 100] [--tags 100000] [--data DIRECTORY]
+    python -m bench.pipeline.rebuild [--records 1000000] [--bytes 100] [--tags 100000] [--data DIR]
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def tell_side(side: str, directory: Path) -> None:
 
 def measured(side: str, directory: Path) -> dict[str, Any]:
     """Return what a process of its own measures."""
-    command = [sys.executable, "-m", "bench.rebuild", "--side", side, "--data", str(directory)]
+    module = "bench.pipeline.rebuild"
+    command = [sys.executable, "-m", module, "--side", side, "--data", str(directory)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -1,0 +1,1 @@
+"""Benchmarks of programs that read a data directory."""
