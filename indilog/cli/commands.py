@@ -1,5 +1,5 @@
-"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log` and `invocation`
-have modules of their own.
+"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log`, `invocation` and
+those of the pipeline have modules of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
+from indilog.cli.pipeline import analyse
 from indilog.cli.rebuild_index import rebuild_index
 from indilog.link.access import reach
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
 app.command(name="rebuild-index")(rebuild_index)
+app.command()(analyse)
 _WATCH_S = 0.5
 
 

@@ -75,6 +75,26 @@ def apps(given: Sequence[Mapping[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows as a table; numbers stand on the right."""
+    shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for place, name in enumerate(columns):
+        is_number = any(isinstance(row[place], int | float) for row in rows)
+        shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(_cell(cell)) for cell in row))
+    Console(highlight=False).print(shown)
+
+
+def _cell(cell: object) -> str:
+    if isinstance(cell, datetime):
+        return f"{cell:%Y-%m-%d %H:%M}"
+    if isinstance(cell, list | tuple):
+        return " ".join(map(str, cell))
+    shown = _shown(cell)
+    return shown if len(shown) <= _DATA_SHOWN_MAX else f"{shown[:_DATA_SHOWN_MAX]}…"
+
+
 def status(figures: Mapping[str, Any]) -> None:
     """Print a platform's status: one table a part."""
     console = Console(highlight=False)

@@ -49,6 +49,12 @@ _Kept: TypeAlias = tuple[SeqNum, ObjectView]
 """A checkpoint's seqnum, and its view."""
 
 
+async def collected_until(log: Log) -> SeqNum:
+    """Return the seqnum below which a collection has begun to trim; 0: nothing is collected."""
+    last = await log.read_prev(_COLLECTED_TAG)
+    return 0 if last is None else _collected_in(last).end
+
+
 class Collection:
     """One run over the records that left the retention span since the last run.
 
@@ -70,8 +76,7 @@ class Collection:
 
         The work is done in parts. It may be interrupted anywhere; the next run continues.
         """
-        last = await self._log.read_prev(_COLLECTED_TAG)
-        self.end = 0 if last is None else _collected_in(last).end
+        self.end = await collected_until(self._log)
         before = max(0.0, await self._log.now() - keep_s)
         seqnum = await self._ended()
         old = min(await self._log.find_time(before), seqnum)

@@ -39,13 +39,18 @@ def _is_tag(tag: object) -> bool:
     return isinstance(tag, str) and bool(tag)
 
 
+def is_own(name: str) -> bool:
+    """Tell whether an object is the store's own: the index of a tag."""
+    return name.startswith(_INDEX_PREFIX)
+
+
 def check_own(name: object) -> None:
     """Refuse a write to an index.
 
     Raises:
         InvalidObjectError: the name is that of an index.
     """
-    if isinstance(name, str) and name.startswith(_INDEX_PREFIX):
+    if isinstance(name, str) and is_own(name):
         raise InvalidObjectError(
             f"Objects whose names begin with {_INDEX_PREFIX} are the store's own; choose another "
             f"name than {name!r}."

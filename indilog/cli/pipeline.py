@@ -1,0 +1,76 @@
+"""The commands of the pipeline, which read whole logs: `analyse`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from indilog.base.ids import MAX_SEQNUM
+from indilog.cli import show
+from indilog.cli.gateway import explain_mistakes
+
+Where = Annotated[
+    str, typer.Argument(help="A data directory, or a platform's URL.", metavar="DATA|URL")
+]
+
+
+def analyse(
+    name: Annotated[
+        str, typer.Argument(help="volume, tags, lag, workflows or objects.", metavar="NAME")
+    ],
+    where: Where,
+    *,
+    log: Annotated[
+        str | None, typer.Option(help="Only this log; through a platform it is needed.")
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_SEQNUM, help="Objects as of this seqnum; else of now."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the picture.")] = Path(),
+    rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows to show, at most.")] = 20,
+    skip_gaps: Annotated[
+        bool, typer.Option("--skip-gaps", help="Pass over trimmed, lost and corrupt records.")
+    ] = False,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+) -> None:
+    """Analyse logs with Spark: a table, and a picture NAME.svg (docs/SPARK.md)."""
+    with explain_mistakes():
+        from indilog_pipeline.analytics.jobs import Source, analyse, check_job
+        from indilog_pipeline.session import start
+
+        path, url = path_and_url(where)
+        source = Source(path, url, log, at, skip_gaps)
+        check_job(name, source)
+        progress = str(sys.stderr.isatty()).lower()
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        session = start(
+            f"indilog analyse {name}",
+            master=master,
+            short=True,
+            settings={"spark.ui.showConsoleProgress": progress, "spark.log.level": "OFF"},
+        )
+        try:
+            report = analyse(session, name, source, rows_max=rows)
+        finally:
+            session.stop()
+        show.table(report.title, report.columns, report.rows)
+        if report.has_more:
+            show.line(f"There are more rows; --rows shows more than {rows:,}.")
+        picture = out / f"{name}.svg"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            picture.write_text(report.svg, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{picture} cannot be written: {error.strerror}.") from error
+        show.line(f"The picture is in {picture}.")
+
+
+def path_and_url(where: str) -> tuple[str, str]:
+    """Return a data directory and a URL, of which one is empty."""
+    return ("", where) if re.match("https?://", where) else (where, "")

@@ -1,0 +1,1 @@
+"""Jobs over logs that operators run: `indilog analyse` (docs/SPARK.md, "Analyse")."""

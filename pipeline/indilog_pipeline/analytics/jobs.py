@@ -1,0 +1,234 @@
+"""The jobs of `indilog analyse`: each is a query by Spark, with a table and a picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indilog.base.errors import ConfigError, IndilogError
+from indilog.base.ids import SeqNum
+from indilog_pipeline.analytics.chart import bar_chart
+from indilog_pipeline.analytics.objects import objects
+from indilog_pipeline.analytics.workflows import runs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class JobError(IndilogError):
+    """A job failed; the message is that of the task that failed."""
+
+
+class Source(NamedTuple):
+    """What is analysed.
+
+    Attributes:
+        path: a data directory; empty: `url`.
+        url: a platform; empty: `path`.
+        log: name of the log; None: all logs of the directory.
+        at: of `objects`, the last record that counts; None: the end.
+        skips_gaps: skip trimmed, lost and corrupt records instead of failing.
+    """
+
+    path: str = ""
+    url: str = ""
+    log: str | None = None
+    at: SeqNum | None = None
+    skips_gaps: bool = False
+
+
+class Chart(NamedTuple):
+    """What the picture of a job shows: a bar for each row of the table.
+
+    Attributes:
+        labels: the columns that name a bar.
+        value: the column of its length.
+        unit: of the value, in words.
+    """
+
+    labels: Sequence[str]
+    value: str
+    unit: str
+
+
+class Job(NamedTuple):
+    """One job.
+
+    Attributes:
+        title: of its table and picture.
+        result: returns its rows, the most important ones first.
+        chart: its picture.
+    """
+
+    title: str
+    result: Callable[[SparkSession, Source], DataFrame]
+    chart: Chart
+
+
+class Report(NamedTuple):
+    """The result of a job.
+
+    Attributes:
+        title: of the table.
+        columns, rows: the table, with at most as many rows as were asked for.
+        has_more: whether there are more rows.
+        svg: the picture of these rows.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    has_more: bool
+    svg: str
+
+
+_RAISED: Final = re.compile(r"^(?:indilog|boki)[\w.]*\.\w+Error: (.*)$", re.MULTILINE)
+VOLUME: Final = """
+    SELECT date_trunc('hour', ordered_at) AS hour, log, tag, count(*) AS records,
+           sum(bytes) AS bytes
+    FROM (SELECT ordered_at, log, length(data) AS bytes, explode_outer(tag_names) AS tag
+          FROM {records})
+    GROUP BY ALL ORDER BY bytes DESC, hour, log, tag"""
+TAGS: Final = """
+    SELECT log, tag, records, bytes, records / sum(records) OVER (PARTITION BY log) AS share,
+           records / avg(records) OVER (PARTITION BY log) AS skew
+    FROM (SELECT log, tag, count(*) AS records, sum(bytes) AS bytes
+          FROM (SELECT log, length(data) AS bytes, explode(tag_names) AS tag FROM {records})
+          GROUP BY log, tag)
+    ORDER BY records DESC, log, tag"""
+LAG: Final = """
+    SELECT log, count(*) AS records, count_if(lag_ms < 0) AS negative,
+           percentile(lag_ms, 0.5) AS p50_ms, percentile(lag_ms, 0.95) AS p95_ms,
+           percentile(lag_ms, 0.99) AS p99_ms, max(lag_ms) AS max_ms
+    FROM (SELECT log, (unix_micros(ordered_at) - unix_micros(time)) / 1000 AS lag_ms
+          FROM {records})
+    GROUP BY log ORDER BY p99_ms DESC, log"""
+WORKFLOWS: Final = """
+    SELECT log, workflow, count(*) AS runs, count_if(ended_us IS NULL) AS open,
+           count_if(state = 'failed') AS failed, count_if(state = 'cancelled') AS cancelled,
+           count_if(state = 'failed') / nullif(count(ended_us), 0) AS failure_rate,
+           sum(retries) AS retries, sum(failed_steps) AS failed_steps,
+           percentile(seconds, 0.5) AS p50_s, percentile(seconds, 0.95) AS p95_s,
+           max(seconds) AS max_s
+    FROM (SELECT *, (ended_us - began_us) / 1000000 AS seconds FROM {runs})
+    GROUP BY log, workflow ORDER BY runs DESC, log, workflow"""
+OBJECTS: Final = """
+    SELECT log, name, version, length(encode(value, 'UTF-8')) AS bytes, tags, value
+    FROM {objects} ORDER BY bytes DESC, log, name"""
+
+
+def records_of(session: SparkSession, source: Source, columns: str) -> DataFrame:
+    """Return the records of a source, with the columns of a schema in Spark's words."""
+    reader = session.read.format("indilog").schema(columns)
+    given = {"path": source.path, "url": source.url, "log": source.log or ""}
+    for option, value in given.items():
+        if value:
+            reader = reader.option(option, value)
+    return reader.option("on_loss", "skip" if source.skips_gaps else "error").load()
+
+
+def _by_sql(sql: str, columns: str) -> Callable[[SparkSession, Source], DataFrame]:
+    def result(session: SparkSession, source: Source) -> DataFrame:
+        return session.sql(sql, records=records_of(session, source, columns))
+
+    return result
+
+
+def _workflows(session: SparkSession, source: Source) -> DataFrame:
+    columns = (
+        "log string, tag_names array<string>, seqnum bigint, ordered_at timestamp, data binary"
+    )
+    return session.sql(WORKFLOWS, runs=runs(records_of(session, source, columns)))
+
+
+def _objects(session: SparkSession, source: Source) -> DataFrame:
+    found = objects(session, source.path, url=source.url, log=source.log, at=source.at)
+    return session.sql(OBJECTS, objects=found)
+
+
+_WITH_DATA: Final = "ordered_at timestamp, log string, tag_names array<string>, data binary"
+JOBS: Final[dict[str, Job]] = {
+    "volume": Job(
+        "Records and bytes by hour, log and tag",
+        _by_sql(VOLUME, _WITH_DATA),
+        Chart(["hour", "log", "tag"], "bytes", "bytes of data"),
+    ),
+    "tags": Job(
+        "Hottest tags; skew is how many times the records of the log's average tag",
+        _by_sql(TAGS, _WITH_DATA),
+        Chart(["log", "tag"], "records", "records"),
+    ),
+    "lag": Job(
+        "From the writer's time to the order, by log",
+        _by_sql(LAG, "log string, ordered_at timestamp, time timestamp"),
+        Chart(["log"], "p99_ms", "milliseconds, 99th percentile"),
+    ),
+    "workflows": Job(
+        "Runs of BokiFlow by workflow",
+        _workflows,
+        Chart(["log", "workflow"], "p95_s", "seconds from start to end, 95th percentile"),
+    ),
+    "objects": Job(
+        "Objects of BokiStore, the largest first",
+        _objects,
+        Chart(["log", "name"], "bytes", "bytes of JSON"),
+    ),
+}
+
+
+def check_job(name: str, source: Source) -> None:
+    """Refuse what no job can do, before Spark starts.
+
+    Raises:
+        ConfigError: there is no job of that name, or the source is not one it can read.
+    """
+    if name not in JOBS:
+        raise ConfigError(f"There is no job {name!r}; the jobs are {', '.join(JOBS)}.")
+    if source.at is not None and name != "objects":
+        raise ConfigError("Only `objects` are as of a seqnum (--at).")
+    if name == "objects" and source.skips_gaps:
+        raise ConfigError("Objects are not known where records are lost: leave --skip-gaps out.")
+    if source.url and source.log is None:
+        raise ConfigError("A read through a platform is of one log: give --log.")
+
+
+def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int = 20) -> Report:
+    """Run a job.
+
+    Raises:
+        ConfigError: there is no job of that name, or the source is not one it can read.
+        IndilogError, ValueError: as reads of logs and of objects.
+    """
+    check_job(name, source)
+    from pyspark.errors import PySparkException
+
+    job = JOBS[name]
+    try:
+        frame = job.result(session, source)
+        found = [tuple(row) for row in frame.limit(rows_max + 1).collect()]
+    except PySparkException as error:
+        raise JobError(_sentence(str(error))) from error
+    columns, rows = list(frame.columns), found[:rows_max]
+    bars = [(_label(job.chart, columns, row), _number(job.chart, columns, row)) for row in rows]
+    svg = bar_chart(job.title, job.chart.unit, bars)
+    return Report(job.title, columns, rows, len(found) > rows_max, svg)
+
+
+def _label(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> str:
+    values = [row[columns.index(name)] for name in chart.labels]
+    return " · ".join("-" if value is None else str(value) for value in values)
+
+
+def _number(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> float:
+    value = row[columns.index(chart.value)]
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _sentence(text: str) -> str:
+    """Return the message of the exception of this project in what Spark says, else its first line.
+
+    Spark hands on the whole traceback of a task.
+    """
+    raised = _RAISED.findall(text)
+    return raised[-1] if raised else text.strip().partition("\n")[0]

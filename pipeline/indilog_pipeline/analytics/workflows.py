@@ -1,0 +1,99 @@
+"""Runs of BokiFlow as a DataFrame: one row for each run, folded from its records by BokiFlow's own
+fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import RunFinished, run_record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class RunRow(NamedTuple):
+    """What is known of a run.
+
+    Attributes:
+        workflow: its name.
+        state: `running`, `parked`, `done`, `failed` or `cancelled`.
+        began_us, ended_us: microseconds since 1970, by the log's clock; an open run has not ended.
+        steps: decided operations.
+        failed_steps: those whose outcome is an error.
+        retries: executors that took the run over.
+    """
+
+    workflow: str
+    state: str
+    began_us: int
+    ended_us: int | None
+    steps: int
+    failed_steps: int
+    retries: int
+
+
+_ROW: Final = (
+    "workflow string, state string, began_us bigint, ended_us bigint, steps bigint, "
+    "failed_steps bigint, retries bigint"
+)
+_RUN_PREFIX: Final = "flow:"
+
+
+def runs(records: DataFrame) -> DataFrame:
+    """Return log, run (its id) and the columns of `RunRow` of each run in records of the data
+    source. Runs whose start was trimmed are left out.
+
+    Spark groups the records by run, so the records of a run are in one task's memory.
+    """
+    from pyspark.sql.functions import udf
+
+    tag = f"get(filter(tag_names, tag -> startswith(tag, '{_RUN_PREFIX}')), 0)"
+    named = records.selectExpr(
+        "log",
+        f"substring({tag}, {len(_RUN_PREFIX) + 1}) AS run",
+        "struct(seqnum, unix_micros(ordered_at) AS ordered_us, data) AS record",
+    )
+    grouped = named.filter("run IS NOT NULL").groupBy("log", "run")
+    # Arrow (applyInArrow, too) would need pandas.
+    folded = udf(fold_run, _ROW, useArrow=False)("records").alias("row")
+    gathered = grouped.agg({"record": "collect_list"}).toDF("log", "run", "records")
+    return (
+        gathered.select("log", "run", folded)
+        .filter("row IS NOT NULL")
+        .select("log", "run", "row.*")
+    )
+
+
+def fold_run(records: Iterable[tuple[int, int, bytes]]) -> RunRow | None:
+    """Return the row of a run; None: its start is missing.
+
+    Args:
+        records: of one run, in any order: seqnum, when it was ordered (\u00b5s since 1970), data.
+
+    Raises:
+        FlowVersionError: a later version of BokiFlow wrote a record.
+    """
+    run = Run()
+    began_us, ended_us = 0, None
+    for seqnum, ordered_us, data in sorted(records):
+        record = run_record(bytes(data))
+        if not run.apply(seqnum, ordered_us / 1e6, record):
+            continue
+        if run.started_at == seqnum:
+            began_us = ordered_us
+        if isinstance(record, RunFinished):
+            ended_us = ordered_us
+    if run.started is None or run.state is None:
+        return None
+    return RunRow(
+        run.started.workflow,
+        run.state.value,
+        began_us,
+        ended_us,
+        len(run.steps),
+        sum(step.failure is not None for step in run.steps.values()),
+        run.epoch - 1,
+    )
