@@ -38,7 +38,7 @@ class Discards:
     """Asks storage about all records in the index, one question at a time.
 
     Attributes:
-        records: how many discarded records were found in the life of the node.
+        records: how many discarded records this incarnation has found.
     """
 
     def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
@@ -61,7 +61,7 @@ class Discards:
         return bool(self._todo)
 
     def is_worth_it(self, entries: int) -> bool:
-        """Whether an index with so many entries may have many discarded records."""
+        """Whether an index with `entries` entries may have many discarded records."""
         grown = entries - self._entries >= max(self._entries_min, self._entries // 8)
         return grown and self._floors.trims > self._trims and not self.asking
 

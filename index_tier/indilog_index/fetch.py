@@ -20,8 +20,8 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
     """Return storage nodes that together keep every shard; the first one changes by attempt.
 
-    After as many attempts as there are storage nodes, each was first once. So every replica of
-    every shard was asked.
+    With n storage nodes, each is first in one of n attempts. So every replica of every shard is
+    asked.
     """
     nodes = view.storage_nodes
     first = attempt % len(nodes)

@@ -132,7 +132,7 @@ class _Generation:
 
     @property
     def restored(self) -> bool:
-        """Whether a checkpoint restored it: no snapshot of it was tried in this life."""
+        """Whether a checkpoint restored it; this incarnation has written no snapshot of it."""
         return isinstance(self.index, RecentIndex)
 
     def add(self, part: ShardTags) -> None:
@@ -154,7 +154,7 @@ class _Generation:
         self._forget_added()
 
     def sweep(self, tags: int) -> None:
-        """Remove dropped records from as many further tags."""
+        """Remove dropped records from the next `tags` tags."""
         self.index.sweep(tags)
         self._forget_added()
 
@@ -347,7 +347,7 @@ class IndexStore:
             self._unread = np.union1d(self._unread, in_base)
 
     def sweep(self, tags: int) -> None:
-        """Remove forgotten records from as many further tags."""
+        """Remove forgotten records from the next `tags` tags."""
         for generation in self._changeable:
             if generation.index.sweeping:
                 generation.sweep(tags)

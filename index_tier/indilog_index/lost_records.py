@@ -22,8 +22,8 @@ def crossed(
 ) -> tuple[LostRange, ...]:
     """Return the lost records that a lookup crosses on its way to `matches`, nearest first.
 
-    A lookup goes from the bound to its last match, if it found as many as it wanted. Else it goes
-    to the limit, or for PREV to the floor. A lost record may have had any tag.
+    A lookup searches from the bound to its last match if it found `count` matches. Otherwise it
+    searches up to the limit, or for PREV down to the floor. A lost record may have had any tag.
     """
     seqnums = matches[0]
     last = seqnums[-1] if len(seqnums) == lookup.count else None

@@ -97,7 +97,9 @@ class Merging:
         self._lookups_max = config.reads.lookups_pending_max
         self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
-        """By origin and request, in the order of their first answers, which is that of expiry."""
+        """Lookups by origin and request, in the order of their first answers, so the first one
+        expires first.
+        """
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -113,7 +115,7 @@ class Merging:
         assert all(0 < len(p.answered) < shards for p in self._pending.values())
 
     def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
-        """Take in the answer of `sender`; send the result if it was the last one."""
+        """Add the answer of `sender`; send the result if it was the last one."""
         if (reason := self._refusal(sender, answer)) is not None:
             return [Ignore(answer, reason)]
         key = answer.origin, answer.request

@@ -1,4 +1,4 @@
-"""When an index node writes a snapshot, and which one it begins with.
+"""The snapshots of an index node: when it writes one, and from which one it starts.
 
 In thesis 5.6.2 a failed index node is rebuilt from storage. Here it is rebuilt from its snapshot,
 and only later data is fetched from storage.
@@ -45,7 +45,9 @@ class Snapshots:
         self.failed = 0
 
     def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
-        """Ask for the newest snapshot below a position; do not wait for one being written."""
+        """Request the newest snapshot below a position; the result of a write in progress is then
+        ignored.
+        """
         self.opening = True
         self._writing = self._retry_at = None
         return AskSnapshots(OpenSnapshot(below))
@@ -74,7 +76,7 @@ class Snapshots:
         lineage: Lineage,
         now: Instant,
     ) -> list[AskSnapshots]:
-        """Have a snapshot of everything below `position` written, if one is due.
+        """Request a snapshot of everything below `position`, if one is due.
 
         One is also due when half of the records in the last one may have been trimmed since.
         """

@@ -1,6 +1,6 @@
 """Lookups that wait for a row group of the snapshot to be read.
 
-Every read is answered, so these lookups need no deadline here; the engine has one.
+The shell answers every read, so these lookups need no deadline here; the engine has one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SpilledLookup(NamedTuple):
 
 
 class SpilledLookups:
-    """At most `lookups_max` lookups; each row group is asked for once, however many wait for it."""
+    """At most `lookups_max` lookups; each row group is requested once for all of them."""
 
     __slots__ = ("_count", "_lookups_max", "_waiting")
 
@@ -40,7 +40,7 @@ class SpilledLookups:
         return self._count >= self._lookups_max
 
     def put(self, needed: ReadRows, waiting: SpilledLookup) -> bool:
-        """Let a lookup wait for `needed`; return whether that must still be asked for."""
+        """Let a lookup wait for `needed`; return whether the caller must request the row group."""
         assert not self.full, "checked by the caller"
         self._count += 1
         others = self._waiting.get(needed)

@@ -18,7 +18,7 @@ import numpy as np
 from indilog.base.ids import SeqNum, TagHash
 
 _FEW: Final = 16
-"""Up to so many entries are looked up one by one."""
+"""Up to this many entries are looked up one by one."""
 
 
 class Sweep:

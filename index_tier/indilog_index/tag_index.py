@@ -5,7 +5,7 @@ consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans
 as the index of the empty tag. So a tag takes one array with 8 bytes a record, instead of two arrays
 with 10 bytes.
 
-All seqnums arrive in ascending order, so every array is sorted without sorting.
+Seqnums arrive in ascending order and are appended, so every array stays sorted.
 
 Added parts *wait* until the next lookup, or until there are many. They are then sorted by tag
 together, so that each tag takes one step for all its records in them.
@@ -36,7 +36,7 @@ Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
 _ENTRY_BYTES: Final = 8
 _SPAN_BYTES: Final = 18
 _TAG_BYTES: Final = 150
-"""Bytes that a tag costs beside its entries: its array, its key and its place in the mapping."""
+"""Bytes that a tag takes besides its entries: its array, its key and its slot in the mapping."""
 
 
 class TagIndex:
@@ -61,7 +61,9 @@ class TagIndex:
         self._ends = array("Q")
         self._shards = array("H")
         self._dead: deque[array[int]] = deque()
-        """Forgotten records that other tags still have; one array, ascending, for each sweep."""
+        """Forgotten records that sweeps must remove from other tags; an ascending array for each
+        sweep.
+        """
         self._sweep: Sweep | None = None
         self.end = end
         self.entries = 0
@@ -148,9 +150,9 @@ class TagIndex:
     def rows(self) -> Rows:
         """Return everything as rows of a snapshot, those of the empty tag first.
 
-        Rows of forgotten records are left out, also those that no sweep has removed yet: a snapshot
-        that had them would keep them. May be called in another thread, if nothing waits and nothing
-        changes meanwhile.
+        Rows of forgotten records are left out, even if no sweep has removed them yet; later
+        snapshots would keep such rows. Another thread may call it if no part waits and the index
+        does not change.
         """
         rows = self._all_rows()
         dead = self._pending()
@@ -219,7 +221,7 @@ class TagIndex:
             self._dead.append(array("Q", dead.tobytes()))
 
     def sweep(self, tags: int) -> None:
-        """Remove forgotten records from as many further tags."""
+        """Remove forgotten records from the next `tags` tags."""
         if self._sweep is None:
             if not self._dead:
                 return
@@ -269,7 +271,7 @@ class TagIndex:
             return
         leading = tags[::width]
         if leading.count(leading[0]) == part.count:
-            # The first tag of a record is that of its log, so it is mostly one for the whole part.
+            # The first tag of a record is that of its log: usually the same in the whole part.
             self._add_run(leading[0], range(first, end))
             if width == 1:
                 return
@@ -287,7 +289,7 @@ class TagIndex:
         column.extend(seqnums)
 
     def _add_rows(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum]) -> None:
-        """Add tags with the seqnum of each, ascending; twice in one record counts once."""
+        """Add pairs of tag and seqnum, ascending; a tag that a record has twice counts once."""
         columns = self._columns
         find = columns.get
         for tag, seqnum in zip(tags, seqnums, strict=True):

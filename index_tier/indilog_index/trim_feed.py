@@ -34,7 +34,7 @@ class TrimFeed:
         trimmed: the floors, at least those of the trims in `known`.
         known: which trims are known; `copy_of` is the newest incarnation whose metalog is known to
             have them.
-        position: a node that has applied so many metalog entries has applied all trims that
+        position: a node that has applied this many metalog entries has applied all trims that
             `trimmed` covers.
     """
 
@@ -62,7 +62,7 @@ class TrimFeed:
         return self._fetch(now)
 
     def restore(self, trims: int, epoch: Epoch) -> None:
-        """Begin with so many trims, whose floors are in `trimmed`."""
+        """Start from `trims` known trims, whose floors are in `trimmed`."""
         assert not self.known.trims, "a checkpoint is restored at first"
         self.known = TrimExtent(epoch, trims, epoch)
 

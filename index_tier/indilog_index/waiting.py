@@ -36,7 +36,8 @@ class WaitingLookups:
         self._lookups_max = lookups_max
         self._timeout_s = timeout_s
         self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
-        """By origin and request, in the order of arrival, which is that of expiry."""
+        """Lookups by origin and request, in the order of arrival, so the first one expires first.
+        """
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
         self._applied: dict[tuple[NodeId, int], None] = {}
         """Lookups whose positions are applied; they wait for trims, or for storage to confirm that

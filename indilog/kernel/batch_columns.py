@@ -47,7 +47,7 @@ class BatchColumns:
         expected: what they must be; a batch of other records counts as damaged.
 
     Attributes:
-        damaged: indexes of the batches of which not even the columns are intact.
+        damaged: indexes of the batches with damaged headers or columns.
         batches: indexes of all others, ascending; all other attributes are of these.
         records: the number of records of each batch.
         times_us: when the writer closed each batch.

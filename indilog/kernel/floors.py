@@ -159,7 +159,7 @@ class Trimmed:
         return max(self.logs.highest, self.tags.highest)
 
     def apply(self, floors: Iterable[Floor]) -> list[Floor]:
-        """Take in floors; return those that were lower before."""
+        """Raise floors; return those that were lower before."""
         return [floor for floor in floors if self._raise(floor)]
 
     def _raise(self, floor: Floor) -> bool:

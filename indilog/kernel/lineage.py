@@ -20,7 +20,7 @@ from indilog.base.ids import Epoch, MetalogPosition
 
 
 class HasEpoch(Protocol):
-    """An entry, of which a lineage needs only the epoch."""
+    """An entry with an epoch; a lineage needs nothing else of it."""
 
     @property
     def epoch(self) -> Epoch:
@@ -65,8 +65,8 @@ class Extent(NamedTuple):
 class TrimExtent(NamedTuple):
     """Which trims a copy of the metalog has: the first `trims` of incarnation `copy_of`.
 
-    `epoch` is the incarnation that proposed the last of them; 0: it is not said, or there is none.
-    Equal numbers of trims with the same `epoch` are the same trims.
+    `epoch` is the incarnation that proposed the last of them; 0: not given, or there is none. Equal
+    numbers of trims with the same `epoch` are the same trims.
     """
 
     copy_of: Epoch = Epoch(0)
@@ -139,7 +139,7 @@ class Lineage:
 
     def cut_off(self, end: MetalogPosition) -> None:
         """Forget the entries from `end` on."""
-        assert self.base <= end <= self.position, "only what is here can be cut off"
+        assert self.base <= end <= self.position, "only existing entries can be cut off"
         while len(self._starts) > 1 and self._starts[-1] >= end:
             self._starts.pop()
             self._epochs.pop()

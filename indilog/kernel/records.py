@@ -191,7 +191,7 @@ class RecordBatch:
 
     Args:
         buffer: all of its bytes.
-        partly: whether to accept a batch of which only data is damaged.
+        partly: whether to accept a batch if only data is damaged.
 
     Attributes:
         damaged: indexes of the records whose data is damaged; only with `partly`.
@@ -274,15 +274,15 @@ class RecordBatch:
 
     @property
     def tag_counts(self) -> bytes:
-        """The number of tags of each record; 0: the record is a tombstone, of which only the place
-        is left.
+        """The number of tags of each record; 0: the record is a tombstone, which only keeps its
+        localid.
         """
         start = HEADER_BYTES + 8 * self.header.tags + 12 * self.header.records
         return self.buffer[start : start + self.header.records]
 
     def with_tombstones(self, dead: Sequence[bool]) -> bytes:
-        """Return a batch of as many records in which the dead ones are tombstones: no tags, not
-        even that of a log, no names, no data.
+        """Return a batch of the same length in which dead records are tombstones, without tags
+        (also that of the log), names and data.
         """
         header, builder, at = self.header, BatchBuilder(), HEADER_BYTES
         for index, (count, is_dead) in enumerate(zip(self.tag_counts, dead, strict=True)):

@@ -31,7 +31,7 @@ class GoneRecords(NamedTuple):
     repaired: bool
 
     def joined(self, other: GoneRecords) -> GoneRecords | None:
-        """Return these records and the next ones as one; None: `other` does not follow on."""
+        """Return both runs of records as one; None: `other` does not directly follow this run."""
         if self.repaired or other != (self.shard, self.epoch, self.end, other.end, False):
             return None
         return self._replace(end=other.end)

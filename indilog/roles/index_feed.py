@@ -110,7 +110,7 @@ class IndexFeed:
         return self._positions.after(self.position, self._positions_max)
 
     def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NO_INCARNATION) -> None:
-        """Take in blocks; positions already taken or not of this feed are skipped.
+        """Add blocks; positions that were taken already or are not of this feed are skipped.
 
         Of two entries at one position, that of the newer incarnation has replaced the other one.
         `copy_of` is as in `IndexData`.

@@ -6,10 +6,10 @@ places. So each message with entries names the incarnation that proposed the ent
 the number of committed entries. A reader applies an entry only if all entries before it equal the
 primary's.
 
-After the first message of a new incarnation of the primary a reader has its copy confirmed: it
-requests what follows its last entry and names the incarnation that proposed that entry. The primary
-answers from the position up to which both copies are equal. Entries of the copy after that position
-were replaced.
+After the first message of a new incarnation of the primary, the reader has its copy confirmed. It
+requests the entries after its last one, and names the incarnation that proposed its last one. The
+primary answers from the position up to which both copies are equal. Entries of the copy after that
+position were replaced.
 
 Answers are matched with questions by a number. So a late or repeated answer, or entries that were
 sent unasked, never end a catch-up.
@@ -28,8 +28,8 @@ from indilog.wire.base_messages import MetalogBase
 from indilog.wire.messages import MetalogEntries, MetalogWanted
 
 _REQUESTS_PER_EPOCH = 1 << 32
-"""Requests are numbered from the reader's epoch times this, so that answers to an earlier
-incarnation match none.
+"""The first request number of an incarnation is the reader's epoch times this, so answers to an
+earlier incarnation match no request.
 """
 
 
@@ -37,7 +37,7 @@ class Taken(NamedTuple):
     """The result of a message.
 
     Attributes:
-        entries: those to apply now, in order; they count as applied.
+        entries: the entries to apply now, in order; the reader counts them as applied.
         wrong_from: first drop the entries from this position on; None: none is wrong.
         restarted: it is the first message of a new incarnation of the primary.
         refused: why the message was ignored; None: it was not.
@@ -53,10 +53,10 @@ class MetalogReader:
     """The reader's side of `MetalogEntries` and `MetalogWanted`.
 
     Attributes:
-        lineage: of the entries that the reader has applied.
+        lineage: the epochs of the entries that the reader has applied.
         known_end: entries below this are committed, according to the primary.
-        doubted: whether the copy is unconfirmed: entries may be missing or wrong.
-        asked_from: where the last question began; None: none is open.
+        unconfirmed: whether entries of the copy may be missing or wrong.
+        asked_from: the start of the question in flight; None: there is none.
         progressed: entries were applied since the owner last reset it.
     """
 
@@ -78,7 +78,7 @@ class MetalogReader:
         self.asked_from: MetalogPosition | None = None
         self.progressed = False
         self._eager = True
-        """Whether no question was asked since the newest reason for one."""
+        """Whether a reason to ask has come up since the last question."""
         self._request = 0
         self._incarnation = Epoch(0)
 
@@ -150,7 +150,7 @@ class MetalogReader:
         return None
 
     def take(self, event: Received, message: MetalogEntries) -> Taken:
-        """Take in a message of the primary; the caller applies the entries that are returned.
+        """Handle a message of the primary; the caller applies the returned entries.
 
         If `wrong_from` lies before the copy's base, none are returned: the caller starts a new
         copy.

@@ -359,8 +359,8 @@ class Shrinks(Protocol):
     """A role that does not need all record batches that it persisted (decision 0016)."""
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
-        """Return what must stay of a batch: all of it, or a smaller one of as many records; None:
-        only the fact that these records are gone.
+        """Return the part of a batch that must stay: all of it, or a smaller batch with tombstones.
+        None: only a note that these records are gone.
 
         It changes nothing. The answer depends on frames persisted before, and is used only when
         they are durable. `location` is the one by which the role knows the batch.

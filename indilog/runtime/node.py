@@ -177,7 +177,7 @@ class NodeShell:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._settled_alive, self._on_snapshots)
 
-    # --- life
+    # --- start and end
 
     def start(self, *, journal_lost: bool = False) -> None:
         """Recover the roles from the journal, or report to them that it is lost, and start them."""

@@ -88,7 +88,7 @@ class SnapshotFolder:
         return None
 
     def rows(self, position: MetalogPosition, group: int) -> Rows | None:
-        """Return a row group of a snapshot that is open; None: it is damaged, and put aside."""
+        """Return a row group of an open snapshot; None: the file is damaged, and was renamed."""
         parquet = self._open.get(position)
         if parquet is None:
             return None
@@ -126,7 +126,7 @@ class SnapshotFolder:
         """Write a snapshot of sorted rows, and keep the newest ones.
 
         Raises:
-            OSError: as the system says; the snapshots before are kept.
+            OSError: an error of the system; the snapshots before are kept.
         """
         directory, position = self._directory, info.position
         if not directory.exists():

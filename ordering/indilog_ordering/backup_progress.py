@@ -47,8 +47,8 @@ class BackupProgress:
     def needs_base(self, base: MetalogPosition) -> bool:
         """Whether the backup must begin anew with the primary's base, which ends at `base`.
 
-        It does if it lacks entries that the primary keeps no longer, or if its own base has entries
-        that the primary lost (decision 0030).
+        This is so if it lacks entries that the primary has only as a base, or if its own base has
+        entries that the primary lost (decision 0030).
         """
         return not self.probed and self.stored < max(base, self.base)
 
@@ -59,7 +59,7 @@ class BackupProgress:
         base: MetalogPosition = 0,
         life: Epoch = NO_INCARNATION,
     ) -> None:
-        """Note how much the backup has, even if it is less than before."""
+        """Note how many entries the backup has, even if they are fewer than before."""
         self.incomplete, self.base, self.life = incomplete, base, life
         advanced = length > self.stored
         self.resend.due = None

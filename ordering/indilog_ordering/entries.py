@@ -79,8 +79,8 @@ class Entries:
         return self._at(number)[position - self._first(number)]
 
     def _number(self, position: MetalogPosition) -> int:
-        """Return the index of the pack with `position`; the number of packs stands for the newest
-        entries.
+        """Return the index of the pack with `position`; if it is among the newest entries, the
+        number of packs.
         """
         return min((position - self.start) // self._page, len(self._packed))
 
@@ -96,7 +96,7 @@ class Entries:
 
         The entries must not change during the iteration.
         """
-        assert start >= self.start, "what a base stands for is not here one by one"
+        assert start >= self.start, "a base replaces the entries below `start`"
         return chain.from_iterable(self._slices(start, min(end, self.end)))
 
     def append(self, entry: Entry) -> None:
@@ -109,7 +109,7 @@ class Entries:
 
     def cut_off(self, end: MetalogPosition) -> None:
         """Remove the entries from `end` on."""
-        assert self.start <= end <= self.end, "only entries that are here can be cut off"
+        assert self.start <= end <= self.end, "only existing entries can be cut off"
         number = self._number(end)
         self._newest = list(self._at(number)[: end - self._first(number)])
         del self._packed[number:], self._last_epochs[number:]
@@ -150,7 +150,7 @@ class Entries:
         return lambda: PackedEntries(start, page, packed, epochs, entries_encoded(newest))
 
     def restore(self, entries: PackedEntries) -> None:
-        """Restore copied entries.
+        """Replace all entries by those of a checkpoint.
 
         Raises:
             MalformedFrameError: an entry is of a version that this release does not know.

@@ -120,7 +120,7 @@ class Primary:
 
     @property
     def time_behind_s(self) -> int:
-        """How many seconds the time of entries was behind the wall clock at the start."""
+        """How many seconds the time of entries lagged the wall clock at the start."""
         return round(self._clock.behind_s)
 
     def begin_iteration(self, now: Instant) -> None:

@@ -80,9 +80,9 @@ class Rebuild:
         """
         self._asked: MetalogCopyWanted | None = None
         self._begun = False
-        """Whether the frame was written that says that entries may be missing at the end."""
+        """Whether a frame was written that marks the copy as incomplete."""
         self._recorded = False
-        """Whether the frame was written that says that no entry is missing."""
+        """Whether a frame was written that marks the copy as whole."""
         self._anchor_from: MetalogPosition = 0
         """Entries after a hole that lie below this position are no anchors: the bases of all
         backups replace them.

@@ -379,12 +379,12 @@ class StoredMetalog:
         return self._record(MetalogState(max(epoch, self.promised), extent, whole=False))
 
     def begin_to_fetch(self) -> Persist:
-        """Return the frame that says that entries may be missing at the end."""
+        """Return the frame that marks the copy as incomplete: entries may be missing at its end."""
         assert self._fetches, "something may be missing"
         return self._record(MetalogState(self.promised, self.extent, whole=False))
 
     def complete(self) -> Persist:
-        """Return the frame that says that no entry is missing any more; see `incomplete`."""
+        """Return the frame that marks the copy as whole; see `incomplete`."""
         self._fetches = False
         return self._record(MetalogState(self.promised, self.extent, whole=True))
 
@@ -415,7 +415,7 @@ class StoredMetalog:
 
         They stay on disk until the next entry is written. A restart before that restores them.
         """
-        assert self.base.position <= end <= len(self), "only what is here can be cut off"
+        assert self.base.position <= end <= len(self), "only existing entries can be cut off"
         self._entries.cut_off(end)
         self.stored = min(self.stored, end)
         if self.committed.position > end:
@@ -473,14 +473,14 @@ class StoredMetalog:
     def commit(self, end: MetalogPosition) -> None:
         """Note that the entries below `end` are committed."""
         start = self.committed.position
-        assert start <= end <= len(self), "commits only grow, and only entries that are here"
+        assert start <= end <= len(self), "commits only grow, up to the last entry"
         alone = end == start + 1
         for entry in (self._entries[start],) if alone else self.iterate(start, end):
             self.committed.apply(entry)
 
     def check_invariants(self) -> None:
         """Assert the order of base, durable, committed and later entries."""
-        assert self._entries.start == self.base.position, "entries follow on the base"
+        assert self._entries.start == self.base.position, "entries begin where the base ends"
         assert self.stored <= len(self)
         assert self.base.position <= self.committed.position <= len(self)
         assert self.promised <= self.epoch_seen

@@ -1,14 +1,15 @@
 """The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
 5.5.1).
 
-A batch is accepted from the writer that has opened its shard, if it follows on. It counts as stored
-when the journal has it. Once per iteration the node reports to the primary how far its shards are
-stored, and it repeats the report while stored records are not ordered. A writer whose batch is
-refused learns, once per iteration, how far its shard is stored here. It then resends the rest, or
-finds that a newer writer has the shard.
+A batch is accepted if its writer has opened the shard and the batch continues the records that were
+accepted before. It counts as stored when the journal has it. Once per iteration of the loop the
+node reports to the primary how far its shards are stored. It repeats the report while stored
+records are not ordered. A writer whose batch is refused learns, once per iteration, how far its
+shard is stored here. It then resends the rest, or finds that a newer writer has the shard.
 
-States (the writer of a shard, and where it opened the shard) change in memory in the order of their
-frames, so replay gives the same states. They are answered when they are durable.
+A shard's state is its writer and where the writer opened it. States change in memory in the order
+of their frames, so replay gives the same states. The writer gets its answer when the state is
+durable.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from indilog_storage.shard import Shard, ShardState, state_encoded
 
 _FULL: Final = "a batch for which the disk has no room"
 _FRAME_OVERHEAD_BYTES: Final = 40
-"""What a frame takes on disk beside its payload, at most."""
+"""The most bytes that a frame takes on disk besides its payload."""
 
 
 class Stored:
@@ -99,8 +100,8 @@ class Appends:
         return []
 
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
-        """Return the function that persists a batch of the shard's writer, if it follows on or
-        fills a hole.
+        """Return the function that persists a batch; None: it is refused. A batch of the shard's
+        writer is persisted if it is the next one or fills a hole.
         """
         if not (shard.open and header.epoch == shard.opened):
             return None
@@ -109,7 +110,7 @@ class Appends:
         return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
-        """Note that a writer is to learn how much is stored here, and under which writer.
+        """Note that a writer must be answered: how much is stored here, and under which writer.
 
         A writer that has not opened the shard here learns which writer has opened it, or that none
         has.
@@ -118,7 +119,7 @@ class Appends:
         self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed
 
     def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
-        """Note that a writer is to learn how much is stored here."""
+        """Note that a writer must be answered how much is stored here."""
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "a question about a shard that is not kept here")]
         if not (shard.changing and message.epoch >= shard.claimed):  # else a durable state answers
@@ -155,14 +156,14 @@ class Appends:
             return self._on_state_persisted(*self._states.pop(token))
         shard, batch = written
         if batch.header.epoch != shard.opened:
-            # Dropped by an opening that was written after it.
+            # An opening that was written after the batch dropped it.
             return []
         shard.fill(batch.header.first, batch.header.end, location)
         self._progressed.add(shard.id)
         return Stored(batch, location)
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
-        """Assign seqnums to records; return their batches, as far as they are in memory."""
+        """Assign seqnums to records; return their batches that are still in memory."""
         self._report.stop()
         if shard.lost_opening_of(span):
             before = _held_bytes(shard)
@@ -266,7 +267,7 @@ class Appends:
         if report.due is None:
             for shard in self._shards.values():
                 if shard.stored > shard.ordered:
-                    report.sent(now)  # what was ordered just now was not all that is stored
+                    report.sent(now)  # stored records remain that are not ordered
                     break
         return effects
 

@@ -146,8 +146,8 @@ class HistoryFetch:
         return []
 
     def on_history(self, event: Received, message: History) -> Sequence[Entry]:
-        """Return the entries that follow on the applied ones, or on those below `message.start` if
-        that is less.
+        """Return the received entries to apply next. They follow the applied entries, or those
+        below `message.start` if that is less.
 
         Raises:
             DataLossError: no storage node has these entries.

@@ -171,7 +171,7 @@ class IndexPage(BatchTask):
         self._positions: list[tuple[MetalogPosition, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """What is in no batch any more: trimmed, or lost."""
+        """Records that no batch has any more: trimmed, or lost."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}

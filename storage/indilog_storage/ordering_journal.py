@@ -1,10 +1,10 @@
 """The write buffer of the ordering journal: applied metalog entries that no `ORDERING` frame holds
 yet.
 
-Entries are batched; this is safe, because a node fetches again what a crash took. Entries that came
-from other storage nodes are in the next checkpoint and are not written (`indilog_storage.history`).
-An empty frame, a *gap*, takes their place: recovery then accepts a next entry that does not follow
-on the last one.
+Entries are batched. This is safe, because a node fetches entries again that a crash lost. Entries
+from other storage nodes are not written: the next checkpoint has them (`indilog_storage.history`).
+An empty frame, a *gap*, takes their place. After it, recovery accepts an entry that does not follow
+the last one.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Recovery:
     def _records(
         self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
     ) -> None:
-        """Replay records that follow on.
+        """Replay a batch of records; they follow the records before them.
 
         A gap within one epoch is possible: the newest batch was damaged and taken for a torn tail.
         The replica then learned from the metalog that records were missing (decision 0009).

@@ -62,7 +62,7 @@ class Repair:
         self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
         """Holes for which a replica had nothing: how often in a row, and when to ask again."""
         self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
-        """For such holes, the end of what each other replica has lost."""
+        """For these holes, the end of the range that each other replica has lost."""
         self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
         self._last_token = 0
         self.paused = False
@@ -139,7 +139,8 @@ class Repair:
         """Persist received batches that are missing here.
 
         `rests_on_applied`: all trims that the sender has applied are applied here, too. Otherwise
-        batches that it has discarded stay missing: this node could not name the trims behind them.
+        batches that it has discarded stay missing, because this node does not know the trims that
+        discarded them.
         """
         asked = self._asked
         if asked is None or (message.shard, message.first) != (asked.shard, asked.first):

@@ -236,7 +236,7 @@ class Shard:
 
         `start` is the first localid that the writer can resend.
         """
-        assert self.opened_at is None, "only an opening that was lost is said again"
+        assert self.opened_at is None, "only a lost opening is repeated"
         self.opened_at = start
         self.skip_to(start)
 

@@ -1,5 +1,4 @@
-"""Checkpoint files: the state that the frames of a journal up to one place add up to (decision
-0028).
+"""Checkpoint files: the state that replay of a journal up to one place gives (decision 0028).
 
 A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds what
 `Checkpoints.checkpoint` encoded for each role, and the dead bytes of each segment file. Layout,
@@ -100,8 +99,8 @@ def checkpoint_places(directory: Path) -> list[Place]:
 
 
 def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
-    """Return the first segment of which all frames are needed to start from any kept checkpoint,
-    and the segments in which these were taken.
+    """Return the first segment whose frames are all needed to start from any kept checkpoint, and
+    the segments in which the kept checkpoints were taken.
 
     The first segment is 0 while there is only one checkpoint: a start without it must be possible.
     """
@@ -118,7 +117,7 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> i
     newest of them. May run in a thread.
 
     Raises:
-        OSError: as the system says; the older checkpoints still exist.
+        OSError: an error of the system; the older checkpoints still exist.
     """
     body = _encoder.encode(checkpoint)
     header = _HEADER.pack(_MAGIC, VERSION, *place, len(body), crc32c(body))

@@ -1,5 +1,5 @@
-"""Frames that are needed no longer: they are marked durably, then their pages are freed (decision
-0008).
+"""Frees the space of frames that are no longer needed: it marks them durably, then frees their
+pages by punching holes into the file (decision 0008).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Frees the room of discarded frames when the reason for discarding them is durable.
+    """Frees discarded frames when the reason for discarding them is durable.
 
     Attributes:
-        unpunched: how many discarded frames keep their pages until their file is rewritten.
-        held: the segments in which nothing is freed now (`hold`).
+        unpunched: how many discarded frames kept their pages, because the file system cannot punch
+            holes; a rewrite of the file frees them.
+        held: the segments in which no frame is freed now, because they are being rewritten
+            (`hold`).
     """
 
     def __init__(self, segments: OpenSegments, moved: MovedFrames, old: OldSegments) -> None:
@@ -75,7 +77,7 @@ class Discards:
                 places[place.segment].append(place)
                 self._old.add_dead(place.segment, frame_bytes(place.length))
         for segment, frames in places.items():
-            # One file after the other: opening further ones closes those that were opened first.
+            # One file at a time, because opening others may close this one.
             fd = self._segments.fd(segment)
             for marked in mark_gone([(fd, frame) for frame in frames]):
                 self.punch(marked)

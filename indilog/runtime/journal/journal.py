@@ -159,7 +159,7 @@ class Journal:
 
         Raises:
             DataDirectoryError: another process uses it, or a newer release wrote it.
-            OSError: as the system says.
+            OSError: an error of the system.
         """
         create_directory(directory)
         journal = cls(directory, segment_bytes, durability)

@@ -74,7 +74,7 @@ class JournalReader:
 
     Args:
         directory: the directory of the journal.
-        segment_bytes: the size of a segment that is missing, about.
+        segment_bytes: the assumed size of a missing segment.
         running: whether a process may be writing there. Then the newest segment is read up to the
             first frame that is not complete, and what was read there is synced: a frame that the
             process has not synced yet must not be shown before it is durable. Files may be missing
@@ -228,7 +228,7 @@ def _made_durable(scan: SegmentScan, path: Path) -> list[Scanned | Damage]:
     was shown. On a file system that is mounted read-only, nothing can be lost or written.
 
     Raises:
-        OSError: as the system says.
+        OSError: an error of the system.
     """
     found = list(scan)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -41,7 +41,7 @@ class OpenSegments:
         """Return the descriptor of an existing file, opened if necessary.
 
         Raises:
-            OSError: as the system says.
+            OSError: an error of the system.
         """
         fd = self._fds.get(number)
         if fd is not None:

@@ -56,7 +56,7 @@ def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
     Raises:
         IndilogError: the journal is of other roles.
         DataLossError: a role cannot work without the damaged frames.
-        OSError: as the system says; a running process may have replaced a file.
+        OSError: an error of the system; a running process may have replaced a file.
     """
     if (checkpoint := reader.load_checkpoint()) is not None:
         restore(reader.directory, checkpoint, reader.missing_segments(), roles)

@@ -226,7 +226,7 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
     records at the place of a repaired batch.
 
     Raises:
-        OSError: as the system says.
+        OSError: an error of the system.
     """
     kind_was, kind_is = bytes((FrameKind.RECORDS,)), bytes((FrameKind.GONE,))
     marked: list[tuple[int, Location]] = []
@@ -244,7 +244,7 @@ def punch(fd: int, place: Location) -> None:
     """Free the whole pages of a batch after its header; they read as zeros then.
 
     Raises:
-        OSError: the file system does not support it, or as the system says.
+        OSError: the file system does not support it, or another error of the system.
     """
     first = -(-(place.offset + HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
     length = (place.offset + place.length) // _PAGE_BYTES * _PAGE_BYTES - first
@@ -257,7 +257,7 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
     """Write the buffers one after the other from `offset` on, in as few system calls as possible.
 
     Raises:
-        OSError: as the system says; how much was written is unknown.
+        OSError: an error of the system; how much was written is unknown.
     """
     for first in range(0, len(buffers), _BUFFERS_MAX):
         group = buffers[first : first + _BUFFERS_MAX]

@@ -61,8 +61,8 @@ class DamagedSegmentError(Exception):
 
 
 class Slice(NamedTuple):
-    """The next bytes of the copy, at `offset`, if there are enough to be written; `read_bytes` and
-    `frames` are what was read for it.
+    """The next part of the copy, at `offset`; empty if too few bytes have accumulated. `read_bytes`
+    and `frames` count what was read for it.
     """
 
     offset: int
@@ -82,7 +82,7 @@ def remove_leftovers(directory: Path) -> None:
     """Remove what an interrupted rewrite left.
 
     Raises:
-        OSError: as the system says.
+        OSError: an error of the system.
     """
     (directory / _TEMPORARY).unlink(missing_ok=True)
     if replaced := replaced_files(directory):
@@ -164,7 +164,7 @@ class SegmentRewrite:
 
         Raises:
             DamagedSegmentError: a file cannot be read as it was written; give the copy up.
-            OSError: as the system says.
+            OSError: an error of the system.
         """
         start = read = frames = 0
         for frame in self._frames():
@@ -271,7 +271,7 @@ class SegmentRewrite:
         """Write a part, durably; may run in another thread.
 
         Raises:
-            OSError: as the system says.
+            OSError: an error of the system.
         """
         write_all(self._fd, part.buffers, part.offset)
         self._sync()
@@ -280,7 +280,7 @@ class SegmentRewrite:
         """Make the whole copy durable; may run in another thread.
 
         Raises:
-            OSError: as the system says.
+            OSError: an error of the system.
         """
         for offset, (stream, gone) in self._grown.items():
             frame = self._frame(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
@@ -294,7 +294,7 @@ class SegmentRewrite:
         """Replace the old files by the copy; return its file.
 
         Raises:
-            OSError: as the system says; the old files stay valid.
+            OSError: an error of the system; the old files stay valid.
         """
         first, last = self._files[0].first, self._files[-1].last
         path = joined_path(self._directory, first, last)

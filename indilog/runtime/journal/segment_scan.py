@@ -227,7 +227,7 @@ def write_again(fd: int, start: int, end: int) -> None:
     as clean, so no later sync writes them or fails.
 
     Raises:
-        OSError: as the system says.
+        OSError: an error of the system.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)

@@ -43,7 +43,7 @@ def note_newest(directory: Path, newest: NewestSegment) -> None:
     """Note durably which segment is in use, and how far it was synced.
 
     Raises:
-        OSError: as the system says.
+        OSError: an error of the system.
     """
     stated = f"{_NAME} {newest.number:08d} {newest.size_bytes:010d} {newest.synced:010d}"
     path = directory / _FILE

@@ -61,7 +61,7 @@ class SpareSegment:
         """Wait until it is prepared; a frame larger than a segment gets one of its own size.
 
         Raises:
-            OSError: there is no room (`ENOSPC`), or as the system says.
+            OSError: there is no room (`ENOSPC`), or another error of the system.
         """
         failed = self._made is not None and self._made.done() and self._made.exception() is not None
         if self._made is None or failed or size_bytes > self._segment_bytes:
@@ -77,7 +77,7 @@ class SpareSegment:
         """Wait until it is prepared.
 
         Raises:
-            OSError: there is no room (`ENOSPC`), or as the system says.
+            OSError: there is no room (`ENOSPC`), or another error of the system.
         """
         assert self._made is not None, "it was begun"
         self._made.result()
