@@ -22,8 +22,8 @@ from indilog_index.tag_index import Matches
 
 
 class AddedParts:
-    """Index data in the order of its seqnums: 8 bytes a tag, a byte a record, 18 bytes a run of
-    consecutive records of one shard.
+    """Index data in the order of its seqnums. It takes 8 bytes for each tag, 1 byte for each
+    record, and 18 bytes for each run of consecutive records of one shard.
     """
 
     __slots__ = ("_counts", "_firsts", "_lengths", "_shards", "_tags")

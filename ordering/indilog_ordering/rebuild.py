@@ -84,8 +84,8 @@ class Rebuild:
         self._recorded = False
         """Whether a frame was written that marks the copy as whole."""
         self._anchor_from: MetalogPosition = 0
-        """Entries after a hole that lie below this position are no anchors: the bases of all
-        backups replace them.
+        """Entries after a hole that lie below this position are no anchors, because no backup has
+        them as single entries.
         """
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 Tags are not interpreted here. A cut falls between batches, so the tags of a span are the tag
 columns of its batches, one after the other. Only a span that begins or ends inside a batch is
-sliced; no sequencer makes one, but a message could name one.
+sliced. No sequencer orders such a span, but a message may name one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _COLUMNS_BYTES_MAX: Final = 1024 * 1024
 
 
 class Columns(NamedTuple):
-    """The tag columns of one batch (counts as u8 a record, tags as u64 each); or `lost`."""
+    """The tag columns of one batch: counts (u8 a record) and tags (u64 each). `lost`: the records
+    are lost.
+    """
 
     shard: ShardId
     first: LocalId

@@ -1,9 +1,9 @@
 """Reading segments: intact frames, corrected single bits, and damage (decision 0009).
 
 An unreadable place is *damage* if it was on disk once; reading continues at the next header after
-it. In every segment but the newest one in use, all of it was on disk. In the newest segment, a
-later frame or the note of the newest segment (`segment_use`) may show that a place was synced. Any
-other unreadable place there is a *torn tail*, where the journal ends.
+it. In every segment but the newest one in use, all bytes were on disk. In the newest one, a later
+frame or the note of the newest segment (`segment_use`) may show that a place was synced. Any other
+unreadable place there is a *torn tail*, where the journal ends.
 
 One flipped bit in a header, or in a small payload, is corrected by trying all bits. Two words with
 a valid CRC32C differ in at least four bits at these lengths, so only the right correction fits.
@@ -80,7 +80,7 @@ class SegmentScan:
 
     Attributes:
         end: after iteration, the offset after the last intact frame.
-        synced: after iteration, how many bytes were synced, as its frames show, too.
+        synced: after iteration, how many bytes were synced at least, also according to its frames.
         sealed: after iteration, whether a frame ends the segment.
         damaged_end: after iteration, whether the last item found was damage.
         mended: corrected bytes, with their offsets, to be written back.
