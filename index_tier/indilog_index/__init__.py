@@ -1,5 +1,5 @@
-"""The index tier: index nodes, which keep the tags of their metalog positions, and aggregators,
-which merge what all index shards answer (thesis 5.2 to 5.4, ARCHITECTURE 9).
+"""The index tier (thesis 5.2 to 5.4, ARCHITECTURE 9). Index nodes keep the tags of their metalog
+positions. Aggregators merge the answers of all index shards.
 
 `IndexNode` and `Aggregator` are the roles.
 """

@@ -1,5 +1,5 @@
-"""The part of an index that is on disk only: where in a snapshot the rows of a tag are, and a cache
-of row groups.
+"""The part of an index that is only on disk: finds the row groups of a tag in a snapshot, and
+caches row groups.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def _of_tag(rows: Rows, tag: TagHash) -> tuple[NDArray[np.uint64], NDArray[np.ui
 
 
 class RowCache:
-    """The row groups of one snapshot that were used last: at most `bytes_max` bytes, or one."""
+    """The most recently used row groups of one snapshot: `bytes_max` bytes at most, but at least
+    one group.
+    """
 
     __slots__ = ("_bytes_max", "_groups", "bytes")
 

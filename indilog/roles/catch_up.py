@@ -1,8 +1,8 @@
 """When a reader of the metalog asks the primary for entries (PITFALLS 8: a gap is fetched, it never
 stalls).
 
-Storage nodes and engines ask after a start, at a gap, after a restart of the primary, and while a
-caller waits for entries that do not come.
+Storage nodes and engines ask after a start, at a gap, and after a restart of the primary. They also
+ask while a caller waits for entries that do not arrive.
 """
 
 from __future__ import annotations

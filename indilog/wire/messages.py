@@ -5,15 +5,17 @@ Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags i
 `indilog.wire.tag_messages`, about times in `indilog.wire.time_messages`, about old metalog entries
 in `indilog.wire.base_messages`.
 
-The first line of each docstring reads `sender → receiver: meaning.` The line `Lost:` says what
-happens then, the line `Repeated:` why that is harmless. docs/PROTOCOL.md is generated from these
-docstrings, and a test keeps them equal.
+The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
+happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
+the last paragraph here. docs/PROTOCOL.md is generated from these docstrings; a test keeps both
+equal.
 
 A transport may lose, delay and repeat messages; it never changes one. On a socket, messages travel
 in an `Envelope` (`indilog.wire.envelope`) with the sender's view and epoch. Inside one process they
 are passed by reference, so they are immutable.
 
-Repetition is harmless where a field is an absolute figure (a length, a start) rather than a step.
+A repeated message is harmless if its fields are *absolute*: they state a length or a start, not a
+step.
 """
 
 from __future__ import annotations

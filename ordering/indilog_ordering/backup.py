@@ -15,20 +15,19 @@ Incarnation i proposes once at a position. The entries that a later incarnation 
 primary's disk and never change. So two logs with entries of the same incarnation at one position
 are equal up to it.
 
-*The metalog here is always a prefix of log(l), l being the incarnation that proposed its last
-entry.* By rule 1 it equals log(i) up to the place of new entries of log(i). By rule 2 no other
-entry stays after them. A crash leaves a prefix of the written frames, and each frame is such a
-step.
+*The metalog here is always a prefix of log(l).* Here l is the incarnation that proposed its last
+entry. By rule 1 it equals log(i) up to the place of new entries of log(i). By rule 2 no other entry
+stays after them. A crash leaves a prefix of the written frames, and each frame is such a step.
 
 *Common prefixes are equal.* Let i be the current primary. The part of log(l) that survived in
 log(i) ends with the last entry of log(i) that is not newer than l. The metalog here equals log(i)
 exactly up to there (`StoredMetalog.agreement`). So an acknowledgement is true whenever it arrives,
 and does not count entries that the primary lost.
 
-*Nothing that is on the primary's disk is dropped.* By rules 2 and 3 an entry is replaced only by
-one of a later incarnation, which had recovered all surviving entries of log(l). If it proposed
-another entry at that position, the one of l was lost. Every published entry was on the primary's
-disk before.
+*Nothing that is on the primary's disk is dropped.* By rules 2 and 3 only an entry of a later
+incarnation replaces another one. That incarnation had recovered all surviving entries of log(l). If
+it proposed another entry at that position, the one of l was lost. Every published entry was on the
+primary's disk before.
 
 *A damaged copy does not count.* A metalog that may have a hole is dropped completely
 (`StoredMetalog`) and fetched from the primary again. The backup reports that it is not whole until

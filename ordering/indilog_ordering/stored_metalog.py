@@ -23,9 +23,9 @@ rules (decision 0020):
 An `incomplete` copy may lack entries that its sequencer once acknowledged. The disk states this as
 long as it holds: entries written meanwhile are `METALOG_FETCHED` frames. A `METALOG_STATE` frame
 with the extent of the copy states that the copy is whole again. It counts only if the frames before
-it give exactly that extent. Earlier damage then no longer matters. Entries that fill a hole are
-`METALOG_FILLED` frames, because they are out of order: the position of such a frame does not show
-what a lost frame before it held.
+it give exactly that extent. Earlier damage then no longer matters. Entries that fill a hole are out
+of order, so they are `METALOG_FILLED` frames. The position of such an entry does not show what a
+lost frame before it held.
 
 The primary's copy only grows. A backup's copy may be cut off (decision 0006), and so may that of an
 incomplete primary. On disk the next frame does this: its position lies below the end, and it
@@ -196,9 +196,9 @@ class StoredMetalog:
         on.
 
         The other copy has `length` entries, the last one proposed by incarnation `epoch`. It is a
-        prefix of what that incarnation had (`indilog_ordering.backup`). This copy has the surviving
-        part of that: its entries up to the last one that is not newer. 0 if the base replaces these
-        entries, because the number is then unknown.
+        prefix of what that incarnation had (`indilog_ordering.backup`). The entries here up to the
+        last one that is not newer survived of that. If the base replaces these entries, the number
+        is unknown, and 0 is returned.
         """
         if epoch < self.base.last:
             return 0

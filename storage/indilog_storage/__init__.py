@@ -1,5 +1,5 @@
-"""The storage tier: replicas of shards, which keep records, say how far they have them, and tell
-which seqnums they got (ARCHITECTURE 7 to 9, Scalog 3, thesis 4.1).
+"""The storage tier (ARCHITECTURE 7 to 9, Scalog 3, thesis 4.1). Replicas of shards store records,
+report how far they have stored them, and send their tags and seqnums to the index.
 
 `StorageNode` is the role.
 """

@@ -1,8 +1,8 @@
 """The state of a storage node in a checkpoint (decision 0028, docs/FORMATS.md).
 
-It is what replay of the frames before it would give: the applied metalog positions, what each one
-ordered, the floors of trims, and for each shard its writers, the places of its batches and the
-seqnums of its records. Long parts are packed columns (`indilog.base.columns`).
+It is the state that replay of all earlier frames would give. It has the applied metalog positions,
+what each one ordered, and the floors of trims. For each shard it has the writers, the places of
+batches and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ about those. A received batch is persisted as a `REPAIRED` frame and then fills 
 continues after a restart.
 
 Replicas are asked in rotation. If none has a batch, it is requested again after a pause that
-doubles up to `repair_retry_s_max`: another replica may have repaired itself by then, and requests
-for a permanently lost batch cost next to nothing.
+doubles up to `repair_retry_s_max`. Another replica may have repaired itself by then, and such
+requests are cheap.
 
 A replica that lost a requested batch says so if its disk shows the loss (`Batches.lacking_to`). If
 all other replicas have said so, or there is none, the records are *given up*: they are lost

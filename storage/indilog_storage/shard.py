@@ -289,8 +289,8 @@ class Shard:
     def lose(self, damage: DamagedBatch) -> bool:
         """Make a hole of a damaged batch, as far as it is lost; False: the loss is already known.
 
-        The only replica keeps two kinds of damaged batches: those with damaged data of some records
-        only, and those that cannot be read now but may be readable again.
+        If it is the only replica, it keeps two kinds of damaged batches. In the first, only the
+        data of some records is damaged. The second cannot be read now but may be readable later.
         """
         if self._alone and not damage.readable:
             return False

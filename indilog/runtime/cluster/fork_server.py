@@ -11,9 +11,9 @@ messages:
 - The answer is `started PID` with a pidfd of the child, or `refused REASON`.
 - `ended PID STATUS` follows when the child has ended; status -N means signal N.
 
-The fork server has one thread and no event loop: a fork copies only the thread that calls it, and
-a lock that another thread held would stay locked in the child. The fork server ends when the
-other end of its socket is closed; its children continue.
+The fork server has one thread and no event loop. A fork copies only the calling thread, so a lock
+that another thread held would stay locked in the child. The fork server ends when the other end of
+its socket is closed; its children continue.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement) -> View:
     """Return the newest view of the cluster; the first start lays it out and stores it.
 
-    Called before any node runs. If the configuration asks for another index tier, the view with it
-    is stored as the newest, and index shards that are new get the positions that follow what the
-    journals of the sequencers hold.
+    Called before any node runs. If the configuration asks for another index tier, a view with that
+    tier is stored as the newest. New index shards get the positions after the last entry in the
+    journals of the sequencers.
 
     Raises:
         ConfigError: the data was created with another layout of sequencers, shards or storage

@@ -2,8 +2,9 @@
 
 The first process is the supervisor. It serves the metadata store to the others and starts one
 process for each node of the view. A process that dies, or hangs for `hang_s`, is restarted. The
-supervisor carries no records. If it is killed, the other processes keep serving. The next
-supervisor adopts them if its settings are the same; otherwise it stops them and starts its own.
+supervisor carries no records. If it is killed, the other processes keep serving what they can
+without it. The next supervisor adopts them if its settings are the same; otherwise it stops them
+and starts its own.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
 faster than TCP here (decision 0002), and need no free port.
@@ -46,7 +47,7 @@ from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_addr
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
-"""Defaults of a cluster of processes: any one of its disks may be lost."""
+"""Defaults of a cluster of processes: with them no data is lost with any one disk."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
 """The scheme of the nodes' addresses, by the setting `transport`. The metadata store always uses
@@ -61,7 +62,7 @@ def processes_config(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Put the configuration of a cluster of processes together; see `config_from`."""
+    """Return the configuration of a cluster of processes; see `config_from`."""
     return config_from(file, environment, overrides, defaults=PROCESSES_DEFAULTS)
 
 
@@ -143,7 +144,7 @@ class Supervisor:
     async def stop(self) -> None:
         """End every process, engines first, so that they still reach the others while they finish.
 
-        What does not end within `stop_timeout_s` is killed. May be called again.
+        A process that does not end within `stop_timeout_s` is killed. May be called again.
         """
         engines = set(self.view.engines) if self.view else set()
         for wave in (engines, self.processes.keys() - engines):
@@ -223,7 +224,7 @@ async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
 
 
 def stop_processes(config: NodeConfig) -> int:
-    """Stop what a killed supervisor left of the cluster in `data_dir`; return how many there were.
+    """Stop the processes that a killed supervisor left in `data_dir`; return how many there were.
 
     Raises:
         DataDirectoryError: a supervisor runs there, or the directory holds no platform.

@@ -1,4 +1,4 @@
-"""The node's end of the connection to its supervisor, which may be replaced by a new one.
+"""The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
 A supervisor starts a node with one end of a socket pair. Over it the node sends lines: it is ready
 (`ready DETAIL`), it cannot start (`failed SENTENCE`), or, once ready, its event loop runs
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 HEARTBEATS_PER_HANG: Final = 5
-"""Heartbeats a node sends within `hang_s`: so many in a row may be late."""
+"""A node sends this many heartbeats within `hang_s`, so a few late ones do no harm."""
 _BACKLOG: Final = 4
 
 

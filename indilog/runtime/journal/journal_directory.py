@@ -1,8 +1,9 @@
 """The directory of a journal, apart from its segments: its user, and its format (ARCHITECTURE 7).
 
 `FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
-does not match is damaged. It is rewritten if it differs in one bit from that of this release, or if
-the segments hold frames of this release: each frame has its own version.
+does not match is damaged. It is rewritten if it differs in one bit from the line of this release,
+or if the segments hold frames of this release. The second test is possible because each frame has
+its own version.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ class JournalReader:
         directory: the directory of the journal.
         segment_bytes: the assumed size of a missing segment.
         running: whether a process may be writing there. Then the newest segment is read up to the
-            first frame that is not complete, and what was read there is synced: a frame that the
-            process has not synced yet must not be shown before it is durable. Files may be missing
-            when they are opened (`OSError`), and `changed` tells whether to begin again.
+            first incomplete frame, and synced. So no frame is shown before it is durable, even if
+            the process has not synced it yet. Files may be missing when they are opened
+            (`OSError`), and `changed` tells whether to begin again.
 
     Attributes:
         start: the place of the checkpoint that was loaded.

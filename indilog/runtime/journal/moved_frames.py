@@ -2,9 +2,10 @@
 
 A role knows a batch by the place where it was first written. That place stays the batch's *name*,
 also after a restart. A lookup here gives the current place of a moved batch, so roles need not
-learn of rewrites. It takes 16 bytes for each moved batch. A rewritten file has the names of its
-batches in `MOVED` frames at its end: version u8, three bytes of zeros, count u32, then for each
-batch its name u64 (segment << 32 | offset) and its offset in this file u64, ascending.
+learn of rewrites. It takes 16 bytes for each moved batch. A rewritten file ends with `MOVED`
+frames, which have the names of its batches. Layout: version u8, three bytes of zeros, count u32.
+Then follow, for each batch, its name u64 (segment << 32 | offset) and its offset in this file u64,
+ascending.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A copy of the needed frames of old segment files in one new file, in the same order (decision
 0016).
 
-The copy is invalid until it is durable and has the name of the files that it replaces, so a crash
-leaves the old files or the new one. Frames stay in their order. A note takes the place of a
+The copy becomes valid when it is durable and gets the name of the files that it replaces. So a
+crash leaves the old files or the new one. Frames stay in their order. A note takes the place of a
 discarded batch, and means the same to recovery. Consecutive discarded batches share one note, at
 the place of the first one.
 """

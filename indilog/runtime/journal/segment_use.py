@@ -2,11 +2,11 @@
 0009 and 0022).
 
 The segments alone cannot show that the newest of them is missing: the rest looks like a shorter
-journal. Nor can they tell damage of the last frames from a torn tail. `NEWEST` is one line: a name,
-the number and the size in bytes of the newest segment that may hold frames, how many of its bytes
-were synced, and the CRC32C of these in hexadecimal. It is written before the first frame of a
-segment, after a time without writes, and at a clean stop. It is written in place, because a full
-disk has no room for a second file.
+journal. Nor can they tell damage of the last frames from a torn tail. The file `NEWEST` is one line
+about the newest segment that may hold frames: a name, its number, its size in bytes, how many of
+its bytes were synced, and the CRC32C of these in hexadecimal. It is written before the first frame
+of a segment, after a time without writes, and at a clean stop. It is written in place, because a
+full disk has no room for a second file.
 """
 
 from __future__ import annotations

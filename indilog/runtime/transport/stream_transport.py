@@ -59,7 +59,7 @@ class StreamTransport:
     Args:
         address: where this process receives: `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
         addresses: where each node of the cluster receives. Nodes at `address` are in this process:
-            messages among them are the shell's business and never come here.
+            the shell delivers messages among them itself.
         loop: the running event loop; all methods are called on it.
 
     Raises:

@@ -1,11 +1,10 @@
 """The transport over pyzmq (ARCHITECTURE 6; decision 0002).
 
-One PULL socket for everything that comes in, one PUSH socket for each peer *process*. The sockets'
-file descriptors are watched by the event loop. A zmq descriptor is *edge triggered*: it becomes
-readable when the socket's state changes, not while there is something to do, and any send or
-receive may swallow that signal. Therefore receiving continues until the socket says that there is
-nothing more, and after a send that would block the state is asked again before we wait for the
-descriptor.
+A process has one PULL socket for all incoming frames, and one PUSH socket for each peer *process*.
+The event loop watches the file descriptors of the sockets. A zmq descriptor is *edge triggered*: it
+becomes readable when the socket's state changes, not while there is work. Any send or receive may
+consume that signal. So the transport receives until the socket has no more frames. After a send
+that would block, it reads the socket's state again before it waits for the descriptor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from indilog.runtime.transport.transport import (
 FRAMES_PER_TURN_MAX: Final = 512
 """Frames received before the event loop runs other tasks."""
 SEND_HIGH_WATER_FRAMES: Final = 128
-"""Frames inside zmq for one peer; more wait with us, where they are counted in bytes."""
+"""Frames that zmq holds for one peer; further frames wait in a queue here, bounded in bytes."""
 RECEIVE_HIGH_WATER_FRAMES: Final = 128
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 500
@@ -60,14 +59,14 @@ class _Peer:
 class ZmqTransport:
     """A `Transport` over pyzmq sockets, driven by the event loop (never by `zmq.asyncio`).
 
-    To a peer that is not connected zmq takes nothing (`ZMQ_IMMEDIATE`): frames wait here, for at
-    most `send_queue_s_max` and in at most `send_queue_bytes_max`, so that a peer that comes back
-    is not flooded with what was resent long ago.
+    zmq accepts no frame for a peer that is not connected (`ZMQ_IMMEDIATE`). Such frames wait here,
+    at most `send_queue_s_max` seconds and `send_queue_bytes_max` bytes. So a peer that returns is
+    not flooded with frames that were resent long ago.
 
     Args:
         address: where this process receives, e.g. `ipc:///run/x/storage-0`, `tcp://10.0.0.7:7401`.
         addresses: where each node of the cluster receives. Nodes at `address` are in this process:
-            messages among them are the shell's business and never come here.
+            the shell delivers messages among them itself.
         loop: the running event loop; all methods are called on it.
 
     Raises:
@@ -139,10 +138,10 @@ class ZmqTransport:
             self._on_frames(frames)
 
     def _frames_there(self) -> list[bytes]:
-        """Return all frames that are there, up to the limit of one call.
+        """Return all received frames, up to the limit of one call.
 
-        One frame is the usual case at low load; asking for the state is cheaper then than being
-        refused a second one (1.4 µs against 3.2).
+        At low load there is usually one frame. Reading the state is then cheaper than a second
+        receive that fails (1.4 µs against 3.2 µs).
         """
         frames: list[bytes] = []
         receive, took = self._pull.recv, frames.append
@@ -191,9 +190,9 @@ class ZmqTransport:
     def _drain(self, peer: _Peer) -> None:
         """Send the queued frames of `peer`; watch its socket while some are left.
 
-        The state is asked after every refusal: that makes zmq look at its own news (a connection, a
-        reader that caught up), which a send does only every few milliseconds; the descriptor may
-        have signalled it already, and would not again.
+        The state is read after every refused frame. That makes zmq process pending events, such as
+        a new connection or a reader that caught up; a send does this only every few milliseconds.
+        The descriptor may have signalled these events already, and would not signal them again.
         """
         if self._context.closed:
             return
