@@ -25,18 +25,18 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) -> int:
-    """Restore each role, by the number of its stream, and replay its frames; return how many there
-    were.
+    """Restore the roles from the newest checkpoint and replay later frames; return the number of
+    frames. `roles` is keyed by stream.
 
-    All roles are notified of damage that does not show its stream, and of `lost`: the journal
-    existed once and is new now.
+    All roles are notified of damage whose stream is unknown. So they are if the journal is `lost`:
+    an earlier start had it, and now it is empty.
 
     Raises:
         IndilogError: the journal is of other roles.
         DataLossError: a role cannot work without the damaged frames.
     """
     if lost:
-        if journal.created:  # later starts, while it is empty, have nothing new to say
+        if journal.created:  # once: not at later starts with an empty journal
             log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
     if (checkpoint := journal.load_checkpoint()) is not None:
@@ -51,7 +51,7 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
 
 
 def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
-    """Give new roles, by the number of their stream, all that a journal holds; changes nothing.
+    """Restore new roles, keyed by stream, from a journal, without changing it.
 
     Raises:
         IndilogError: the journal is of other roles.
@@ -125,7 +125,7 @@ def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:
     header = damage.header
     payload = damage.payload
     if header is not None and header.kind in BATCH_KINDS and not is_batch_of(header, payload):
-        payload = b""  # what stands there was written under another header
+        payload = b""  # these bytes were written under another header
     lost = Lost(_KINDS.get(header.kind) if header else None, payload, damage.location)
     for stream, role in roles.items():
         if isinstance(role, SurvivesLoss) and (header is None or header.stream == stream):

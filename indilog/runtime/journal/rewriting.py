@@ -2,10 +2,10 @@
 0016).
 
 One rewrite runs at a time, in small steps beside the process's other work. A step reads a part of
-the old files and asks the roles which frames they still need. A thread writes these durably. The
-bytes written are bounded by a share of the appends, and by a rate for times with few appends.
-Pauses between steps bound the load on the loop; they are proportional to the estimated cost of a
-step.
+the old files and asks the roles which frames they still need. A thread writes these durably. A
+credit limits the bytes written: it grows by a share of the appended bytes, and by a rate over time,
+which matters when there are few appends. Pauses between steps bound the load on the loop; they are
+proportional to the estimated cost of a step.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
 old files only when everything written before its last decision is synced.
@@ -29,7 +29,7 @@ from indilog.runtime.journal.old_segments import OldSegment
 from indilog.runtime.journal.segment_rewrite import DamagedSegmentError, SegmentRewrite, Slice
 
 _CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The most unused credit, in bytes, that may be saved up."""
+"""The most credit that may be saved up, in bytes."""
 _FRAME_COST_S: Final = 20e-6
 _BYTE_COST_S: Final = 2e-9
 _REST: Final = 4
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 class Rewriting:
-    """Rewrites the old segments of one journal; see the module."""
+    """Rewrites the old segments of one journal."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Rewriting:
         self._copy: SegmentRewrite | None = None
         self._slices: Generator[Slice] | None = None
         self._mark: int | None = None
-        """What must be synced before the copy may replace the old files; None: it is not
-        complete.
+        """The mark of the journal that must be reached before the complete copy replaces the old
+        files; None: the copy is not complete.
         """
         self._working: Future[None] | None = None
         self._cleaning: Future[None] | None = None
