@@ -1,1 +1,1 @@
-"""What a person writes: applications, functions, contexts, schedules."""
+"""What the author of an application uses: applications, functions, contexts, schedules."""

@@ -1,12 +1,12 @@
-"""Applications: what a person writes (API.md, "A function").
+"""Applications: named sets of functions, services and schedules (API.md, "A function").
 
     app = indilog.App("social")
 
     @app.function
     async def follow(ctx: indilog.Context, user: str, other: str) -> int: ...
 
-A decorated function stays an ordinary function, to be called directly in tests. What it gets is a
-`Context`.
+A decorated function remains an ordinary function, which tests can call directly. Its first
+parameter is a `Context`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Service:
 
     @property
     def qualified_name(self) -> str:
-        """`app.service`, as people read it."""
+        """`app.service`, as shown to users."""
         return f"{self.app.name}.{self.name}"
 
     def __repr__(self) -> str:
@@ -98,17 +98,17 @@ class App:
         timeout_s: float | None = None,
         public: bool = False,
     ) -> Any:
-        """Make a function callable on the platform; returns it unchanged.
+        """Make a function callable on the platform, and return it unchanged.
 
         Args:
-            body: the function, when this stands above it without arguments.
-            name: other than the function's own.
+            body: the function, if the decorator is used without arguments.
+            name: of the function on the platform; default: its own.
             timeout_s: seconds that a call may take.
-            public: it is called over HTTP without the platform's token, as a webhook is: any client
-                that reaches the gateway may call it.
+            public: HTTP callers need no token (for webhooks): any client that reaches the gateway
+                may call it.
 
         Raises:
-            ValueError: the name is taken in this application, or no name, or the time is not
+            ValueError: the name is invalid or used in this application, or the time is not
                 positive.
         """
 
@@ -123,10 +123,10 @@ class App:
     ) -> Callable[[_BodyT], _BodyT]:
         """Have the platform call a function at the times of a cron expression (five fields).
 
-        Each due time is one recorded invocation, over all compute nodes and restarts: as with
-        `Context.send`, the body runs at least once, and one outcome is kept. The function takes
-        no arguments, or has defaults for them. It is made a function of the application if it is
-        none; several schedules may stand above one another. Runs may overlap.
+        Each due time is one recorded invocation, across all compute nodes and restarts. As with
+        `Context.send`, the body runs at least once, and one outcome is kept. The function must have
+        no parameters without a default. It becomes a function of the application if it is not one
+        yet. A function may have several schedules. Runs may overlap.
 
         Args:
             expression: minute, hour, day of month, month, day of week, such as `*/5 * * * *`.
@@ -135,7 +135,7 @@ class App:
                 `last` one, or `all` (the last `schedule_catch_up_max` of them).
 
         Raises:
-            ValueError: it is no schedule, or there are too many.
+            ValueError: the schedule is invalid, or there are too many.
         """
         from indilog.apps.schedule import check_schedule
 
@@ -154,23 +154,22 @@ class App:
         return scheduled
 
     def service(self, body: _ServiceT, /) -> _ServiceT:
-        """Have every worker process run a coroutine while this version is deployed; as
-        `add_service`, as a decorator that returns it unchanged.
-        """
+        """Have every worker process run a coroutine while this version is deployed."""
         self.add_service(body)
         return body
 
     def add_service(self, body: ServiceBody, *, name: str | None = None) -> None:
         """Have every worker process run `body(ctx)` while this version is deployed.
 
-        It is started when the version takes calls, once in each worker process of each compute
-        node, and cancelled when another version has taken its place or the platform stops. One that
-        raises is started again after a pause that doubles; one that returns is over. It takes no
-        call's place and has no time limit. Several processes run it at once, and one that was
-        thought dead may still: what must happen once is for the log to decide.
+        Each worker process of each compute node starts it when the version takes calls. It is
+        cancelled when another version replaces this one, or the platform stops. A service that
+        raises is restarted after a pause that doubles each time. One that returns is not restarted.
+        A service uses no slot for calls, and has no time limit. Several processes run it at once,
+        possibly also one that counts as dead. So effects that must happen once must be decided by
+        the log.
 
         Raises:
-            ValueError: the name is taken or no name, or there are too many.
+            ValueError: the name is invalid or used, or there are too many services.
             TypeError: it is not an async function.
         """
         name = body.__name__ if name is None else name
@@ -190,7 +189,7 @@ class App:
         if not _NAME.fullmatch(name):
             raise ValueError(f"A function's name is letters, digits, _ and -, not {name!r}.")
         there = self.functions.get(name)
-        if there is not None and there.body is not body:  # `schedule` may have made it one
+        if there is not None and there.body is not body:  # `schedule` may have registered it
             raise ValueError(f"{self.name} has two functions named {name}; rename one.")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
@@ -205,10 +204,10 @@ class App:
 
 
 def check_app_name(name: str) -> str:
-    """Return `name` if an application may have it.
+    """Return `name` if it is a valid name of an application.
 
     Raises:
-        ValueError: it may not.
+        ValueError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(

@@ -1,7 +1,8 @@
-"""What a running function has in hand: logs, other functions, its identity (API.md, "A function").
+"""The context of a running function: logs, calls of other functions, its identity (API.md, "A
+function").
 
-Nothing here knows where it runs: a `Context` reaches the log and other functions through what its
-worker gives it.
+A `Context` does not depend on where it runs: its worker passes in the source of logs and the caller
+of functions.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from indilog.base.log import Log, LogSource, Session, check_log_name
 _ResultT = TypeVar("_ResultT")
 
 DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
-"""Seconds: nothing is started later than in ten years."""
+"""Longest delay in seconds: ten years."""
 MAP_CALLS_MAX: Final = 32
 """Calls that one `Context.map` runs at once, by default."""
 
 
 class Caller(Protocol):
-    """How a context reaches other functions."""
+    """Calls and starts functions for a context."""
 
     async def call(
         self, function: str, arguments: bytes, session: Session, *, key: str = ""
     ) -> bytes:
-        """Run `app.function` and return its result as JSON text; `session` goes in and is raised.
+        """Run `app.function` and return its result as JSON text; the call begins at `session`, and
+        raises it.
 
-        With an idempotency `key` it is run once.
+        With an idempotency `key`, all calls with that key get one outcome.
         """
 
     async def send(
@@ -44,10 +46,10 @@ class Caller(Protocol):
 
 
 class Context:
-    """What a running function has in hand: logs, other functions, its identity.
+    """The context of a running function: logs, calls of other functions, its identity.
 
-    One session goes through everything done with it: reads see the function's own appends, those
-    of its caller before the call, and those of the functions it called.
+    All operations of a context share one session. So reads see the function's own appends, its
+    caller's appends before the call, and those of the functions that it called.
 
     Attributes:
         invocation_id: names this run of the function.
@@ -117,19 +119,19 @@ class Context:
     ) -> Any:
         """Run another function and return its result.
 
-        A function given as an object returns its return type; one given as `"app.function"`
-        gives plain JSON values. The session goes with the call and comes back with the result, also
-        when it failed.
+        A call of a function object returns a value of its return type; a call by `"app.function"`
+        returns plain JSON values. The call continues this session, also if it fails: later reads
+        here see what it appended.
 
         With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
-        first. Each call with the same key gets the outcome of the one run, also later and after a
-        crash, for `results_kept_s`. If a worker crashes, its run starts again: the body may run
-        more than once, the outcome is decided once.
+        first. Each call with the same key gets the one recorded outcome, also later and after a
+        crash, for `results_kept_s` seconds. If a worker crashes, the body runs again; the outcome
+        is decided once.
 
         Raises:
-            UnknownFunctionError, InvalidArgumentsError: it was not run; the key may have been used
-                with other arguments.
-            FunctionFailedError: it raised.
+            UnknownFunctionError, InvalidArgumentsError: the function did not run; its key may
+                belong to a call with other arguments.
+            FunctionFailedError: the function raised.
             WorkerCrashedError, CallOutcomeUnknownError: it may have had effects.
         """
         name, known = _named(function)
@@ -151,17 +153,17 @@ class Context:
     ) -> str:
         """Start another function without waiting for it; return the invocation's id.
 
-        With `delay` it starts that many seconds later. When this returns it is recorded, as durably
-        as an append: although processes are lost, it is run until one outcome of it is recorded,
-        which is kept for `results_kept_s`. So its body may run more than once. One whose worker or
-        compute node was lost `invocation_tries_max` times is given up. With an `idempotency_key` as
-        `call`: the id is that of the first one with it.
+        With `delay` it starts that many seconds later. When this returns, the invocation is as
+        durable as an append. It runs despite crashes until one outcome is recorded, which is kept
+        for `results_kept_s` seconds. So its body may run more than once. After
+        `invocation_tries_max` losses of its worker or compute node the invocation fails. Repeating
+        an `idempotency_key` returns the id of the first invocation with that key.
 
         Raises:
-            UnknownFunctionError, InvalidArgumentsError: there is no such function, or the arguments
-                do not fit it, or the key had others; it is not started.
-            OverloadedError: too much waits already.
-            CallOutcomeUnknownError: it may be recorded or not.
+            UnknownFunctionError, InvalidArgumentsError: there is no such function, the arguments do
+                not fit it, or the key was used with others; nothing was started.
+            OverloadedError: too many invocations are waiting; nothing was started.
+            CallOutcomeUnknownError: it may be recorded.
             ValueError: the delay is negative or no number.
         """
         check_delay(delay)
@@ -207,20 +209,20 @@ class Context:
                 task.cancel()
 
     def wait(self, awaitable: Awaitable[_ResultT]) -> _ResultT:
-        """For sync functions, which run in a thread: wait for what an async method returns.
+        """Wait for an awaitable from a sync function, which runs in a thread.
 
-        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never in an async function. When the
-        call is over although its thread goes on (its time was over, or its caller is gone), this
-        raises `asyncio.CancelledError`, which ends the thread.
+        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never call it in an async function.
+        If the call has ended while its thread still runs (a timeout, or the caller disconnected),
+        this raises `asyncio.CancelledError`, which ends the thread.
         """
 
         async def awaited() -> _ResultT:
-            self.begin()  # a thread does not hand it down
+            self.begin()  # a new thread does not inherit it
             return await awaitable
 
         waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
         self._waits.add(waiting)
-        if self._is_over:  # looked at after the addition: `end` cancels what it finds
+        if self._is_over:  # `end` cancels only earlier ones
             waiting.cancel()
         try:
             return waiting.result()
@@ -230,13 +232,13 @@ class Context:
             self._waits.discard(waiting)
 
     def begin(self) -> None:
-        """For who runs the function: what the current task awaits from now on belongs to it
-        (`current_context`).
+        """Make this the current task's context (`current_context`); the worker calls it before the
+        body.
         """
         _CURRENT.set(self)
 
     def end(self) -> None:
-        """For who runs the function: the call is over; `wait` ends, now and from now on."""
+        """End the call: each `wait`, current or later, is cancelled."""
         self._is_over = True
         for waiting in list(self._waits):
             waiting.cancel()
@@ -248,20 +250,20 @@ _CURRENT: Final[ContextVar[Context | None]] = ContextVar("context", default=None
 def current_context() -> Context | None:
     """Return the context of the function that runs, None outside of functions.
 
-    For libraries whose users do not hand it on.
+    For libraries whose functions have no context parameter.
     """
     return _CURRENT.get()
 
 
 def check_delay(delay_s: float, delay_s_max: float = DELAY_S_MAX) -> float:
-    """Return `delay_s` if something may be started that much later.
+    """Return `delay_s` if it is a valid delay.
 
     Args:
         delay_s: seconds.
         delay_s_max: the platform's limit.
 
     Raises:
-        ValueError: it may not.
+        ValueError: it is not.
     """
     if not 0 <= delay_s <= delay_s_max:
         raise ValueError(f"delay is a number of seconds, 0 to {delay_s_max:,.0f}, not {delay_s!r}.")

@@ -1,4 +1,4 @@
-"""One function of an application: its body, and what it takes and gives."""
+"""One function of an application: its body and its signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARK: Final = "__indilog_function__"
 
 
 class Function:
-    """One function of an application: its body, and what it takes and gives.
+    """One function of an application: its body and its signature.
 
     Args:
         context: the class of its first parameter, if it has a context.
@@ -22,8 +22,9 @@ class Function:
         app: the name of its application.
         name: unique in its application.
         is_async: whether the body is awaited; otherwise it runs in a thread.
-        timeout_s: after this its caller gets a `CallOutcomeUnknownError`; None: the platform's.
-        public: whether it is called over HTTP without the platform's token.
+        timeout_s: seconds after which the caller gets `CallOutcomeUnknownError`; None: the
+            platform's setting.
+        public: whether HTTP callers need no token.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Function:
 
     @property
     def signature(self) -> Signature:
-        """What it takes and gives; worked out at first use, when every type it names is defined.
+        """Its signature; evaluated at first use, when every type that it names is defined.
 
         Raises:
             TypeError: its type hints cannot be used; one sentence.
@@ -71,6 +72,6 @@ class Function:
 
 
 def function_of(function: object) -> Function | None:
-    """Return what an application knows of a decorated function, or None of any other object."""
+    """Return the `Function` of a decorated function, or None for any other object."""
     found = getattr(function, MARK, None)
     return found if isinstance(found, Function) else None

@@ -1,8 +1,9 @@
 """When a scheduled function is due: cron expressions with five fields, in a time zone.
 
-Fields, names, ranges, steps, `L` and `#` are as cronsim reads them, which follows Debian's cron:
-where a clock is put forward, a time that does not exist is due at the next one that does; where it
-is put back, a time that comes twice is due once, and what repeats by the hour or minute goes on.
+cronsim parses fields, names, ranges, steps, `L` and `#`, and follows Debian's cron. If a clock is
+put forward, a due time that does not exist is due at the next existing time. If a clock is put
+back, a due time that occurs twice is due once; schedules that repeat by the hour or minute
+continue.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _RANGES: Final = (
 
 
 def check_schedule(spec: ScheduleSpec) -> ScheduleSpec:
-    """Return `spec` if it says when something is due.
+    """Return `spec` if it is valid.
 
     Raises:
-        ValueError: it does not; one sentence.
+        ValueError: it is not; one sentence that says why.
     """
     if len(spec.expression.split()) != _FIELDS:
         raise ValueError(
@@ -64,7 +65,7 @@ def next_due(spec: ScheduleSpec, after: float) -> float | None:
 def due_between(spec: ScheduleSpec, after: float, until: float, *, most: int) -> list[float]:
     """Return the due times after `after` up to `until`, ascending: the last `most` of them."""
     found: list[float] = []
-    # Backwards it begins before the time that it is given, which may be due itself.
+    # cronsim iterates backwards from before its start, but the start itself may be due
     backwards = CronSim(spec.expression, _local(spec, until + 60), reverse=True)
     while len(found) < most and (time := next(backwards, None)) is not None:
         if time.timestamp() <= after:

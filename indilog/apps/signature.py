@@ -1,4 +1,4 @@
-"""What a function takes and gives, from its type hints: JSON in, checked values; a value out, JSON.
+"""Converts a function's arguments from JSON and its result to JSON, by its type hints.
 
 No pickle: arguments and results are JSON (bytes as base64). pydantic checks them; types are plain
 Python types, dataclasses, pydantic models and msgspec structs.
@@ -43,8 +43,8 @@ class Signature:
 
     Attributes:
         takes_context: whether the first parameter is the platform's `Context`.
-        arguments_schema: JSON schema of the object that a caller gives.
-        result_schema: JSON schema of what comes back.
+        arguments_schema: JSON schema of the object with the arguments.
+        result_schema: JSON schema of the result.
 
     Raises:
         TypeError: the hints cannot be used; one sentence that names the parameter.
@@ -83,7 +83,7 @@ class Signature:
         """Return a result as JSON text.
 
         Raises:
-            FunctionFailedError: it does not fit the function's return type, or JSON.
+            FunctionFailedError: it does not fit the function's return type, or has no JSON form.
         """
         return self._result.text(value)
 
@@ -93,10 +93,10 @@ class Signature:
 
 
 class ResultType:
-    """What something returns, by its type hint: values to JSON text and back.
+    """A return type: converts values to JSON text and back.
 
     Args:
-        name: of what returns it, for the words of errors.
+        name: of the function or step that returns the value, for error messages.
         hint: the type; `Any` takes any JSON value.
 
     Raises:
@@ -116,7 +116,7 @@ class ResultType:
         """Return a value as JSON text.
 
         Raises:
-            FunctionFailedError: it does not fit the type, or JSON.
+            FunctionFailedError: it does not fit the type, or has no JSON form.
         """
         try:
             if self._is_any:
@@ -165,13 +165,13 @@ def _json(value: object) -> bytes:
 
 
 def _check_numbers(text: bytes) -> None:
-    """Refuse numbers that JSON does not have, which would otherwise silently become null.
+    """Refuse NaN and infinite numbers, which would otherwise silently become null.
 
     Raises:
         ValueError: there is one.
     """
     if b"NaN" not in text and b"Infinity" not in text:
-        return  # the texts may be inside strings, which a parser distinguishes
+        return  # these words may be inside strings, so a parser decides
     try:
         msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -179,7 +179,7 @@ def _check_numbers(text: bytes) -> None:
 
 
 def plain_value(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """Return what JSON text says, in plain Python values."""
+    """Return JSON text as plain Python values."""
     return pydantic_core.from_json(text)
 
 
@@ -212,7 +212,7 @@ def _field(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> An
 
 
 def _arguments_adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
-    make: Any = TypedDict  # fields that are known only now are beyond a type checker
+    make: Any = TypedDict  # a type checker cannot know fields made at run time
     typed = make("Arguments", fields)
     typed.__pydantic_config__ = _CONFIG
     try:
@@ -224,7 +224,8 @@ def _arguments_adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
 def _result_model(name: str, hint: Any) -> type[pydantic.BaseModel]:  # noqa: ANN401
     """Return a model with the result as its only field `r`.
 
-    A dataclass by itself takes no configuration from outside; inside this model it does.
+    pydantic takes no configuration for a dataclass alone, but uses the configuration of the model
+    around it.
     """
     kind = _pydantic_type(type(None) if hint is None else hint)
     config = pydantic.ConfigDict(**{**_CONFIG, "extra": "ignore"})
@@ -241,7 +242,7 @@ def _result_schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
 
 
 def _pydantic_type(hint: Any) -> Any:  # noqa: ANN401
-    """Return `hint` with msgspec structs replaced by what makes pydantic accept them."""
+    """Return `hint` with each msgspec struct replaced by a type that pydantic accepts."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return _struct_type(hint)
     inner = typing.get_args(hint)
@@ -283,7 +284,7 @@ def _problem(fault: Mapping[str, Any]) -> str:
 
 
 def _why(error: Exception) -> str:
-    """Return why a value cannot be written, as the end of a sentence."""
+    """Return why a value has no JSON form, as the end of a sentence."""
     if expected := _EXPECTED.search(str(error)):
         return f"a `{expected[1]}` is expected."
     if kind := _NO_JSON.search(str(error)):
@@ -295,5 +296,5 @@ def _why(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error's words, as the end of a sentence."""
+    """Return the first line of an error's message, as the end of a sentence."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:") + "."

@@ -9,19 +9,19 @@ from indilog.base.errors import DeployError
 from indilog.config import MIB
 
 SOURCES_BYTES_MAX: Final = 4 * MIB
-"""More than any platform takes; so that a folder given by mistake is not read to its end."""
+"""More than any platform accepts; stops reading a folder that was given by mistake."""
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests"})
 _SUFFIXES: Final = frozenset({".py", ".json", ".toml", ".txt", ".md", ".sql", ".html", ".csv"})
 
 
 def sources_of(path: Path) -> dict[str, str]:
-    """Return relative path → text of what `path` (a file, a package or a folder) consists of.
+    """Return the text of each file of `path` (a file, a package or a folder) by its relative path.
 
-    A package's files are below its name, so that it can import itself by it. Hidden, compiled and
-    test files, and other files than text, are left out.
+    The paths of a package's files begin with its name, so that its modules can import each other.
+    Hidden, compiled, test and binary files are left out.
 
     Raises:
-        DeployError: there is nothing, no Python file in it, or too much.
+        DeployError: `path` does not exist, contains no Python file, or is too large.
     """
     if path.is_file():
         if path.suffix != ".py":

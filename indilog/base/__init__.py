@@ -1,1 +1,1 @@
-"""What everything else builds on: identifiers, errors, settings, the interface of a log."""
+"""Identifiers, errors, telemetry and the interface of a log; imports no other room of IndiLog."""

@@ -1,8 +1,8 @@
-"""Long columns of integers as few bytes, which numpy reads at once (decision 0028).
+"""Compressed columns of integers, packed and unpacked by numpy (decision 0028).
 
-Neighbours in a column of places, positions or times are close to each other, so each value is
-stored as its difference to the one before it, in the narrowest type that fits, compressed. A column
-of a million values that grow evenly takes a few kilobytes, one of times one or two bytes a value.
+Neighbours in a column of places, positions or times are close to each other, so a column stores the
+differences between neighbours, in the narrowest type that fits, compressed. A million evenly
+growing values take a few kilobytes; times take one or two bytes each.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def packed(column: Integers) -> bytes:
 
 
 def unpacked(buffer: bytes) -> Integers:
-    """Return the column that `packed` made bytes of.
+    """Return the column that `packed` encoded.
 
     Raises:
-        MalformedFrameError: the bytes are of another version, or of no column.
+        MalformedFrameError: the bytes have another version, or are no column.
     """
     try:
         version, width, count, first = _LAYOUT.unpack_from(buffer)
@@ -64,10 +64,10 @@ def unpacked(buffer: bytes) -> Integers:
 
 
 class Packs:
-    """Columns of one length that change at their end mostly: what stays is packed once.
+    """Columns of equal length that change mostly at their end; unchanged rows are packed once.
 
-    Copying for a checkpoint stops the loop, so only the rows are copied that are not in a pack yet,
-    or were changed since. A pack has `PACK_ROWS` rows, as one packed column for each column.
+    Copying for a checkpoint blocks the event loop, so only rows are copied that are not in a pack
+    yet, or have changed since. A pack has `PACK_ROWS` rows, as one packed column for each column.
     """
 
     __slots__ = ("_changed_from", "_copies", "_made", "_packs")
@@ -76,16 +76,17 @@ class Packs:
         self._packs: list[Pack] = []
         self._copies = 0
         self._changed_from = 0
-        """The first row that was changed since the last copy, or that it did not have."""
+        """The first row that was changed or added since the last copy."""
         self._made: tuple[int, list[Pack]] = 0, []
-        """What a thread made of a copy: its number, and all whole packs."""
+        """The result of a thread that packed a copy: the number of the copy, and all whole
+        packs."""
 
     def changed(self, row: int) -> None:
         """Note that rows from this one on have changed, or are gone."""
         self._changed_from = min(self._changed_from, row)
 
     def copied(self, columns: Sequence[array[int]]) -> Callable[[], tuple[Pack, ...]]:
-        """Copy what no pack has; return what packs it, in any thread."""
+        """Copy the rows that no pack has; return a function that packs them, in any thread."""
         number, made = self._made
         packs = made if number == self._copies else self._packs
         self._packs = kept = packs[: self._changed_from // PACK_ROWS]
@@ -109,10 +110,10 @@ class Packs:
         return encoded
 
     def restore(self, packs: Sequence[Pack], typecodes: Sequence[str]) -> list[array[int]]:
-        """Begin with what was copied once; return the columns.
+        """Restore the columns from packed ones, and return them.
 
         Raises:
-            MalformedFrameError: they are of another version.
+            MalformedFrameError: they have another version.
         """
         columns = [array(typecode) for typecode in typecodes]
         for pack in packs:

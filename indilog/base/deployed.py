@@ -1,4 +1,4 @@
-"""What callers may know of what is deployed."""
+"""Descriptions of deployed applications, functions, schedules and services, for callers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ CatchUp: TypeAlias = Literal["none", "last", "all"]
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):
-    """What callers may know of a function: its name, its words, its JSON schemas.
+    """Describes a function: its name, docstring and JSON schemas.
 
-    `is_async`: it can be stopped; otherwise it runs in a thread, which cannot. `public`: over HTTP
-    it is called without a token.
+    `is_async`: it can be cancelled; otherwise it runs in a thread, which cannot. `public`: HTTP
+    callers need no token.
     """
 
     name: str
@@ -26,7 +26,7 @@ class FunctionSpec(msgspec.Struct, frozen=True):
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True):
-    """When a function of an application is called by the platform (`App.schedule`)."""
+    """A schedule by which the platform calls a function (`App.schedule`)."""
 
     function: str
     expression: str
@@ -38,11 +38,11 @@ ServiceActivity: TypeAlias = Literal["running", "waiting", "ended"]
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """How a service is in one worker process.
+    """The state of a service in one worker process.
 
-    `deployment`: number of the deployment there. `state`: it runs, it failed and waits to be
-    started again, or it returned. `failures`: since its worker began to run it; `problem`: the last
-    one, in a sentence.
+    `deployment`: number of the deployment there. `state`: it is running, waiting for a restart
+    after a failure, or has returned. `failures`: since its worker began to run it; `problem`: the
+    last one, in a sentence.
     """
 
     deployment: int

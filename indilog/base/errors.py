@@ -1,8 +1,8 @@
-"""Every error that a person or a library can meet, in one tree.
+"""All errors that users and libraries can get, in one tree.
 
-Each class says what happened to the operation and whether trying again can help (`retryable`).
-Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so that
-code never parses a message.
+Each class says whether the operation took effect, and whether a retry can succeed (`retryable`).
+Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so code
+never parses a message.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ class IndilogError(Exception):
     """Base of all errors of the platform."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same call may simply be repeated: it changed nothing, and may succeed later."""
+    """Whether the same call may be repeated: it changed nothing, and may succeed later."""
 
 
 class NotReadyError(IndilogError):
-    """The platform cannot serve this now (starting, recovering, or a node is away); nothing was
-    done, but that a call with an idempotency key may be recorded already: repeated with the same
-    key it is the same run.
+    """The platform cannot serve this now (it is starting or recovering, or a node is unreachable);
+    nothing was done. Only a call with an idempotency key may be recorded already; repeating it with
+    the same key continues the same invocation.
     """
 
     retryable: ClassVar[bool] = True
 
 
 class ClientClosedError(IndilogError):
-    """The client was closed by its program; nothing was done. Connect again."""
+    """The program has closed this client; nothing was done. Connect again."""
 
 
 class DiskFullError(NotReadyError):
-    """There is no disk space left; nothing was appended. Reads continue, and appends as soon as
-    there is room.
+    """There is no disk space left; nothing was appended. Reads still work; appends work again as
+    soon as there is room.
     """
 
 
@@ -54,10 +54,9 @@ class QuorumUnavailableError(IndilogError):
 
 
 class OutcomeUnknownError(IndilogError):
-    """It may have happened, or not; so it is not `retryable`: repeating may do it twice.
+    """The operation may have taken effect, so it is not `retryable`: a repetition may do it twice.
 
-    The caller decides: check first whether it happened, or repeat it if doing it twice is
-    harmless.
+    Check first whether it took effect, or repeat it if doing it twice is harmless.
     """
 
 
@@ -76,8 +75,8 @@ class TooLargeError(IndilogError):
     """Something exceeds a configured limit; nothing was done.
 
     Attributes:
-        size: what was given.
-        limit: what is allowed, in the same unit.
+        size: of the refused value.
+        limit: the largest allowed size, in the same unit.
     """
 
     def __init__(self, what: str, *, size: int, limit: int) -> None:
@@ -103,9 +102,9 @@ class DataLossError(IndilogError):
     """No replica holds an intact copy of a record that was acknowledged.
 
     Attributes:
-        seqnum: the first lost record, where a read met some; reading backwards goes on below it.
-        next_seqnum: the seqnum after the last lost one that the read covered; reading goes on
-        there. tags: those of all lost records, where only their data is lost; else empty.
+        seqnum: the first lost record that a read met; to read backwards, continue below it.
+        next_seqnum: the seqnum after the last lost record that the read covered; continue there.
+        tags: of all lost records, if only their data is lost; else empty.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class DataLossError(IndilogError):
 
 
 class ConfigError(IndilogError):
-    """The configuration contradicts itself or is not understood; nothing was started."""
+    """The configuration is invalid or contradicts itself; nothing was started."""
 
 
 class DataDirectoryError(IndilogError):
@@ -135,11 +134,11 @@ class UnauthorizedError(IndilogError):
 
 
 class DeployError(IndilogError):
-    """An application could not be deployed; the one deployed before keeps running."""
+    """An application could not be deployed; its previous version keeps running."""
 
 
 class AppNameTakenError(DeployError):
-    """Another owner has deployed an application of this name; that one keeps running."""
+    """Another owner has deployed an application of this name, which keeps running."""
 
 
 class UnknownFunctionError(IndilogError):
@@ -167,8 +166,9 @@ class FunctionFailedError(IndilogError):
 
     Attributes:
         kind: the name of the exception's class.
-        temporary: what it raised was a `retryable` error of the platform: the function may succeed
-            later. Not that repeating is harmless; only its author knows what it had done before.
+        temporary: whether it raised a `retryable` error of the platform, so that the function may
+            succeed later. Repeating may still not be harmless: only the author knows what the
+            function did before it raised.
     """
 
     def __init__(self, message: str, *, kind: str = "Exception", temporary: bool = False) -> None:
@@ -192,4 +192,4 @@ class ConflictError(IndilogError):
 
 
 class MalformedFrameError(IndilogError):
-    """Bytes are not what they claim to be. For codecs; never leaves the runtime."""
+    """Bytes do not have the expected format. Raised by codecs; never leaves the runtime."""

@@ -1,10 +1,9 @@
-"""Identifiers and tags: the names by which everything else speaks of nodes, shards and records.
+"""Identifiers of nodes, shards and records, and the hashing of tags.
 
-All are plain integers and strings at run time, so that they cost nothing in columns and messages. A
-tag that a person writes (text or integer) becomes 64 bits here, folded with the name of its log, so
-that two logs can never see each other's records (PITFALLS 6). The text itself travels with the
-record, and readers check it: a collision of the hash costs a retry and never shows a foreign
-record.
+Identifiers are plain integers and strings at run time, so they cost nothing in columns and
+messages. A user's tag (text or integer) is hashed to 64 bits together with the name of its log, so
+no log shows another log's records (PITFALLS 6). A record also carries the text, which readers
+check: a collision costs a retry, and never returns a wrong record.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LocalId: TypeAlias = int
 """Position in a shard; dense from 0."""
 
 MetalogPosition: TypeAlias = int
-"""How many metalog entries are applied: the logical clock of reads, sessions and indexes."""
+"""A count of applied metalog entries: the logical clock of reads, sessions and indexes."""
 
 Epoch = NewType("Epoch", int)
 """Incarnation of one writer or process; grows with every start."""
@@ -88,12 +87,12 @@ def _spelled(tag: UserTag) -> str:
 
 
 def can_be_in_tag(text: object, bytes_max: int) -> bool:
-    """Return whether libraries can make a tag of it: text, not empty, at most `bytes_max` bytes."""
+    """Return whether a tag can contain `text`: it is text, not empty, at most `bytes_max` bytes."""
     return isinstance(text, str) and "\x1f" not in text and 0 < _utf8_bytes(text) <= bytes_max
 
 
 def _utf8_bytes(text: str) -> int:
-    """How many bytes `text` takes as UTF-8; 0: it cannot be written so (lone surrogates)."""
+    """Return the length of `text` in UTF-8, in bytes; 0: it has no UTF-8 form (lone surrogates)."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -116,7 +115,7 @@ def log_tag(log: str) -> TagHash:
 
 @lru_cache(maxsize=16384, typed=True)
 def tag_hash(log: str, tag: UserTag) -> TagHash:
-    """Return the 64 bits that stand for `tag` of `log`.
+    """Return the hash of `tag` of `log`, 64 bits.
 
     Raises:
         InvalidTagError: the tag is empty, zero, too long or of a wrong type.
@@ -125,12 +124,12 @@ def tag_hash(log: str, tag: UserTag) -> TagHash:
 
 
 class TagColumns(NamedTuple):
-    """What a record carries beside its data, as batches have it."""
+    """The tag columns of a record, in the form of batches."""
 
     tags: bytes
-    """Its hashes, the log's first: u64 each, little endian."""
+    """The hashes of its log and tags, in this order: u64 each, little endian."""
     names: bytes
-    """The spelling of its log and tags (`names_decoded`)."""
+    """The texts of its log and tags (`names_decoded`)."""
 
 
 _COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -142,11 +141,11 @@ _TAG_TYPES: Final = frozenset({str, int})
 
 
 class _ColumnsCache:
-    """The columns of the tags in use, bounded in bytes.
+    """A cache of tag columns, bounded in bytes.
 
-    In two generations, because a hit is on the way of every append and must cost no more than a
-    lookup in a dictionary: what is used again moves from the old one to the young one; when that
-    has half of the bytes, the old one is forgotten whole.
+    Every append looks here, so a hit must cost no more than a lookup in a dictionary. The cache has
+    two generations: an entry that is used again moves to the young one. When the young one has half
+    of the bytes, the old one is dropped.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_old", "young")
@@ -155,11 +154,11 @@ class _ColumnsCache:
         self._bytes = 0
         self._bytes_max = bytes_max
         self.young: dict[tuple[object, ...], TagColumns] = {}
-        """By log and tags; beside them the types of the tags, if one is an integer."""
+        """By log and tags; the key also has the types of the tags if one is no text."""
         self._old: dict[tuple[object, ...], TagColumns] = {}
 
     def columns(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-        """Return the columns, kept or made.
+        """Return the columns, from the cache or computed.
 
         Raises:
             InvalidTagError: a tag is empty, zero, too long or of a wrong type.
@@ -167,7 +166,7 @@ class _ColumnsCache:
         types = tuple(map(type, tags))
         if not _TAG_TYPES.issuperset(types):
             return _columns_of(log, tags)
-        # Only text equals nothing of another type: True and 7.0 equal the integers 1 and 7.
+        # Only text needs no type in the key: True and 7.0 equal the integers 1 and 7.
         key = (log, tags, types) if int in types else (log, tags)
         columns = self.young.get(key)
         if columns is None:
@@ -176,7 +175,7 @@ class _ColumnsCache:
         return columns
 
     def _put(self, key: tuple[object, ...], columns: TagColumns, tags: int) -> None:
-        # The key has the names once more, as text of up to four bytes a character.
+        # The key also has the names, as text of up to four bytes a character.
         size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(columns.names)
         size_bytes += _TAG_BYTES * (1 + tags)
         if 2 * (self._bytes + size_bytes) > self._bytes_max:
@@ -193,14 +192,14 @@ _columns = _ColumnsCache(_COLUMNS_BYTES_MAX)
 
 
 def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
-    """Return what a record of `log` with `tags` carries.
+    """Return the tag columns of a record of `log` with `tags`.
 
     Raises:
         InvalidTagError: a tag is empty, zero, too long or of a wrong type.
     """
-    try:  # the hit of nearly every append, without a call: a key without types has text alone
+    try:  # the common hit, without a call: a key without types has only text
         return _columns.young[log, tags]
-    except (KeyError, TypeError):  # TypeError: something that is no tag, and has no hash
+    except (KeyError, TypeError):  # TypeError: an unhashable value, which is no tag
         return _columns.columns(log, tags)
 
 
@@ -211,7 +210,7 @@ def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 
 
 def tags_packed(*tags: TagHash) -> bytes:
-    """Return hashes as batches have them: u64 each, little endian."""
+    """Return hashes in the form of batches: u64 each, little endian."""
     return b"".join(tag.to_bytes(HASH_BYTES, "little") for tag in tags)
 
 
@@ -221,25 +220,25 @@ def tags_unpacked(packed: bytes) -> array[TagHash]:
 
 
 def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
-    """Return the log and the tags that a record's names column spells."""
+    """Return the log and the tags in a record's column of names."""
     log, *spelled = names.decode().split("\x1f")
     return log, tuple(int(n[1:]) if n[0] == _INTEGER else n[1:] for n in spelled)
 
 
 def names_bear(names: bytes, tag: TagHash) -> bool:
-    """Return whether a record that carries `names` has a tag with this hash, its log's included."""
+    """Return whether a record with `names` has a tag with this hash; its log's tag counts."""
     log, *spelled = names.decode().split("\x1f")
     return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
 
 
 def tag_hashes_in(names: bytes) -> list[TagHash]:
-    """Return the hashes of the tags that a record carries with `names`, without its log's."""
+    """Return the hashes of the tags in `names`, without the log's."""
     log, *spelled = names.decode().split("\x1f")
     return [_folded(log, name) for name in spelled]
 
 
 def names_match(names: bytes, log: str, tag: UserTag | None) -> bool:
-    """Return whether a record that carries `names` is in `log` and has `tag` (None: any)."""
+    """Return whether a record with `names` is in `log` and has `tag` (None: any)."""
     parts = names.split(_SEPARATOR)
     if parts[0] != log.encode():
         return False

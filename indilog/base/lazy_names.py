@@ -1,7 +1,7 @@
 """Public names of a package that are imported when they are first used (PEP 562).
 
-Each process of a platform imports `indilog` before its own modules. What only a client or an
-application needs (pydantic, websockets) would make up a quarter of the start of a node.
+Each process of a platform imports `indilog` before its own modules. Modules that only clients and
+applications need (pydantic, websockets) would take a quarter of a node's start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The log as a person uses it (API.md, "The log"): the interface that libraries and functions
-await.
+"""The public interface of a log (API.md, "The log"), which libraries and functions await.
 
-`Log` is the specification; the real log in the platform's process, the one reached over a socket,
-and the in-memory one of `indilog.testing` all pass one contract suite (`tests/contract`). Text for
-each guarantee is here, once.
+`Log` is the specification. Its implementations (in the platform's process, over a socket, in memory
+in `indilog.testing`) pass one contract suite (`tests/contract`). The docstrings here state each
+guarantee once.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from indilog.base.subscription import pages
 _TIME_S_MAX: Final = 1e12
 _WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
-"""Records that one `Log.read_range` returns at most."""
+"""Upper bound of the records that one `Log.read_range` returns."""
 RECORD_TAGS_LIMIT: Final = 254
-"""Tags of a record, whatever `record_tags_max` says."""
+"""Upper bound of the setting `record_tags_max`, tags of a record."""
 BATCH_RECORDS_LIMIT: Final = 100_000
-"""Records in a batch, whatever `batch_records_max` says."""
+"""Upper bound of the setting `batch_records_max`, records of an `append_batch`."""
 BATCH_TAGS_LIMIT: Final = 1_000_000
 """Tags of all records in a batch."""
 RESERVED: Final = "$"
@@ -36,22 +35,22 @@ RESERVED: Final = "$"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What `append_batch` takes: data and the tags that name its sub-streams."""
+    """A record for `append_batch`: its data, and the tags of its sub-streams."""
 
     data: bytes
     tags: Sequence[UserTag] = ()
 
 
 class Record:
-    """What was appended, and its place.
+    """A record of a log, and its place.
 
     Attributes:
         seqnum: place in the total order; dense from 0 over the whole logspace.
         data: the bytes.
         aux: cached bytes beside the record (`set_aux`), or None; may vanish.
         time: when its writer accepted it, seconds since 1970 by the writer's own wall clock. For
-            people only: a writer's clock may be wrong by any amount, so nothing may be decided by
-            this time. Leases, delays, expiry and retention go by `ordered_at`.
+            display only: a writer's clock may be wrong by any amount, so no decision may depend on
+            it. Leases, delays, expiry and retention use `ordered_at`.
         ordered_at: when the log ordered it, seconds since 1970 by the clock of the primary
             sequencer, to the microsecond. Never smaller than that of a record before it in the
             log, and the same value for every reader. `Log.find_time` searches by it.
@@ -82,7 +81,7 @@ class Record:
 
     @property
     def names(self) -> bytes:
-        """The spelling of its log and tags, as stored (`indilog.base.ids.tag_columns`)."""
+        """The texts of its log and tags, as stored (`indilog.base.ids.tag_columns`)."""
         return self._names
 
     def __eq__(self, other: object) -> bool:
@@ -99,10 +98,10 @@ class Record:
 
 
 class Session:
-    """What one chain of calls has seen: a metalog position that only grows.
+    """A session: the metalog position up to which one chain of calls has read; it only grows.
 
-    Reads are answered at this position or a later one, and every answer raises it. It goes into
-    child calls and comes back with their results (PITFALLS 5).
+    Reads are answered at this position or a later one, and every answer raises it. Child calls
+    begin with it and return it with their results (PITFALLS 5).
     """
 
     __slots__ = ("position",)
@@ -116,7 +115,7 @@ class Session:
 
 
 class LogSource(Protocol):
-    """Whatever gives access to logs by name."""
+    """A source of logs by name: a client, a function's context, or `MemoryLogs`."""
 
     def log(self, name: str, session: Session) -> Log:
         """Return the log `name`, read and written within `session`; it need not exist before."""
@@ -133,21 +132,21 @@ class Log(abc.ABC):
     returned, to any session, before the read was called. It costs a question to the primary
     sequencer.
 
-    **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
-    proven: there is no such record below the position that the read was answered at.
+    **Bounds** are inclusive. `tag=None` means every record of this log. An answer of `None` is
+    certain: there is no such record below the position of the read.
 
-    **Trim.** A log has a floor, and so has each of its tags; floors only grow (`trim`). Below the
-    floor of the log, or of the tag that is asked for, a read raises `TrimmedError(floor)`: a bound
-    there (`read_next`, `read_range`, `subscribe`), a seqnum there (`read`), and a `read_prev` that
-    finds nothing at or above a floor that is not 0. Trimmed is never answered as absent. A record
-    is *dead* below the floor of its log, or when it has tags and is below the floors of all of
-    them: its bytes may go, reads of the whole log pass over it, and `read` raises `TrimmedError`,
-    whichever log it was of.
+    **Trim.** A log has a floor, and so has each of its tags; floors only grow (`trim`). A read
+    below the floor of the log, or of the requested tag, raises `TrimmedError(floor)`. For
+    `read_next`, `read_range` and `subscribe` that means a bound below the floor, for `read` a
+    seqnum below it. `read_prev` raises it if it finds nothing at or above a floor greater than 0. A
+    trimmed record is never reported as absent. A record is *dead* if it is below the floor of its
+    log, or has tags and is below the floors of all of them. Its bytes may be freed, reads of the
+    whole log skip it, and `read` raises `TrimmedError`, from any log.
 
     **Loss.** A read whose answer is, or may be, a record that no replica has any more raises
-    `DataLossError`; reading goes on at its `next_seqnum`. What was lost with its tags may have been
-    of any log and tag, so every read raises that would pass over it, unless the floor is above it.
-    Lost is never answered as absent.
+    `DataLossError`; continue at its `next_seqnum`. A record whose tags are lost, too, may have been
+    of any log and tag. So every read that would skip it raises, unless the floor is above it. A
+    lost record is never reported as absent.
 
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
@@ -155,15 +154,16 @@ class Log(abc.ABC):
 
     name: str
     _resume_s: ClassVar[float] = 0.0
-    """For how long a subscription rides out errors that a repetition may heal."""
+    """Seconds for which a subscription retries after retryable errors."""
 
     @property
     def scope(self) -> object:
-        """What all `Log`s of one platform have in common within this process.
+        """An object that all `Log`s of one platform share within this process.
 
-        Libraries keep what they derived from records beside it (weakly), so that it outlives the
-        `Log` of one call. The default shares nothing. An implementation may return any hashable
-        object that lives as long as its connection and to which a weak reference can be made.
+        Libraries use it as a weak key of the state that they derive from records, so that the state
+        outlives the `Log` of one call. The default shares nothing. An implementation may return any
+        hashable object that lives as long as its connection and to which a weak reference can be
+        made.
         """
         return self
 
@@ -176,11 +176,11 @@ class Log(abc.ABC):
 
         Raises:
             AppendOutcomeUnknownError: the record may or may not be in the log; retry with a tag
-                that makes the
-                second copy harmless.
+                that makes the second copy harmless.
             TooLargeError: more than `record_bytes_max` bytes or `record_tags_max` tags; nothing was
-                appended. InvalidTagError: a tag is empty, zero or of a wrong type; nothing was
-                appended. OverloadedError: too much is waiting to be ordered; nothing was appended.
+                appended.
+            InvalidTagError: a tag is empty, zero or of a wrong type; nothing was appended.
+            OverloadedError: too many appends are waiting to be ordered; nothing was appended.
         """
 
     @abc.abstractmethod
@@ -229,8 +229,8 @@ class Log(abc.ABC):
         """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
         10,000). With `wait`, the call waits up to that many seconds for the first of them.
 
-        Fewer than `limit` may come back although there are more (a page is also bounded in bytes);
-        an empty list is proven. Continue at the last seqnum + 1.
+        Fewer than `limit` may come back although there are more (a page is also bounded in bytes).
+        An empty list is certain: there is no such record. Continue at the last seqnum + 1.
         """
 
     @abc.abstractmethod
@@ -251,51 +251,51 @@ class Log(abc.ABC):
         """Return the first seqnum that was ordered at `time` or later, seconds since 1970; the tail
         if there is none.
 
-        By the clock of the primary sequencer, which never goes back along the log. So every record
-        whose append returned before `time` on that clock lies below, and every record appended
-        after it at the seqnum or above. It searches by `Record.ordered_at`, not `Record.time`.
+        `time` is compared with the clock of the primary sequencer, which never goes back along the
+        log. So every record whose append returned before `time` on that clock has a smaller seqnum.
+        Every record appended after `time` has this seqnum or a greater one. It searches by
+        `Record.ordered_at`, not `Record.time`.
         """
 
     @abc.abstractmethod
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
-        """Forget the records below `until`: of the whole log, or as records with `tag`.
+        """Trim the records below `until`: of the whole log, or of the sub-stream of `tag`.
 
-        When this returns, every read of this session finds them trimmed, also after a restart; so
-        do all others soon. A floor that is higher already stays. Memory and disk are freed
-        later, in the background.
+        When this returns, every read of this session finds them trimmed, also after a restart.
+        Other sessions do so soon after. A floor that is already higher does not change. Memory and
+        disk are freed later, in the background.
 
         Raises:
             ValueError: `until` is beyond the tail; nothing was trimmed.
-            QuorumUnavailableError: it was not confirmed in time and may still happen; trimming
-                again is harmless.
+            QuorumUnavailableError: it was not confirmed in time, and may still take effect;
+                trimming again is harmless.
         """
 
     @abc.abstractmethod
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """Let the platform trim this log from now on: what was ordered longer than `age_s` ago, and
-        what lies below its newest `size_bytes` (data and names).
+        """Have the platform trim this log: records ordered longer than `age_s` ago, and records
+        below its newest `size_bytes` (data and names).
 
-        It is the whole policy: what is not given does not bind, and without arguments everything is
-        kept. When this returns it is recorded as durably as an append, trims of this log do not
-        touch it, and every later `retention` of this session sees it. It is enforced in the
-        background, every `retention_interval_s`; what it trims is as `trim` says.
+        The arguments are the whole policy: None is no bound, and without arguments everything is
+        kept. When this returns, the policy is as durable as an append, and every later `retention`
+        of this session returns it. Trims of this log do not remove it. The platform enforces it
+        every `retention_interval_s` seconds, with the guarantees of `trim`.
 
         Raises:
             ValueError: a bound is not greater than 0; nothing was changed.
-            AppendOutcomeUnknownError: it may hold or not; set it again. Further as `append`.
+            AppendOutcomeUnknownError: it may be in force; set it again. Other errors are those of
+                `append`.
         """
 
     @abc.abstractmethod
     async def retention(self) -> Retention:
-        """Return the policy of this log that was set last; `Retention()` if none binds."""
+        """Return the policy of this log that was set last; `Retention()` if none was."""
 
     @abc.abstractmethod
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep `aux` beside an immutable record, as a cache: it may vanish, and the last writer
-        wins.
-        """
+        """Cache `aux` with an immutable record: it may vanish, and the last writer wins."""
 
     async def subscribe(
         self, tag: UserTag | None = None, bound: SeqNum = 0
@@ -303,9 +303,9 @@ class Log(abc.ABC):
         """Yield every record with `tag` from `bound` on, in order: history first, then live,
         without end.
 
-        Reads at most one page ahead, which is bounded in records and in bytes, so a slow consumer
-        costs bounded memory; an idle one costs nothing. Over a connection it goes on at the next
-        seqnum when the platform is back within a minute.
+        It reads at most one page ahead, which is bounded in records and bytes. So a slow consumer
+        needs bounded memory, and an idle one needs no messages. Over a connection it continues at
+        the next seqnum if the platform is back within a minute.
         """
         async with aclosing(pages(self, tag, bound, resume_s=self._resume_s)) as found:
             async for page in found:
@@ -314,10 +314,10 @@ class Log(abc.ABC):
 
 
 def check_log_name(name: str) -> str:
-    """Return `name` if a user may read and write that log; the same words everywhere.
+    """Return `name` if users may read and write that log; all kinds of log use these messages.
 
     Raises:
-        InvalidTagError: it is no text, empty or too long, or one of the platform's own.
+        InvalidTagError: it is not text, empty, too long, or reserved for the platform.
     """
     if not isinstance(name, str):
         raise InvalidTagError(f"A log's name is text, not {type(name).__name__}: {name!r}.")
@@ -326,12 +326,12 @@ def check_log_name(name: str) -> str:
             f"Names of logs that start with {RESERVED} are the platform's own; choose another "
             f"name than {name!r}."
         )
-    log_tag(name)  # refuses what cannot be a name
+    log_tag(name)  # refuses an invalid name
     return name
 
 
 def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
-    """Refuse what no record may be; the same words everywhere.
+    """Refuse an invalid record; all kinds of log use these messages.
 
     Raises:
         TooLargeError: too many bytes or tags.
@@ -368,7 +368,7 @@ def check_tags(tags: Iterable[UserTag]) -> None:
 
 
 def check_bound(bound: SeqNum) -> SeqNum:
-    """Return `bound` cut to the seqnums that can exist; a negative one is a mistake.
+    """Return `bound`, limited to the greatest possible seqnum.
 
     Raises:
         ValueError: it is negative or not an integer.
@@ -379,7 +379,7 @@ def check_bound(bound: SeqNum) -> SeqNum:
 
 
 def check_until(until: SeqNum, tail: SeqNum) -> None:
-    """Refuse to trim what is not written yet; the same words everywhere.
+    """Refuse to trim above the tail; all kinds of log use these messages.
 
     Raises:
         ValueError: `until` is beyond the tail.
@@ -391,7 +391,7 @@ def check_until(until: SeqNum, tail: SeqNum) -> None:
 
 
 def check_limit(limit: int) -> int:
-    """Return `limit` if a page may have that many records.
+    """Return `limit` if it is a valid number of records of a page.
 
     Raises:
         ValueError: it is below 1 or above `READ_RANGE_LIMIT_MAX`.

@@ -82,14 +82,14 @@ class Repeats:
         self._kinds_max = kinds_max
         self._clock = clock
         self._windows: dict[_Kind, _Window] = {}
-        """In the order in which they began."""
+        """Windows by kind, in the order of their starts."""
         self._left_out_from: float | None = None
-        """When the oldest window began of those with lines that were left out."""
+        """Start of the oldest window with dropped lines."""
 
     def __call__(
         self, _logger: object, method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return the line of a structlog logger, as a processor does.
+        """Return the line of a structlog logger; a structlog processor.
 
         Raises:
             structlog.DropEvent: it is left out.

@@ -1,4 +1,4 @@
-"""Which host names are this machine and nothing else."""
+"""Recognizes host names of the loopback interface."""
 
 from __future__ import annotations
 

@@ -38,10 +38,11 @@ class Resend:
         return self.due is not None and now >= self.due
 
     def stop(self) -> None:
-        """Stop: an answer came, or none is awaited any more. The next pause is the first one.
+        """Stop resending: an answer came, or none is awaited any more. The next pause is the first
+        one.
 
-        A message that is still awaited needs a `Resend` of its own: what stops this one must not
-        end the resending of another question.
+        A message that is still awaited needs a `Resend` of its own: an answer to one message must
+        not stop the resends of another.
         """
         self._pause_s = self._base_s
         self.due = None

@@ -1,4 +1,4 @@
-"""For how long, and how much of, a log keeps: the policy (ARCHITECTURE 13)."""
+"""Retention policies: how long, and how much of, a log is kept (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AGE_S_MIN: Final = 1.0
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """A log's policy; a bound that is None does not bind, so the default keeps everything.
+    """A log's policy; None is no bound, so the default keeps everything.
 
     Attributes:
-        age_s: what was ordered longer ago than so many seconds is trimmed.
-        size_bytes: the newest records of so many bytes (data and names) stay, and the last in any
-            case.
+        age_s: records that were ordered longer ago than this, in seconds, are trimmed.
+        size_bytes: the newest records with this many bytes together (data and names) are kept, and
+            always the last one.
     """
 
     age_s: float | None = None
@@ -35,7 +35,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def checked_retention(log: str, age_s: float | None, size_bytes: int | None) -> Retention:
-    """Return the policy; the same words everywhere.
+    """Return the policy if it is valid; all kinds of log use these messages.
 
     Raises:
         ValueError: a bound is too small, or no number.

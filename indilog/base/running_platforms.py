@@ -1,9 +1,9 @@
-"""Which platforms of this user run on this machine, and where each keeps its token.
+"""A registry of the platforms that this user runs on this machine: their addresses and token files.
 
 A platform writes one file per gateway into `/tmp/indilog-UID`, a directory of mode 0700 that must
 belong to this user, and holds a lock on that file while it serves. The kernel frees the lock when
 the process ends, however it ends. A file without its lock is stale: its port may belong to another
-service by now, so its token is not used. The file names the token's file; no token is in it.
+service by now, so its token is not used. The file has the path of the token's file, but no token.
 
 Writers hold the lock of the directory, so that no writer removes the file of another.
 """
@@ -27,20 +27,20 @@ _LOCK: Final = ".lock"
 _NEW: Final = ".new-"
 _ENDING: Final = ".json"
 _ENTRIES_MAX: Final = 1_000
-"""Files that a caller looks at; ports in use by one user are far fewer."""
+"""Files that a caller reads at most; one user's ports are far fewer."""
 _ENTRY_BYTES_MAX: Final = 64 * 1024
 _LITERAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}  # noqa: S104
-"""The loopback address by which a gateway that listens on a wildcard or name is reached."""
+"""The loopback address to reach a gateway that listens on a wildcard or name."""
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class RunningPlatform(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway that serves now.
+    """One gateway that is serving.
 
     Attributes:
         url: with the literal loopback address that it listens on.
-        names: further host names that mean it.
-        token_file: where its token is; empty: it wants none.
+        names: its further host names.
+        token_file: path of its token; empty: it needs none.
         certificate: the file with its TLS certificate; empty: it speaks plain HTTP.
         socket: its Unix socket.
     """
@@ -70,13 +70,13 @@ def running_at(
     certificate: Path | None,
     socket: Path,
 ) -> RunningPlatform:
-    """Return what callers of this machine need of a gateway that listens on `host` and `port`.
+    """Return the entry for callers on this machine of a gateway that listens on `host` and `port`.
 
     Args:
         host: a name, an address, or the wildcard `0.0.0.0` or `::`.
         port: of TCP.
-        names: under which callers reach it besides.
-        token_file: None: it wants no token.
+        names: further names under which callers reach it.
+        token_file: None: it needs no token.
         certificate: None: it speaks plain HTTP.
         socket: its Unix socket.
     """
@@ -97,7 +97,7 @@ def _absolute(file: Path | None) -> str:
 
 
 def directory_of_user() -> Path:
-    """Return where the platforms of this user are registered on this machine."""
+    """Return the directory in which the platforms of this user are registered."""
     return Path(f"/tmp/indilog-{os.getuid()}")  # noqa: S108 - checked to be ours alone
 
 
@@ -105,8 +105,8 @@ def platform_at(url: str, directory: Path | None = None) -> RunningPlatform | No
     """Return the running platform of this user whose gateway `url` is; None: there is none.
 
     Args:
-        url: of a gateway.
-        directory: where platforms are registered, if not in `directory_of_user`.
+        url: of the gateway.
+        directory: with the registered platforms; default: `directory_of_user`.
     """
     directory = directory or directory_of_user()
     if not _is_private(directory):
@@ -121,7 +121,7 @@ def platform_at(url: str, directory: Path | None = None) -> RunningPlatform | No
 
 @contextmanager
 def registered(platform: RunningPlatform, directory: Path | None = None) -> Iterator[None]:
-    """Have callers of this user find `platform` while the block runs.
+    """Register `platform` for callers of this user while the block runs.
 
     Raises:
         OSError: the directory belongs to another user or cannot be written; callers then need
@@ -175,7 +175,7 @@ def _remove_stale(directory: Path) -> None:
 
 
 def _live(path: Path) -> RunningPlatform | None:
-    """Return what a file says if its platform holds its lock; None: it is stale or damaged."""
+    """Return the entry in a file if its platform holds its lock; None: it is stale or damaged."""
     try:
         entry = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

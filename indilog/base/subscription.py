@@ -27,7 +27,7 @@ _PAUSE_S_MAX: Final = 2.0
 
 
 class _Ordered(Protocol):
-    """A record, as far as a subscription looks at it."""
+    """The part of a record that a subscription uses."""
 
     @property
     def seqnum(self) -> SeqNum: ...
@@ -37,7 +37,7 @@ _RecordT = TypeVar("_RecordT", bound=_Ordered)
 
 
 class PagedLog(Protocol[_RecordT]):
-    """What a subscription needs of a log (`indilog.base.log.Log` has it)."""
+    """The part of `indilog.base.log.Log` that a subscription uses."""
 
     @property
     def name(self) -> str:

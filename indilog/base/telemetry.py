@@ -40,16 +40,16 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class _Unfailing:
-    """A stream whose reader may go away: what cannot be written is dropped.
+    """A stream whose reader may disappear; output that cannot be written is dropped.
 
-    A node outlives its supervisor, and then perhaps the terminal or pipe that its lines went to.
+    A node may outlive its supervisor, and with it the terminal or pipe that receives its lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
+        """Write `text`, or drop it."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
@@ -60,7 +60,7 @@ class _Unfailing:
             self._stream.flush()
 
     def isatty(self) -> bool:
-        """Return whether a person reads along."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
 
@@ -73,12 +73,13 @@ def configure_logging(
     counts_repeats: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Send every log line of this process to `stream` (standard error), one line an event.
+    """Send every log line of this process to `stream` (default: standard error), one line per
+    event.
 
-    Lines of the standard library's loggers (uvicorn's, say) come out in the same form. May be
-    called again; the last call wins. `processors` see each line first. Lines that repeat are
-    counted (`indilog.base.log_repeats`), by `clock`, unless the reader does that
-    (`counts_repeats`).
+    Lines of the standard library's loggers (such as uvicorn's) have the same form. May be called
+    again; the last call wins. `processors` are applied to each line first. Lines that repeat are
+    limited (`indilog.base.log_repeats`), with the time of `clock`, unless the reader of the lines
+    limits them (`counts_repeats`).
 
     Raises:
         ConfigError: an unknown level.
@@ -115,7 +116,7 @@ def configure_logging(
 
 
 class _RepeatsFilter(logging.Filter):
-    """Counts lines of the standard library's loggers; a kind is a message without its arguments."""
+    """Limits repeated lines of the standard library's loggers; a kind is a message format."""
 
     def __init__(self, repeats: Repeats) -> None:
         super().__init__()
@@ -134,8 +135,8 @@ def _tell(event: str, **fields: object) -> None:
 def quiet_unless_configured() -> None:
     """Restrict a program without a log configuration to warnings and errors, on standard error.
 
-    For the embedded platform and for clients, which run inside another program: without
-    this, structlog would write to its standard output.
+    For the embedded platform and for clients, which run inside another program. Otherwise structlog
+    would write to that program's standard output.
     """
     if not structlog.is_configured():
         structlog.configure(
@@ -160,7 +161,7 @@ def _rendering(log_format: LogFormat, stream: TextIO) -> list[structlog.typing.P
 
 
 class SyncTimes:
-    """How long disk syncs took, as counts per bucket of `SYNC_BUCKETS_S`."""
+    """A histogram of the durations of disk syncs, with the buckets `SYNC_BUCKETS_S`."""
 
     __slots__ = ("counts", "total_s")
 
@@ -175,11 +176,11 @@ class SyncTimes:
 
 
 class Metrics:
-    """The numbers of one node; its shell, roles and transport add to them.
+    """The metrics of one node; its shell, roles and transport update them.
 
-    Counters only grow. Those with a label are mappings: `metrics.ignored["old epoch"] += 1`. Labels
-    are names from the code (message kinds, reasons, outcomes), never text from outside, so their
-    number is bounded.
+    Counters only grow. Counters with a label are mappings: `metrics.ignored["old epoch"] += 1`.
+    Labels are names from the code (message kinds, reasons, outcomes), never text from outside, so
+    their number is bounded.
     """
 
     __slots__ = (
@@ -207,7 +208,7 @@ class Metrics:
         self.dropped: defaultdict[str, int] = defaultdict(int)
         """Messages dropped, by reason."""
         self.ignored: defaultdict[str, int] = defaultdict(int)
-        """Events from outside that had no place, by reason."""
+        """Events from outside that were ignored, by reason."""
         self.sent_bytes = 0
         self.appended = 0
         self.damaged = 0
@@ -236,7 +237,7 @@ _PLAIN: Final = (
 
 
 class _NodeCollector(Collector):
-    """Reads the numbers of some nodes at each scrape."""
+    """Collects the metrics of some nodes at each scrape."""
 
     def __init__(self, nodes: Iterable[Metrics]) -> None:
         self._nodes = tuple(nodes)
@@ -268,7 +269,7 @@ class _NodeCollector(Collector):
 
 
 class FiguresCollector(Collector):
-    """Reads figures by part and name, all at once, at each scrape."""
+    """Collects figures by part and name at each scrape."""
 
     def __init__(
         self,
@@ -291,12 +292,12 @@ class FiguresCollector(Collector):
 
 
 def registry_of(nodes: Iterable[Metrics]) -> CollectorRegistry:
-    """Return a registry of its own that reads these nodes' numbers at scrape time."""
+    """Return a separate registry that collects these nodes' metrics at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_NodeCollector(nodes))
     return registry
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """Return what `/metrics` answers, in Prometheus's text format."""
+    """Return the metrics of a registry in Prometheus's text format, the body of `/metrics`."""
     return generate_latest(registry)

@@ -1,9 +1,8 @@
 """The command `indilog` (API.md, "First five minutes"): run a platform, deploy and call functions,
-look at logs.
+read logs.
 
-`up` runs a platform; every other command is a caller of a gateway's HTTP interface. A person's
-mistake is one sentence on standard error and exit code 2; what failed though nothing was wrong with
-the command is one sentence and exit code 1.
+`up` runs a platform; every other command calls a gateway over HTTP. Each error is one sentence on
+standard error. The exit code is 2 for a mistake in the command, and 1 if a correct command failed.
 """
 
 

@@ -154,7 +154,7 @@ def deploy(
         try:
             _deploy(gateway, what, name, owner)
         except typer.Exit:
-            continue  # said why; the version before goes on running
+            continue  # the cause is printed; the previous version keeps running
 
 
 def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
@@ -204,7 +204,7 @@ def _stamps(what: Path) -> dict[Path, int]:
     files = [what] if what.is_file() else sorted(what.rglob("*.py"))
     try:
         return {file: file.stat().st_mtime_ns for file in files}
-    except FileNotFoundError:  # an editor is replacing it
+    except FileNotFoundError:  # an editor is replacing the file
         return {}
 
 

@@ -1,7 +1,7 @@
-"""Following a log from the command line: records as they come, over server-sent events.
+"""Follows a log for the command line: prints records as they arrive, over server-sent events.
 
-A platform that goes away is waited for: the stream goes on at the next seqnum, so no record is
-missed and none is shown twice.
+If the platform becomes unreachable, the command waits for it and continues at the next seqnum. So
+no record is missed or printed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import httpx
 
 RESUME_S: Final = 60.0
-"""How long a platform that went away is waited for."""
+"""Seconds to wait for an unreachable platform."""
 _PAUSE_S_MIN: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
 _SSE_DATA: Final = "data: "
@@ -34,9 +34,10 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     **query: object,
 ) -> None:
-    """Show records from `bound` on for ever; end with a sentence when the platform stays away.
+    """Print records from `bound` on without end; end with a sentence if the platform stays
+    unreachable.
 
-    Without a bound the platform begins at the first record that is left.
+    Without a bound the platform begins at the first record that is not trimmed.
     """
     follower = _Follower(gateway, path, bound, show, query)
     away_since: float | None = None
@@ -56,11 +57,11 @@ def follow(
 
 
 class _Follower:
-    """Shows records, over one stream after the other.
+    """Prints records from successive streams.
 
     Attributes:
         opened: whether any stream was opened.
-        heard: whether the last stream brought anything.
+        heard: whether the last stream sent anything.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class _Follower:
         self._query = query
 
     def stream(self) -> httpx.HTTPError:
-        """Show what one stream brings until it ends; return why it did, or was not opened."""
+        """Print the records of one stream until it ends; return why it ended or was not opened."""
         import httpx
 
         self.heard = False
         query = self._query | {"bound": self._bound}
-        if self._bound != self._start:  # behind what was shown, not where a time was
+        if self._bound != self._start:  # after the printed records, not at the given time
             query.pop("since", None)
         try:
             with self._gateway.lines(self._path, **query) as lines:

@@ -1,4 +1,4 @@
-"""How commands speak with a gateway: plain HTTP, and errors as sentences."""
+"""Sends requests of commands to a gateway, and reports its errors in one sentence."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import typer
 from indilog.base.errors import IndilogError
 from indilog.link.access import DEFAULT_URL, URL_VARIABLE, reach
 
-if TYPE_CHECKING:  # imported by the commands that speak with a gateway: `up` does not
+if TYPE_CHECKING:  # only commands that call a gateway import this module; `up` does not
     import httpx
 
 MISTAKE = 2
-"""Exit code: the command or what it names is wrong."""
+"""Exit code: the command, or a name in it, is wrong."""
 FAILURE = 1
-"""Exit code: it did not work."""
+"""Exit code: a correct command failed."""
 
 Url = Annotated[
     str, typer.Option(envvar=URL_VARIABLE, help="The platform's gateway.", show_default=True)
@@ -27,18 +27,18 @@ Url = Annotated[
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
 _STREAM_SILENCE_S_MAX = 60.0
-"""A stream sends something every 15 s."""
+"""Longer than the 15 s between two heartbeats of a stream."""
 
 
 def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
-    """Say `sentence` on standard error and end with `code`."""
+    """Print `sentence` on standard error and end with `code`."""
     sys.stderr.write(f"{sentence}\n")
     raise typer.Exit(code)
 
 
 @contextmanager
 def explain_mistakes() -> Iterator[None]:
-    """End the command with one sentence when the platform refuses something here."""
+    """End the command with one sentence if the platform refuses a request in this block."""
     try:
         yield
     except IndilogError as error:
@@ -81,25 +81,25 @@ class Gateway:
         headers: dict[str, str] | None = None,
         query: dict[str, object] | None = None,
     ) -> Any:  # noqa: ANN401 - any JSON value
-        """Send JSON or bytes to `path` and return the JSON value that comes back."""
+        """POST JSON or bytes to `path` and return the JSON answer."""
         return self._value(
             "POST", path, json=json, content=content, headers=headers, query=query or {}
         )
 
     def put(self, path: str, *, json: object, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - any JSON value
-        """Put JSON at `path` and return the JSON value that comes back."""
+        """PUT JSON to `path` and return the JSON answer."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 
     def delete(self, path: str, *, headers: dict[str, str]) -> Any:  # noqa: ANN401 - any JSON value
-        """Delete what is at `path` and return the JSON value that comes back."""
+        """DELETE `path` and return the JSON answer."""
         return self._value("DELETE", path, headers=headers, query={})
 
     @contextmanager
     def lines(self, path: str, **query: object) -> Iterator[Iterator[str]]:
-        """Give the lines of an answer that has no end.
+        """Yield the lines of a streamed answer.
 
         Raises:
-            httpx.HTTPError: the platform is away or not ready, or the stream broke.
+            httpx.HTTPError: the platform is unreachable or not ready, or the stream broke.
         """
         import httpx
 
@@ -174,7 +174,9 @@ class Gateway:
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
     def unreachable(self, error: Exception) -> NoReturn:
-        """End the command: `error` says that the platform is away, silent or not ready."""
+        """End the command with a sentence: by `error`, the platform is unreachable, silent or not
+        ready.
+        """
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):
@@ -194,7 +196,7 @@ class Gateway:
 
 
 def _is_before_sending(error: Exception) -> bool:
-    """Return whether no request left; after another error the platform may have done it."""
+    """Return whether no request was sent; after any other error it may have taken effect."""
     import httpx
 
     return isinstance(
@@ -204,7 +206,7 @@ def _is_before_sending(error: Exception) -> bool:
 
 
 def _untrusted(error: BaseException | None) -> str | None:
-    """Return why a certificate was refused, if that is what `error` comes from."""
+    """Return why a certificate was refused, if that is the cause of `error`."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return error.verify_message
@@ -220,7 +222,7 @@ def _sentence(response: httpx.Response) -> str | None:
 
 
 def _next_seqnum(response: httpx.Response, title: str) -> int | None:
-    """Return where to read on after the error `title`; None: that is not what was answered."""
+    """Return the seqnum to continue from if the answer is the error `title`, else None."""
     try:
         problem = response.json()
         return int(problem["next_seqnum"]) if problem["title"] == title else None

@@ -1,6 +1,4 @@
-"""The commands `indilog invocation show` and `cancel`: what came of an asynchronous call, and that
-nothing more comes of it.
-"""
+"""The commands `indilog invocation show` and `cancel`, for asynchronous calls."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ invocations = typer.Typer(help="Ask for asynchronous calls.", no_args_is_help=Tr
 
 _OPEN: Final = ("scheduled", "running")
 _WAIT_S_MAX: Final = 60.0
-"""One request waits so long at most."""
+"""Seconds that one request waits at most."""
 _PAUSE_S: Final = 0.5
-"""Between requests: a platform where too many wait answers at once."""
+"""Seconds between requests: a platform with too many waiting requests answers at once."""
 
 
 @invocations.command()
@@ -55,12 +53,12 @@ def cancel(
 def _path(invocation: str) -> str:
     if not invocation:
         stop("Give the id that `indilog invoke --async` printed.")
-    name = quote(invocation, safe="").replace(".", "%2E")  # "." is a step of a path otherwise
+    name = quote(invocation, safe="").replace(".", "%2E")  # otherwise "." is a path segment
     return f"/invocations/{name}"
 
 
 def _outcome_of(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the answer as soon as it has an outcome, or when the time is over."""
+    """Return the answer once it has an outcome, or when the time is over."""
     end = time.monotonic() + wait_s
     while True:
         left_s = max(0.0, end - time.monotonic())

@@ -49,7 +49,7 @@ FreshOption = Annotated[
 def _path(log: str, rest: str) -> str:
     with explain_mistakes():
         check_log_name(log)
-    name = quote(log, safe="").replace(".", "%2E")  # "." and ".." are steps of a path otherwise
+    name = quote(log, safe="").replace(".", "%2E")  # otherwise "." and ".." are path segments
     return f"/logs/{name}/{rest}"
 
 
@@ -112,7 +112,7 @@ def read(
     if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json, time=_shown(ordered))
         return
-    # Backwards the sentence says how to go on.
+    # Read backwards, the sentence says how to continue.
     ask = gateway.get if last else gateway.get_records
     answer = ask(
         _path(log, "records"),
@@ -134,7 +134,7 @@ def read(
         return
     records = answer["records"][::-1]
     show.records(records, as_json=as_json, time=_shown(ordered))
-    # Without any so far, what comes is behind the start: nothing is missed from there on.
+    # With no record so far, later ones come after the start, so none is missed.
     behind = records[-1]["seqnum"] + 1 if records else None
     _follow(gateway, log, tag, tag_int, behind, as_json=as_json, time=_shown(ordered))
 
@@ -190,14 +190,15 @@ def tail(
 
 
 def _shown(ordered: bool) -> str:  # noqa: FBT001 - as the command line gives it
-    """Return which time of a record is shown."""
+    """Return the name of the time of records to print."""
     return "ordered_at" if ordered else "time"
 
 
 def _time(gateway: Gateway, log: str, since: str) -> str:
-    """Return the time that `--since` means, as a gateway takes it.
+    """Return the time of `--since` in the gateway's form.
 
-    How long ago is counted from the log's own time: `--since` looks for when records were ordered.
+    A duration is counted back from the log's own time, because `--since` compares with
+    `ordered_at`.
     """
     with explain_mistakes():
         seconds = seconds_of(since, lambda: float(gateway.get(_path(log, "now"))["time"]))

@@ -1,5 +1,5 @@
-"""Reports arguments that do not fit as any other mistake of the user: one sentence on standard
-error, exit code 2 (API.md, "Command line"). The framework's own answer is a box of several lines.
+"""Reports wrong arguments of a command in one sentence, with exit code 2 (API.md, "Command line").
+The framework's own answer is a box of several lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class OneSentenceGroup(TyperGroup):
-    """Commands of which a wrong use is one sentence; the class of the outermost group."""
+    """A group of commands that reports wrong use in one sentence."""
 
     def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
         """Run the command that the arguments name, and end the process."""
@@ -21,7 +21,7 @@ class OneSentenceGroup(TyperGroup):
 
 
 class OneSentenceCommand(TyperCommand):
-    """A command of which a wrong use is one sentence."""
+    """A command that reports wrong use in one sentence."""
 
     def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
         """Run the command, and end the process."""
@@ -42,9 +42,9 @@ def _run_in_one_sentence(main: Callable[..., Any], *given: Any, **more: Any) -> 
 
 
 def _sentence(error: typer.TyperException) -> str:
-    """Return what is wrong, and which command says what would be right."""
+    """Return what is wrong, and which command shows the right usage."""
     text = " ".join(error.format_message().split())
-    if text.endswith("?"):  # it names what was meant perhaps
+    if text.endswith("?"):  # it suggests a similar name
         return text
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "indilog"

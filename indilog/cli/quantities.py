@@ -1,4 +1,4 @@
-"""Quantities as people write them on the command line: `7d`, `1h30m`, `10GiB`."""
+"""Parses quantities of the command line: `7d`, `1h30m`, `10GiB`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def duration_s_in(text: str) -> float | None:
-    """Return the seconds that numbers with the units s, m, h, d and w add up to; None: it is not
-    written so.
-    """
+    """Return the sum in seconds of numbers with the units s, m, h, d and w; None: another form."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
@@ -27,7 +25,7 @@ def age_s_of(text: str) -> float:
     """Return the seconds of an age: `7d`.
 
     Raises:
-        ValueError: it is none, or 0.
+        ValueError: it is invalid, or 0.
     """
     if not (seconds := duration_s_in(text)):
         raise ValueError(f"--age is how long to keep (90m, 7d, 1d12h), not {text!r}.")
@@ -35,10 +33,10 @@ def age_s_of(text: str) -> float:
 
 
 def wait_s_of(text: str) -> float:
-    """Return the seconds of a time to wait: `30s`, `10m`, or a number of seconds.
+    """Return a waiting time in seconds: `30s`, `10m`, or a number of seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     if (seconds := duration_s_in(text)) is not None:
         return seconds
@@ -48,7 +46,7 @@ def wait_s_of(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as people say it: `30 days`, `1 hour 30 minutes`, `0.5 seconds`."""
+    """Return a duration in words: `30 days`, `1 hour 30 minutes`, `0.5 seconds`."""
     parts, left = [], seconds
     for name, unit_s in _NAMES:
         count = left // unit_s if unit_s > 1 else left
@@ -62,7 +60,7 @@ def size_bytes_of(text: str) -> int:
     """Return the bytes of a size: `10GiB` (of 1024), `10GB` (of 1000), `4096`.
 
     Raises:
-        ValueError: it is none, or 0.
+        ValueError: it is invalid, or 0.
     """
     found = _SIZE.fullmatch(text)
     size = 0

@@ -1,4 +1,4 @@
-"""What commands print: for people with Rich, for programs as JSON."""
+"""The output of commands: tables by Rich for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def line(text: str) -> None:
 
 
 def value(given: object) -> None:
-    """Print a JSON value; text as it is."""
+    """Print a JSON value; text is printed unquoted."""
     line(given if isinstance(given, str) else json.dumps(given, indent=2, ensure_ascii=False))
 
 
 def records(given: Sequence[Mapping[str, Any]], *, as_json: bool, time: str = "time") -> None:
-    """Print records, one a line; `time` names the one of a record's times that is shown."""
+    """Print records, one per line; `time` names the printed time (`time` or `ordered_at`)."""
     if as_json:
         for record in given:
             line(json.dumps(record, ensure_ascii=False))
@@ -96,7 +96,7 @@ def _cell(cell: object) -> str:
 
 
 def status(figures: Mapping[str, Any]) -> None:
-    """Print a platform's status: one table a part."""
+    """Print a platform's status, one table per part."""
     console = Console(highlight=False)
     parts = {name: part for name, part in figures.items() if isinstance(part, Mapping)}
     plain = {name: part for name, part in figures.items() if not isinstance(part, Mapping)}

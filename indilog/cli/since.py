@@ -1,4 +1,4 @@
-"""Times as people write them on the command line: `10m`, `1h30m`, `2026-11-21T18:00`."""
+"""Parses times of the command line: `10m`, `1h30m`, `2026-11-21T18:00`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from indilog.cli.quantities import duration_s_in
 def seconds_of(text: str, now: Callable[[], float]) -> float:
     """Return the seconds since 1970 that `text` means.
 
-    Either how long before `now`, as numbers with the units s, m, h, d and w; or a date and time in
-    ISO 8601, local if it names no zone.
+    `text` is either a duration before `now`, as numbers with the units s, m, h, d and w, or a date
+    and time in ISO 8601, local if it names no zone.
 
     Raises:
         ValueError: it is neither.

@@ -1,10 +1,10 @@
-"""What `./start` does once packages are there: platform up, the applications' demos on it one after
-the other, then what to try next.
+"""The program behind `./start`, after packages are installed: it starts a platform, runs the demos
+of the applications, then prints what to try next.
 
-The platform runs as a process of its own, exactly as `indilog up` would, and so does each demo:
-what a person sees here is what they get by typing the commands one after the other. The platform's
-log lines go to a file, so that they do not run through the progress bars. It stops when this
-process is gone, even by kill -9: both are connected by a socket pair.
+The platform is a process of its own, started by `indilog up`, and so is each demo. So the user sees
+the same output as from these commands typed one after the other. The platform's log lines go to a
+file, so that they do not run through the progress bars. A socket pair connects both processes, so
+the platform stops when this process ends, even by kill -9.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ README.md has a function of your own in five minutes.
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
 APPLICATIONS = ("social", "travel", "media")
-"""In the order in which they are shown."""
+"""The applications, in the order of their demos."""
 _WITH = {
     "social": (
         "indilog invoke social.profile user=1 --url {url}",
@@ -68,7 +68,7 @@ _WITH = {
     "media": ("""curl -H "$AUTH" --json '{{"title": "Movie 1"}}' {url}/functions/media/movie""",),
 }
 _AUTH = 'AUTH="Authorization: Bearer $(indilog token --url {url})"'
-"""What the commands with curl carry."""
+"""The option with the token in the printed curl commands."""
 _WITHOUT = (
     "indilog log append greetings hello --url {url}",
     "indilog log read greetings --url {url}",
@@ -77,8 +77,8 @@ _WITHOUT = (
 
 
 class StartError(Exception):
-    """The start went wrong; the message is one sentence (empty: it was said), `status` the exit
-    code.
+    """The start failed. The message is one sentence, empty if the cause was already printed;
+    `status` is the exit code.
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
@@ -87,12 +87,11 @@ class StartError(Exception):
 
 
 class PlatformLog:
-    """What one run of the platform writes; several runs write into one file, one after the other.
+    """The output of one run of the platform; successive runs append to one file.
 
     Args:
         data: the directory that it is in.
-        node: how large it may become (`log_bytes_max`), and how many old ones are kept; None: as
-            by default.
+        node: its size limit (`log_bytes_max`) and the number of kept files; None: the defaults.
 
     Raises:
         StartError: the directory cannot be used, or another `./start` uses it.
@@ -111,7 +110,7 @@ class PlatformLog:
                 2,
             ) from None
         try:
-            # The platform inherits the lock with its output: it lasts as long as that.
+            # The platform inherits the lock with its output, and holds it until it ends.
             fcntl.flock(self.output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.output.close()
@@ -125,11 +124,11 @@ class PlatformLog:
         self._begin = self.file.stat().st_size
 
     def rotate(self) -> None:
-        """Begin the file anew if it is larger than `log_bytes_max`, and keep `log_files_kept` old
-        ones: `platform.log.1` is the newest.
+        """Rotate the file if it is larger than `log_bytes_max`; keep `log_files_kept` old ones, of
+        which `platform.log.1` is the newest.
 
-        The platform goes on writing into the same file, so it is copied and emptied; what is
-        written between these two steps is lost.
+        The platform keeps the file open, so it is copied, then truncated; lines written between
+        these two steps are lost.
         """
         if self.file.stat().st_size <= self._node.processes.log_bytes_max:
             return
@@ -144,7 +143,7 @@ class PlatformLog:
         return self.file.with_name(f"{self.file.name}.{number}")
 
     def reason(self, otherwise: str) -> str:
-        """Return why this run ended: its sentence if it said one, else its last lines and
+        """Return why this run ended: its error sentence if there is one, else its last lines and
         `otherwise`.
         """
         with self.file.open("rb") as written:
@@ -157,7 +156,7 @@ class PlatformLog:
 
 @contextmanager
 def platform(log: PlatformLog, data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `indilog up` until the block is left; it gets the time to stop cleanly."""
+    """Run `indilog up` until the block is left; it then has time to stop cleanly."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, log.output as output:
@@ -181,10 +180,10 @@ def platform(log: PlatformLog, data: Path, port: int) -> Iterator[subprocess.Pop
 
 
 def configured() -> NodeConfig:
-    """Return the settings of the platform, which it takes from the environment.
+    """Return the settings that the platform takes from the environment.
 
     Raises:
-        StartError: they contradict each other, or one is not known.
+        StartError: they contradict each other, or one is unknown.
     """
     try:
         return config_from(None, os.environ).node
@@ -193,11 +192,10 @@ def configured() -> NodeConfig:
 
 
 def check_port_free(port: int) -> None:
-    """Refuse a port that is taken: the server that answers there could be mistaken for our
-    platform.
+    """Refuse a port in use, because another server there could be mistaken for this platform.
 
     Raises:
-        StartError: it is taken.
+        StartError: it is in use.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -210,7 +208,7 @@ def check_port_free(port: int) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end; end it when it takes over `STOP_S_MAX`, or at a second Ctrl-C."""
+    """Ask a process to end; kill it after `STOP_S_MAX` seconds, or at a second Ctrl-C."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -224,7 +222,8 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: PlatformLog) -> 
     """Return when the platform answers that it is ready.
 
     Raises:
-        StartError: it ended before, or took longer than `READY_S_MAX`; says where the reason is.
+        StartError: it ended before, or took longer than `READY_S_MAX`; the message says where to
+            find the cause.
     """
     until = time.monotonic() + READY_S_MAX
     with httpx.Client(timeout=2.0, trust_env=False) as client:
@@ -245,7 +244,7 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
 
 
 def run_step(name: str, *arguments: str) -> None:
-    """Run one command of the project in front of the person; what fails says why itself.
+    """Run one command of the project with its output shown; the command prints its own errors.
 
     Raises:
         StartError: it failed.
@@ -270,12 +269,12 @@ def demonstrate(url: str, seconds: float, inputs: Mapping[str, Sequence[str]]) -
 
 
 def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequence[str]]:
-    """Return a person's own input as further options of the demos, by application.
+    """Return the user's own input as further options of the demos, by application.
 
-    It is read before anything is started, so that a mistake shows at once.
+    It is read before anything is started, so a mistake is reported at once.
 
     Raises:
-        StartError: it is not what the demo reads; that was said.
+        StartError: the demo cannot read it; the cause was printed.
     """
     inputs: dict[str, Sequence[str]] = {}
     if graph is not None:
@@ -302,7 +301,7 @@ def query_with_spark(data: Path) -> None:
 
 
 def what_next(url: str, data: Path) -> str:
-    """Return what to try on the platform at `url`; of the applications only what is there."""
+    """Return commands to try on the platform at `url`, only for applications that are deployed."""
     try:
         with httpx.Client(**reach(url).for_httpx, timeout=10.0) as client:
             there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
@@ -315,7 +314,9 @@ def what_next(url: str, data: Path) -> str:
 
 
 def why_it_stops(*, asked: bool, data: Path, port: int) -> str:
-    """Return why the platform does not stay up, and how it would, with the same data and port."""
+    """Return why the platform stops now, and the command that keeps it running with the same data
+    and port.
+    """
     command = "./start"
     if data != DEFAULT_DATA:
         command += f" --data {shlex.quote(str(data))}"
@@ -371,7 +372,7 @@ def start(
         ),
     ] = None,
 ) -> None:
-    """Start IndiLog, show the applications on it, say what to try next, stay up until Ctrl-C."""
+    """Start IndiLog, show its applications and what to try next, and run until Ctrl-C."""
     if setup_only:
         return
     for ending in (signal.SIGTERM, signal.SIGHUP):

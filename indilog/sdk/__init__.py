@@ -1,7 +1,7 @@
 """For authors of libraries that keep their state in a log, such as `bokistore`.
 
-A library imports from two places only: `indilog` (the public API, which its users see too) and this
-package. What an application needs is in `indilog`; what only a library needs is here:
+A library imports from two places only: `indilog` (the public API) and this package. What an
+application needs is in `indilog`; what only a library needs is here:
 
 - **Identifiers and limits**: `SeqNum`, `UserTag`, `TAG_BYTES_MAX`, `READ_RANGE_LIMIT_MAX`,
   `can_be_in_tag`, `check_bound`.

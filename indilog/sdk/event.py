@@ -1,4 +1,4 @@
-"""An event for callers of a library that wait for one another in one process.
+"""An event for callers of a library that wait for each other within one process.
 
 It works on an event loop, and without one under a stepper (`indilog.testing.stepper`).
 """

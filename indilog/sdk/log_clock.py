@@ -1,7 +1,8 @@
 """An estimate of a log's time between its records (decision 0025).
 
-The `ordered_at` of records decides what is due. When to look is estimated: the newest `ordered_at`
-that was read, plus the time since then by a monotonic clock. No wall clock is read.
+The `ordered_at` of records decides what is due. This estimate only tells a program when to look: it
+is the newest `ordered_at` that was read, plus the time since then by a monotonic clock. No wall
+clock is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LogClock:
         self.has_begun = False
 
     async def begin(self, log: Log) -> None:
-        """Ask `log` for its time, unless that was done; the records that are read may be old."""
+        """Ask `log` for its time at the first call; records that were read may be old."""
         if not self.has_begun:
             await self.ask(log)
 

@@ -1,9 +1,9 @@
 """Lost records in a log that a follower replays: log each loss once, and read on after it
 (decision 0024).
 
-A follower keeps a state for others (deployments, policies, invocations). It must not stop at a
-loss, and must not skip it silently. It remembers the lost ranges, so that it can answer "unknown"
-instead of "absent" about what may have been recorded there.
+A follower replays a log into state that its process needs (deployments, policies, invocations). A
+follower must not stop at a loss, nor skip it silently. It remembers the lost ranges, so that it can
+answer "unknown" instead of "absent" about what may have been recorded there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Losses:
 
     @property
     def sentence(self) -> str:
-        """Where records may be missing, as a sentence; empty: nowhere."""
+        """A sentence that names the seqnums where records may be missing; empty if none may be."""
         if not self._ranges:
             return ""
         places = ", ".join(f"[{start}, {end})" for start, end in self._ranges)

@@ -1,4 +1,4 @@
-"""Errors after an append: they no longer mean that nothing was done.
+"""Errors after an append: none of them may claim that nothing was done.
 
 For libraries that append a record and then read which effect it had.
 """
@@ -20,8 +20,8 @@ from indilog.base.ids import SeqNum
 def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
     """Refuse a read that does not show its session's own append.
 
-    A read that follows an append of the same session shows the record. A read that does not says
-    nothing about the record's effect, so no caller may rely on it.
+    A read that follows an append of the same session shows the record. A read without the record
+    does not show the record's effect, so no caller may rely on it.
 
     Args:
         seqnum: the record that the session appended, in the sub-stream that was read.
@@ -47,8 +47,8 @@ def append_outcome_unknown(seqnum: SeqNum) -> Iterator[None]:
     """In this block, read the effect of the record appended at `seqnum`.
 
     A retryable error says that nothing was done. That is true of the read, but not of the append,
-    so the caller gets another error. A `ConflictError` passes: the log's order decided that the
-    record has no effect.
+    so the caller gets another error. A `ConflictError` is not replaced: the log's order decided
+    that the record has no effect.
 
     Raises:
         AppendOutcomeUnknownError: instead of any other `retryable` error.

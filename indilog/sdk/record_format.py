@@ -23,8 +23,8 @@ class RecordFormat:
     """The frame of one library's records.
 
     Args:
-        magic: two bytes; the first is 0xB0, with which no UTF-8 text begins.
-        version: 1 to 255; written, and the highest that is read.
+        magic: two bytes; the first is 0xB0, because no UTF-8 text begins with it.
+        version: 1 to 255; this version is written; later ones are refused.
         of: name of the library, for the error's message.
         error: raised on records of a later version.
     """

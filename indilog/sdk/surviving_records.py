@@ -1,7 +1,7 @@
 """The records of a sub-stream that are neither trimmed nor lost.
 
-For sub-streams of checkpoints: a library begins at the best one that survives, and can do without a
-lost one while another one serves.
+For sub-streams of checkpoints: a library begins at the surviving checkpoint that covers most, so a
+lost one matters only if it may cover more.
 """
 
 from __future__ import annotations

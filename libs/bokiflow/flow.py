@@ -284,8 +284,9 @@ class Flow:
             step: its number, or its name; the first step of that name.
 
         Raises:
-            UnknownRunError: there is no such run. FlowSettingsError: it has no such step, or this
-                flow has no such workflow. OverloadedError: this process executes too many runs.
+            UnknownRunError: there is no such run.
+            FlowSettingsError: it has no such step, or this flow has no such workflow.
+            OverloadedError: this process executes too many runs.
         """
         logs = self.logs()
         run = await read_run(logs.log(self.log_name), id, Run(), is_reused=True)
