@@ -86,7 +86,9 @@ class Driver:
         """When to retry runs that were parked as crash-looping; monotonic time."""
 
     async def drive(self, logs: Logs) -> None:
-        """Watch and take over until cancelled; then leave, so that others continue at once."""
+        """Watch heartbeats and take over runs until cancelled; then leave, so that other processes
+        continue at once.
+        """
         log = logs.log(self._runner.log_name)
         cleaning = asyncio.create_task(self._clean(log, logs))
         on_cancel = self._runner.on_cancel
@@ -140,7 +142,7 @@ class Driver:
 
     async def _iterate(self, log: Log, logs: Logs) -> None:
         runner = self._runner
-        await runner.look(log, is_one_page=True)  # which mostly has all there is
+        await runner.look(log, is_one_page=True)  # its page usually has all notifications
         if runner.executors.lapsed(waiting.monotonic_now()):
             await runner.look(log)
         rests_at = runner.rests_at()
@@ -210,7 +212,7 @@ class Driver:
             )
         try:
             await log.read_next(tag, executors.end, wait=max(_AGAIN_S, next_time - now))
-        except (TrimmedError, DataLossError):  # the next look skips it
+        except (TrimmedError, DataLossError):  # the next iteration skips it
             await waiting.pause(_AGAIN_S)
 
     # --- dead executors
@@ -223,7 +225,7 @@ class Driver:
             return
         left = await read_remains(log, name)
         if not runner.executors.is_silent(name, end):
-            return  # it is alive, or another driver has handled it
+            return  # it is alive, or another driver handles it
         if not left.runs and not runner.executors.left_to(name):
             runner.executors.forget(name, waiting.monotonic_now())
             if left.end:

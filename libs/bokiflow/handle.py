@@ -90,7 +90,7 @@ def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
 
 
 class Handle(Generic[_ResultT_co]):
-    """A run, in whichever process it is executed."""
+    """A handle on one run, which any process may be executing."""
 
     def __init__(self, runner: Runner, definition: Definition, id: str, logs: Logs) -> None:  # noqa: A002
         self.id = id

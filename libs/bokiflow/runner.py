@@ -57,7 +57,7 @@ from indilog import (
 from indilog.sdk import SeqNum
 
 EXECUTIONS_MAX: Final = 1024
-"""Runs that a process executes at once, by default."""
+"""Default of the runs that a process executes at once."""
 RUNS_PER_EXECUTION: Final = 16
 """Runs in a process per run that it may execute at once; the others wait for a record or a time."""
 _CANCELS_MAX: Final = 4096
@@ -114,7 +114,7 @@ class Runner(HeartbeatSender):
         logs: Logs,
         definition: Definition,
         arguments: bytes,
-        id: str | None,  # noqa: A002 - it is called so
+        id: str | None,  # noqa: A002 - a public name
         *,
         parent: Origin | None = None,
     ) -> tuple[str, LocalRun | None]:
@@ -187,7 +187,7 @@ class Runner(HeartbeatSender):
         """Start a run with decided outcomes; return its id.
 
         Raises:
-            TooLargeError: they do not fit into one batch of records; nothing was done.
+            TooLargeError: the outcomes do not fit into one batch of records; nothing was done.
         """
         self._check_room()
         log, run_id, version = logs.log(self.log_name), waiting.new_name(), definition.version
@@ -449,7 +449,7 @@ class Runner(HeartbeatSender):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether it executes a run, or may have to."""
+        """Whether this executor executes a run, or may own one without knowing."""
         return bool(self.running or self._starting or self._pending)
 
     @property

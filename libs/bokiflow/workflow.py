@@ -40,8 +40,8 @@ class Workflow(Operations):
 
     The code may run several times, each time from its first line. So the code between operations
     must be deterministic: it may depend only on its arguments and on what operations return. For
-    clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). All else
-    that can vary (logs, networks, files) belongs into steps.
+    clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). All
+    other sources of variation (logs, networks, files) belong into steps.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
@@ -200,7 +200,7 @@ class Workflow(Operations):
             for attempt in range(retries + 1):
                 try:
                     value = await body.run(given)
-                except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+                except Exception as error:  # noqa: BLE001 - each error is an outcome
                     errors.append(error)
                 else:
                     return _outcome(body, value)

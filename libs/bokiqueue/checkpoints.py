@@ -1,8 +1,8 @@
 """Checkpoints of a shard in the log: how they are written, and which one is used.
 
 Any process writes a checkpoint after enough records, so a lagging process may append an older state
-after a newer one. The checkpoint that covers most decides what is trimmed, not the newest: all
-processes that trim agree on it, so it is never replaced by one that covers less than was trimmed.
+after a newer one. Trims go by the checkpoint that covers most, not by the newest. All processes
+that trim agree on it, so it is never replaced by one that covers less than was trimmed.
 
 A checkpoint of many messages consists of several records. It is used once all of them exist.
 """
@@ -83,7 +83,7 @@ async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
     parts: defaultdict[SeqNum, dict[int, QueueCheckpoint]] = defaultdict(dict)
     async for record in read_surviving_records(log, tag, limit=_PAGE):
         if isinstance(record, DataLossError):
-            lost = record  # one before or after it may suffice
+            lost = record  # an earlier or later checkpoint may suffice
             continue
         part = checkpoint_decoded(record.data)
         if part is None or part.part >= part.parts:

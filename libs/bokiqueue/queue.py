@@ -118,7 +118,8 @@ class Delivery:
 
 class Popping:
     """`async with queue.pop() as msg`: acknowledges the message at the end of the block. If the
-    block raises, the message returns to the queue. The block may do either itself before.
+    block raises, the message returns to the queue. The block may also call `acknowledge` or
+    `give_back` itself.
 
     After an error, the pause before the next delivery grows with each try. So a dependency that is
     unavailable for a while does not turn messages into dead letters. If the block is cancelled, the

@@ -443,9 +443,9 @@ class QueueReplica:
         await write(log, tag, shard.fold.checkpoint())
         kept, lost = await find_furthest(log, tag)
         if lost is not None:
-            return  # it may become readable again, and cover more
+            return  # the lost checkpoint may become readable again, and cover more
         if kept is None:
-            return  # another process has trimmed it already, because of one that covers more
+            return  # another process has trimmed it, after a checkpoint that covers more
         await log.trim(kept.seqnum, tag=tag)
         needed = min(kept.needed_from, shard.recent)
         await log.trim(needed, tag=self.tags.shards[shard.number])

@@ -76,7 +76,7 @@ class Notifications:
             self._stop_waiting(future)
 
     def pass_on(self) -> None:
-        """Wake another consumer, because a woken one does not look for a message, or its claim
+        """Wake another consumer, because the woken one does not take a message, or its claim
         failed. A needless wake-up is harmless.
         """
         self._passed_on = not self._wake_one()
@@ -90,7 +90,7 @@ class Notifications:
             self._reading = None
 
     def _stop_waiting(self, future: asyncio.Future[SeqNum]) -> None:
-        """Remove a consumer that waits no longer."""
+        """Remove a consumer that no longer waits."""
         if future in self._waiting:
             self._waiting.remove(future)
         if not self._waiting and self._watcher is not None:

@@ -1,7 +1,7 @@
 """BokiStore: named JSON objects and serializable transactions on a shared log (thesis 2.3.3).
 
-`Store` is the way in; `docs/libs/bokistore.md` tells how it works. The library awaits nothing but
-the public `indilog.Log` interface.
+Start with `Store`; `docs/libs/bokistore.md` is the guide. The library awaits only the public
+`indilog.Log` interface.
 """
 
 from bokistore.cache import ViewCache

@@ -4,8 +4,8 @@ A checkpoint is a record that holds an object's value as of an earlier record. W
 process without a cache reads a bounded number of records, however long the history is. A checkpoint
 is derived from the log alone, like aux data, but is never evicted.
 
-Where an object's history was trimmed (`bokistore.collection`), its floor is `p` + 1 for a record
-`p`, and the object as of `p` is known: a checkpoint after the floor holds it. Without such a
+If an object's history was trimmed (`bokistore.collection`), its floor is `p` + 1 for some record
+`p`. The object as of `p` is known: a checkpoint after the floor holds it. Without such a
 checkpoint, `p` deleted the object.
 """
 
@@ -61,9 +61,9 @@ class ObjectCheckpoints:
         A checkpoint usually follows soon after the record that it is as of; one written by a
         collection may be much later.
 
-        A floor can be visible before the checkpoint that was appended before the trim: floors reach
-        the index early, and reads are answered as of the session's position. So before the object
-        is reported as deleted, the session advances to the tail and reads again.
+        A floor can be visible before the checkpoint that was appended before the trim, because
+        floors reach the index early, and reads are answered as of the session's position. So before
+        the object is reported as deleted, the session advances to the tail and reads again.
 
         Raises:
             TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, with the

@@ -68,8 +68,9 @@ class Collection:
         self._checkpoints = ObjectCheckpoints(log)
         self.end: SeqNum = 0
         self._hot: dict[str, None] = {}
-        """Objects written after the processed part. The last part of a run decides what they keep,
-        so that they get one checkpoint, not one per part."""
+        """Objects written after the processed part. The last part of a run handles them, so that
+        each gets one checkpoint instead of one per part.
+        """
 
     async def run(self, keep_s: float) -> SeqNum:
         """Collect all records older than `keep_s` seconds; return the seqnum where that ends.
@@ -91,7 +92,7 @@ class Collection:
         return self.end
 
     async def _ended(self) -> SeqNum:
-        """Record how far the collection is, for the next run."""
+        """Record the seqnum where the next run begins."""
         data = collected_encoded(Collected(self.end, self.end))
         return await self._log.append(data, tags=[_COLLECTED_TAG])
 
@@ -179,8 +180,9 @@ class Collection:
         return appended, view
 
     async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
-        """Tell whether a checkpoint saves enough records below `end`: two or more for an object
-        that is no longer written, else more than its writers leave between their checkpoints.
+        """Tell whether a checkpoint saves enough records below `end`. For an object that is no
+        longer written that is two or more, else more than its writers leave between their
+        checkpoints.
 
         Writers append none if they do not know the object that they write (`multi_put`, blind
         writes of transactions, indexes of tags), or if each write replaces the object.

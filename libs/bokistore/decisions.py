@@ -9,8 +9,8 @@ A transaction's id is validated like an object that it read and wrote. Before it
 checked that no record with this id has committed below its horizon. So of all records with one id
 only the first valid one commits.
 
-If the deciding history was trimmed, the answer is kept elsewhere: for an object as the version in
-its checkpoint, for a collected transaction in the record of the collection.
+If the deciding history was trimmed, other records have the answer: an object's checkpoint has its
+version, and the record of a collection has the decisions about its transactions.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Decisions:
             raise error
         if name is None:
             await self._checkpoints.refuse_whole(floor)
-            return False  # another one with this id committed below the floor
+            return False  # another transaction with this id committed below the floor
         try:
             view = await self._checkpoints.at_floor(name, floor)
         except TrimmedError as again:
@@ -149,7 +149,9 @@ class Decisions:
         return False if view.version is not None and view.version >= trial.horizon else None
 
     async def _collected(self, seqnum: SeqNum) -> Collected | None:
-        """Return what a collection kept of the cell of `seqnum`, if it is visible."""
+        """Return the decisions that a collection recorded for the cell of `seqnum`, if they are
+        visible.
+        """
         record = await self._log.read_prev(cell_tag_of(seqnum))
         command = None if record is None else command_decoded(record.data)
         return None if command is None else command.collected

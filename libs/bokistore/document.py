@@ -1,5 +1,6 @@
-"""JSON documents, paths into them, and the writes that change them: the state of objects (thesis
-2.3.3: "the state of an object is reconstructed by replaying the object's sub-stream").
+"""JSON documents, paths into them, and the writes that change them. Documents are the state of
+objects (thesis 2.3.3: "the state of an object is reconstructed by replaying the object's
+sub-stream").
 
 Everything here is plain and deterministic: the same writes in the same order give the same
 document, byte for byte, in every process. A write either fits and takes effect, or does not fit

@@ -1,6 +1,4 @@
-"""What callers hold: a snapshot of an object, and inside a transaction an object that can be
-written.
-"""
+"""Objects for callers: read-only snapshots, and writable objects inside a transaction."""
 
 from __future__ import annotations
 
@@ -76,7 +74,8 @@ class Obj(Mapping[str, Json]):
         return as_type(self.name, self.value if self.exists else None, kind)
 
     def as_asked(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
-        """Return itself; or its value as of `kind` if that is given, None if it does not exist.
+        """Return the snapshot itself, or with `kind` its value of that type, None if it does not
+        exist.
 
         Raises:
             ObjectTypeError: it does not fit the type.
@@ -92,7 +91,7 @@ class Obj(Mapping[str, Json]):
 
     @property
     def view(self) -> ObjectView:
-        """What the snapshot was made from."""
+        """The view from which the snapshot was made."""
         return self._view
 
     @property
@@ -105,10 +104,10 @@ class Obj(Mapping[str, Json]):
         return {} if self._document is None else without_tags(self._document)
 
     def at(self, path: Path) -> Json:
-        """Return what is at a path.
+        """Return the value at a path.
 
         Raises:
-            KeyError: there is nothing.
+            KeyError: there is no value.
         """
         value = self._found(path)
         if value is Absent.ABSENT:
@@ -116,7 +115,7 @@ class Obj(Mapping[str, Json]):
         return value
 
     def get(self, path: Path, default: Json = None) -> Json:
-        """Return what is at a path, or `default`."""
+        """Return the value at a path, or `default`."""
         value = self._found(path)
         return default if value is Absent.ABSENT else value
 
@@ -145,11 +144,11 @@ class Obj(Mapping[str, Json]):
 
 
 class TxnObject(Obj):
-    """An object inside a transaction: its writes are seen by its own reads at once, and by
-    all others when the transaction commits.
+    """An object inside a transaction. Its own reads see its writes at once; all other readers see
+    them when the transaction has committed.
 
-    Each write returns what was at the path before, None if nothing was. What reading returns is a
-    copy: changing it changes nothing here either. After the transaction it can still be read.
+    Each write returns the previous value at the path, None if there was none. Reads return copies,
+    so changing them does not change the object. The object can still be read after the transaction.
     """
 
     def __init__(self, name: str, view: ObjectView, writes: list[msgspec.Raw]) -> None:
@@ -169,25 +168,25 @@ class TxnObject(Obj):
         """Return a copy of what is at a path.
 
         Raises:
-            KeyError: there is nothing.
+            KeyError: there is no value.
         """
         return copied(super().at(path))
 
     def get(self, path: Path, default: Json = None) -> Json:
-        """Return a copy of what is at a path, or `default`."""
+        """Return a copy of the value at a path, or `default`."""
         value = self._found(path)
         return default if value is Absent.ABSENT else copied(value)
 
     def set(self, path: Path, value: Json) -> Json:
-        """Put `value` at `path`; objects on the way are made."""
+        """Set the value at `path`; missing objects on the way are created."""
         return self.write(set_at(path, value))
 
     def increment(self, path: Path, by: float = 1) -> int | float | None:
-        """Add `by` to the number at `path`; nothing there counts as 0."""
+        """Add `by` to the number at `path`; a missing value counts as 0."""
         return self.write(increment_at(path, by))  # type: ignore[no-any-return]
 
     def push(self, path: Path, value: Json, *, limit: int | None = None) -> list[Json] | None:
-        """Add `value` to the list at `path`; beyond `limit` elements the oldest goes."""
+        """Append `value` to the list at `path`; beyond `limit` elements the oldest is removed."""
         return self.write(push_at(path, value, limit))  # type: ignore[no-any-return]
 
     def add_to_set(self, path: Path, value: Json) -> list[Json] | None:
@@ -195,11 +194,11 @@ class TxnObject(Obj):
         return self.write(add_to_set_at(path, value))  # type: ignore[no-any-return]
 
     def pop(self, path: Path) -> Json:
-        """Take the last element off the list at `path`, and return it."""
+        """Remove the last element of the list at `path`, and return it."""
         return self.write(Pop(steps_of(path)))
 
     def merge(self, path: Path, patch: Document) -> Json:
-        """Merge `patch` into what is at `path` (RFC 7396: null takes a key away)."""
+        """Merge `patch` into the value at `path` (RFC 7396: null removes a key)."""
         return self.write(merge_at(path, patch))
 
     def delete(self, path: Path | None = None) -> Json:
@@ -207,11 +206,11 @@ class TxnObject(Obj):
         return self.write(delete_at(path))
 
     def close(self) -> None:
-        """Refuse writes from now on: the transaction's record is made."""
+        """Refuse writes from now on, because the transaction's record is complete."""
         self._is_over = True
 
     def write(self, write: Write) -> Json:
-        """Apply one write here, and buffer it for the transaction's record.
+        """Apply one write to this object, and buffer it for the transaction's record.
 
         Raises:
             RuntimeError: the transaction is over.
@@ -225,7 +224,7 @@ class TxnObject(Obj):
         return old
 
     def _apply(self, raw: msgspec.Raw) -> None:
-        # Decoded anew, so that the document shares nothing with the caller's value.
+        # Decoded again, so that the document shares nothing with the caller's value.
         self._document = applied(self._document, _decode_write(raw), name=self.name)
 
 
@@ -235,10 +234,10 @@ def over() -> RuntimeError:
 
 
 def set_at(path: Path, value: Json) -> Set:
-    """Return the write that puts `value` at `path`.
+    """Return the write that sets the value at `path`.
 
     Raises:
-        InvalidObjectError: as for all of these, a path or value that cannot be.
+        InvalidObjectError: the path or value is invalid; the functions below raise it, too.
     """
     check_value(value)
     steps = steps_of(path)
@@ -270,7 +269,7 @@ def add_to_set_at(path: Path, value: Json) -> AddToSet:
 
 
 def merge_at(path: Path, patch: Document) -> Merge:
-    """Return the write that merges `patch` into what is at `path`."""
+    """Return the write that merges `patch` into the value at `path`."""
     check_value(patch)
     if not isinstance(patch, dict):
         raise InvalidObjectError("A merge patch is a JSON object; use set for other values.")
@@ -281,5 +280,5 @@ def merge_at(path: Path, patch: Document) -> Merge:
 
 
 def delete_at(path: Path | None) -> Delete:
-    """Return the write that takes away what is at `path`, or the whole object."""
+    """Return the write that removes the value at `path`, or the whole object."""
     return Delete(() if path is None else steps_of(path))

@@ -1,8 +1,8 @@
 """The value before an operation: one replay for all operations that wait for the same object.
 
 An operation on an object is one append, then a read of the records before it. Concurrent operations
-of one process on one object share the read: the first one reads the records of all of them once,
-and notes the value before each.
+of one process on one object share the read. The first one reads the records of all of them, and
+notes the value before each.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A record's data is JSON:
 - `id`, `horizon` and `result`, in a transaction with an id.
 
 The record's tags name the written objects, and the id if there is one. So an object's sub-stream is
-its whole history (thesis 2.3.3). The tag of an object is `store:` and its name, that of an id is
-`txn:` and the id, so they do not collide with tags of other programs.
+its whole history (thesis 2.3.3). The tag of an object is `store:` and its name; the tag of an id is
+`txn:` and the id. These prefixes avoid collisions with tags of other programs.
 
 A checkpoint is a record with `checkpoint` instead: an object's value as of an earlier record. It
 has the object's tag and another one, `ckpt:` and the name. A collection is a record with
@@ -18,8 +18,8 @@ has the object's tag and another one, `ckpt:` and the name. A collection is a re
 (`bokistore.collection`).
 
 Aux data is JSON, too: `committed`, the decision about the command, and `views`. A view has an
-object's version (seqnum of the last committed write, or null), its value (or null) after the
-record, and how many records came since a checkpoint. Aux data is a cache derived from the log; data
+object's version (seqnum of the last committed write, or null), its value after the record (or
+null), and the number of records since a checkpoint. Aux data is a cache derived from the log; data
 of any other form is ignored.
 """
 
@@ -196,7 +196,7 @@ def command_encoded(
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, or None for what BokiStore did not write.
+    """Return the command in a record, or None if BokiStore did not write the record.
 
     Raises:
         StoreVersionError: a later version wrote the record.
@@ -225,7 +225,7 @@ def _is_sound(command: Command) -> bool:
 def aux_encoded(
     views: Mapping[str, ObjectView], *, before: Aux | None, committed: bool
 ) -> bytes | None:
-    """Return aux data with `views` beside those it had, or None if it would be too large."""
+    """Return the aux data with `views` added, or None if it would be too large."""
     merged = dict(before.views) if before else {}
     for name, view in views.items():
         merged[name] = (view.version, msgspec.Raw(view.document or _NULL), view.age)
@@ -234,7 +234,7 @@ def aux_encoded(
 
 
 def aux_decoded(aux: bytes | None) -> Aux | None:
-    """Return what aux data says, or None if there is none that can be understood."""
+    """Return the content of aux data, or None if there is none in a known format."""
     if not aux:
         return None
     try:
@@ -245,7 +245,7 @@ def aux_decoded(aux: bytes | None) -> Aux | None:
 
 
 def view_in(aux: Aux | None, name: str, seqnum: SeqNum) -> ObjectView | None:
-    """Return the view of `name` as of `seqnum` that is kept beside that record, if any."""
+    """Return the view of `name` in the aux data of the record at `seqnum`, if there is one."""
     if aux is None or (kept := aux.views.get(name)) is None:
         return None
     version, raw, age = kept
@@ -258,21 +258,21 @@ def checkpoint_tag_of(name: str) -> str:
 
 
 def checkpoint_encoded(name: str, view: ObjectView) -> bytes:
-    """Return the data of a record that keeps a view of an object."""
+    """Return the data of a checkpoint: a record with a view of an object."""
     value = msgspec.Raw(view.document or _NULL)
     checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value)
     return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
 
 
 def checkpoint_in(command: Command | None, name: str) -> ObjectView | None:
-    """Return the view of `name` that a command keeps, if it does."""
+    """Return the view of `name` in a checkpoint, or None."""
     if command is None or (kept := command.checkpoint) is None or kept.name != name:
         return None
     return ObjectView(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
 
 
 def collected_encoded(collected: Collected) -> bytes:
-    """Return the data of a record that says what was decided in a part of the log."""
+    """Return the data of a collection's record: the decisions in a part of the log."""
     return _encode({"store": VERSION, "writes": {}, "collected": collected})
 
 

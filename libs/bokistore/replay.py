@@ -153,7 +153,7 @@ class ObjectReplay:
             views: by object, with their depths.
             seqnum: the record.
             committed: whether its command took effect.
-            costly: whether this took reads, so that storing it saves them for others.
+            costly: whether the outcome needed reads; storing it saves them for other processes.
             aux: the present aux data of the record.
         """
         data = None

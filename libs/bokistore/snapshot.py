@@ -38,7 +38,7 @@ class Snapshot:
         self._asked = end
         self._may_append = may_append
         self._ends: list[SeqNum] = []
-        """Of several first reads at once each asks for the tail; the first answer holds for all."""
+        """Concurrent first reads each ask for the tail; the first answer is used for all."""
 
     @property
     def end(self) -> SeqNum | None:

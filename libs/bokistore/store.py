@@ -63,8 +63,8 @@ class Store:
 
     An operation returns the value at the path before it, in log order; None if there was none. When
     it returns, its effect is durable and visible in this session. It raises what `Log.append`
-    raises. After `AppendOutcomeUnknownError` it may have taken effect; that is also raised if the
-    record was appended, but the value before it could not be read. After a `retryable` error
+    raises. After `AppendOutcomeUnknownError` it may have taken effect. This error is also raised if
+    the record was appended, but the value before it could not be read. After a `retryable` error
     nothing was done.
 
     Args:
@@ -139,7 +139,7 @@ class Store:
         """Return the objects that have a tag, by name, all as of the same place of the log.
 
         It reads each of them. In a transaction, `txn.find` also makes the commit fail if another
-        object gets or loses the tag before.
+        object has got or lost the tag meanwhile.
 
         Raises:
             InvalidObjectError: the tag is no text.
@@ -341,7 +341,7 @@ class Store:
                 result = txn.result = await body(txn)
         except DoneBeforeError as done:
             if done is not txn.refusal:
-                raise  # of another transaction, inside the body
+                raise  # it is of another transaction, inside the body
             return done.result  # type: ignore[no-any-return]
         return result if txn_id is None else txn.result
 
@@ -358,7 +358,7 @@ class Store:
             return await self._outcome(name, seqnum, write, raw)
 
     async def _outcome(self, name: str, seqnum: SeqNum, write: Write, raw: bytes) -> Json:
-        """Return what was there before the write at `seqnum`.
+        """Return the value at the path before the write at `seqnum`.
 
         Raises:
             MismatchError: the write does not fit it.

@@ -1,11 +1,11 @@
 """Transactions: read a snapshot, buffer writes, append one record, let the log's order decide.
 
-Transactions are serializable in log order: a transaction takes effect at the place of its record,
+Transactions are serializable in log order. A transaction takes effect at the place of its record,
 if no object that it read has changed between its snapshot and that place. A transaction that writes
 nothing appends nothing. Its snapshot is as of `Log.tail`, so it sees all transactions that
 committed before its first read (strictly serializable).
 
-A transaction with an id takes effect at most once, however often it runs: of all records with the
+A transaction with an id takes effect at most once, however often it runs. Of all records with the
 id only the first valid one commits, in every replay.
 """
 
@@ -72,7 +72,7 @@ class Transaction:
         refusal: the error that it raised because another one with its id had committed before.
 
     Raises:
-        ConflictError: on leaving: another transaction changed an object first that this one read.
+        ConflictError: on leaving: another transaction has changed an object that this one read.
             Nothing was changed; run it again (`Store.transact` does).
         DoneBeforeError: with an id, on entering or leaving: one with this id committed before, and
             this one changed nothing.
@@ -89,7 +89,7 @@ class Transaction:
         self._replay = replay
         self._id = txn_id
         self._horizons: list[SeqNum] = []
-        """Of several first reads at once each asks for the tail; the first answer holds for all."""
+        """Concurrent first reads each ask for the tail; the first answer is used for all."""
         self._reads: dict[str, None] = {}
         self._objects: dict[str, TxnObject] = {}
         self._writes: dict[str, list[msgspec.Raw]] = {}
@@ -159,7 +159,7 @@ class Transaction:
             self._buffer(index, entry(name))
 
     def set(self, name: str, path: Path, value: Json) -> None:
-        """Put `value` at `path` of the object."""
+        """Set the value at `path` of the object."""
         self._write(name, set_at(path, value))
 
     def increment(self, name: str, path: Path, by: float = 1) -> None:
@@ -167,7 +167,7 @@ class Transaction:
         self._write(name, increment_at(path, by))
 
     def push(self, name: str, path: Path, value: Json, *, limit: int | None = None) -> None:
-        """Add `value` to the list at `path`; beyond `limit` elements the oldest goes."""
+        """Append `value` to the list at `path`; beyond `limit` elements the oldest is removed."""
         self._write(name, push_at(path, value, limit))
 
     def add_to_set(self, name: str, path: Path, value: Json) -> None:
@@ -175,11 +175,11 @@ class Transaction:
         self._write(name, add_to_set_at(path, value))
 
     def pop(self, name: str, path: Path) -> None:
-        """Take the last element off the list at `path`; to see it, `get` the object first."""
+        """Remove the last element of the list at `path`; to read it, `get` the object first."""
         self._write(name, Pop(steps_of(path)))
 
     def merge(self, name: str, path: Path, patch: Document) -> None:
-        """Merge `patch` into what is at `path` of the object (RFC 7396)."""
+        """Merge `patch` into the value at `path` of the object (RFC 7396)."""
         self._write(name, merge_at(path, patch))
 
     def delete(self, name: str, path: Path | None = None) -> None:
@@ -222,7 +222,7 @@ class Transaction:
             await self._commit()
 
     async def _commit(self) -> None:
-        """Append the record; errors as the class says."""
+        """Append the record; errors as in the docstring of the class."""
         writes = {name: listed for name, listed in self._writes.items() if listed}
         if not writes and self._id is None:
             return
@@ -259,7 +259,7 @@ class Transaction:
         )
 
     async def _refuse(self, seqnum: SeqNum) -> Never:
-        """Raise the error that says why the record at `seqnum` had no effect."""
+        """Raise the error for the record at `seqnum`, which had no effect."""
         if self._id is not None:
             await self._refuse_if_done(self._id, seqnum - 1)
         raise ConflictError(
@@ -273,7 +273,7 @@ class Transaction:
             raise self.refusal
 
     def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
-        """Return the views of the objects read and written, after a commit without conflicts.
+        """Return the views of the objects that were read or written, after the commit.
 
         They are computed from the record, as in every replay.
         """

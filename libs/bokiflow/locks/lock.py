@@ -96,8 +96,8 @@ class Held:
 class Lock:
     """A lock of a log, by name. Objects are cheap.
 
-    An `async with` block acquires it on entering and releases it on leaving. Leaving a block whose
-    lease had ended raises `LockLostError`, unless the block raised another error. With `renew`, a
+    An `async with` block acquires it on entering and releases it on leaving. If the lease has ended
+    by then, leaving raises `LockLostError`, unless the block raised another error. With `renew`, a
     lost lease ends the block with `LockLostError` as soon as it is noticed.
 
     Args:

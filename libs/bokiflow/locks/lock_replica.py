@@ -162,7 +162,7 @@ class LockReplica:
             log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE
         ):
             if isinstance(record, DataLossError):
-                lost = record  # one before or after it may suffice
+                lost = record  # an earlier or later checkpoint may suffice
                 continue
             checkpoint = checkpoint_decoded(record.data)
             if checkpoint and (furthest is None or checkpoint.end >= furthest.end):

@@ -1,7 +1,7 @@
 """Calls of functions from workflows: `await wf.call(send_mail, room, seat)`.
 
 The operation's key is the call's idempotency key. So the platform records the call before it runs,
-and it has one outcome, however many executors call it and however often.
+and the call has one outcome, however many executors repeat it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def call(
     async def called() -> OperationOutcome:
         try:
             return OperationOutcome(await _call_with_retry(of, ctx(), key))
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+        except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
             return OperationOutcome(b"", failure_from(error))
 

@@ -185,7 +185,7 @@ class Child(Generic[_ResultT_co]):
         try:
             await read_dependency(self._start)
         except RunIdInUseError:
-            return OperationOutcome(b"false")  # the run of this id is no child
+            return OperationOutcome(b"false")  # the run of this id is not this child
         if await read_dependency(self._finished) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
             entry = Entry(encode(CancelAsked()), tags)

@@ -97,7 +97,7 @@ async def _at_once(
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:
-    """Run a branch without an event loop, so one after the other."""
+    """Run a branch without an event loop: branches then run one after the other."""
     before = BRANCH.set(context[BRANCH])
     try:
         return await branch

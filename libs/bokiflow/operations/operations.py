@@ -87,7 +87,7 @@ class Operations:
 
     def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
         """Wait for this duration (seconds), counted from the first execution of this line. A
-        restart neither restarts nor shortens the wait.
+        restart of the process does not change when the wait ends.
 
         Raises:
             Cancelled: the run was cancelled while waiting.

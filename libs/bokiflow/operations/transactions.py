@@ -59,7 +59,7 @@ async def transact(
     async def committed() -> OperationOutcome:
         try:
             plain = await _transact_with_retry(store, wrote, txn_id)
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+        except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
             # A concurrent execution may still commit the writes; the log orders one of both first.
             plain = await _transact_with_retry(store, failed, txn_id)

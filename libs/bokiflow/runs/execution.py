@@ -1,6 +1,6 @@
 """One execution of a run: decided outcomes are replayed; other operations run, and the log decides.
 
-All operations (steps, times, signals, locks, children) get their outcome by `Execution.decide`. It
+All operations (steps, timers, signals, locks, children) get their outcome by `Execution.decide`. It
 awaits only the log, so tests can interleave executions call by call.
 
 An outcome is durable before the next operation begins, with one exception. The last outcome of the
@@ -376,7 +376,7 @@ class Execution:
         try:
             result = await FlushBeforeAwait(self, body, context)
             finished = RunFinished(self.epoch, result)
-        except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
+        except Exception as error:  # noqa: BLE001 - each error is an outcome
             raised, was_cancelled = error, isinstance(error, Cancelled)
             finished = RunFinished(self.epoch, b"", failure_from(error), was_cancelled)
         if self.has_left_out(raised):

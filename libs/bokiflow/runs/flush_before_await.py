@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Unsettled(Protocol):
-    """An execution, as far as it has decisions that are not durable."""
+    """The part of an execution that makes its decisions durable."""
 
     @property
     def has_unsettled(self) -> bool:
@@ -50,10 +50,10 @@ class FlushBeforeAwait:
                 if execution.has_unsettled:
                     yield from execution.settle().__await__()
                 yield awaited
-            except BaseException as raised:  # noqa: BLE001 - goes on into the workflow
+            except BaseException as raised:  # noqa: BLE001 - the error continues in the workflow
                 error = raised
 
-    def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - whatever is awaited
+    def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - any awaitable
         execution = self._execution
         execution.drive(on=True)
         try:

@@ -1,9 +1,9 @@
 """BokiFlow's records: one for each event of a run, and heartbeats of executors.
 
 All records of a run have the tag `flow:<id>`, so that sub-stream is the whole history of the run.
-Records that start, take over, park or end a run have the tag of its executor, too, so that the runs
-of a dead executor are found without other reads. Starts, takeovers and ends also have `flows`, the
-list of runs. The frame is that of `indilog.sdk.record_format`.
+Records that start, take over, park or end a run also have the tag of its executor. So the runs of a
+dead executor are found without other reads. Starts, takeovers and ends also have `flows`, the list
+of runs. The frame is that of `indilog.sdk.record_format`.
 """
 
 from __future__ import annotations

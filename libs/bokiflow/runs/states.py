@@ -1,8 +1,8 @@
 """The states of a run, and which record moves it from one to another: a table.
 
 The fold (`bokiflow.runs.fold`) looks each record up here; the diagram in docs/libs/bokiflow.md is
-generated from it. A pair of state and event that the table does not have is a record without
-effect: a second start, any record before the start, any record after the end.
+generated from it. A record whose pair of state and event is not in the table has no effect.
+Examples are a second start, and any record before the start or after the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunEvent(enum.StrEnum):
 
 
 class Epoch(enum.Enum):
-    """Which epoch a record must have to take effect, compared with that of the run."""
+    """The epoch that a record needs to take effect, relative to the epoch of the run."""
 
     CURRENT = enum.auto()
     NEXT = enum.auto()

@@ -1,7 +1,7 @@
 """Operations that a workflow requested but did not await to their end.
 
 They run in another task, or their coroutine was dropped. A workflow that returns before them has
-failed: otherwise its run would be done although a part of it is not, without any notice.
+failed. Otherwise its run would silently end without a part of its work.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class AskedOperations:
             is_on = self.replayed > replayed or len(self.left()) < left
 
     async def catch_up(self, decided: Collection[str]) -> None:
-        """Before the workflow continues after a replayed operation, bring its tasks as far as they
-        were when that operation was decided, as far as that is known.
+        """Before the workflow continues after a replayed operation, advance its tasks to where they
+        were when that operation was decided, as far as the log shows that.
 
         A replay does not wait. Without this it would find operations unfinished, cancel them or
         leave them out, although they were finished in the earlier execution.

@@ -2,15 +2,15 @@
 
 A record that assigns a run to an executor may be ordered after all drivers have read that
 executor's stream, because it was in flight. So a driver trims only what it has read, and re-reads
-the streams of dead executors at doubling intervals for a day: about twenty pairs of reads for each
-of them in each process with a driver.
+the streams of dead executors at doubling intervals for a day. Each driver makes about twenty pairs
+of reads for each dead executor.
 
 An executor that stopped in an orderly way needs none of that. It records that it has left nothing
 only if no record in flight can assign it a run, and before its lease ends for other processes
 (`HeartbeatSender.rest`). Garbage collection finds later assignments (`bokiflow.takeover.cleaning`).
 
-Lost records, and those of a later version, are skipped. Each is also a record of one run, so that
-run cannot be taken over here, and the others can. It is not trimmed, and read again later.
+Lost records, and those of a later version, are skipped. Each belongs to one run, so only that run
+cannot be taken over here. Such a record is not trimmed, and is read again later.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HeldRuns:
     record that takes effect in it: the run's end, its parking, or the next epoch. A record without
     effect (a late end of an earlier epoch, a second takeover, any record of an earlier run of that
     id) belongs to another epoch, so it removes nothing. Hence no owned run is missing here. A run
-    that is not owned may be included, which its own records show.
+    that is not owned may be included; its own records show that.
 
     Args:
         executor: name of the owner; None: runs of all executors.

@@ -94,7 +94,7 @@ class HeartbeatSender(ABC):
     @property
     @abstractmethod
     def _is_busy(self) -> bool:
-        """Whether it executes a run, or may have to."""
+        """Whether this executor executes a run, or may own one without knowing."""
 
     @property
     @abstractmethod
@@ -271,7 +271,7 @@ class HeartbeatSender(ABC):
             return
         self._ended_since_trim = self._beats_since_trim = 0
         await log.trim(self._needed_from, tag=executor_tag(self.lease.name))
-        # Other processes may not have read yet what this one has: there are cancellations, too.
+        # Keep newer records: other processes may not have read them yet, for example cancellations.
         if self._needed_before:
             await log.trim(self._needed_before, tag=EXECUTORS_TAG)
             await log.trim(self._needed_before, tag=URGENT_TAG)
@@ -320,7 +320,7 @@ class HeartbeatSender(ABC):
                 await log.trim(left.end, tag=executor_tag(name))
 
     async def stop(self, log: Log) -> None:
-        """Stop all runs and record it, so that other processes take them over at once."""
+        """Stop all runs and record that, so that other processes take them over at once."""
         name, tasks = self.lease.name, self._tasks()
         is_owed = self._is_busy or self._is_owed
         for task in (self._beating, self._tidying):
