@@ -1,5 +1,5 @@
 """Movie reviews, the "media" workload of the Boki paper, as functions on the log.
 
-`app` has the functions and is all that the platform needs; the other modules are for the demo
-(`python -m functions.media.demo`).
+The platform needs only `app`, which has the functions. The other modules are for the demo (`python
+-m functions.media.demo`).
 """

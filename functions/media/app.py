@@ -1,9 +1,10 @@
-"""Composing a review: five parts that arrive in any order, and are stored as one review, once.
+"""Functions that compose a review: five parts arrive in any order, and are stored once, as one
+review.
 
-`compose` uploads a review. Five functions run in parallel, each works out one part (a unique id,
-the user, the movie's id, the text, the rating) and adds it to the upload with one append. The log's
-order says which part came fifth; the call that added it stores the review in three places by one
-transaction. A request that is repeated, however often and wherever it broke off, leaves one review.
+`compose` uploads a review. It runs five functions in parallel. Each computes one part (a unique id,
+the user, the movie's id, the text, the rating) and adds it to the upload by one append. The log's
+order decides which part is the fifth. The call that added it stores the review in three places by
+one transaction. A request leaves one review, however often it is repeated after failures.
 
 State is objects of BokiStore in the log `media`: `user:{name}` and `movie:{id}` (how many reviews,
 the newest of them), `title:{title}` (the movie's id), `review:{id}`, and `upload:{request}` until
@@ -28,11 +29,11 @@ PARTS: Final = ("id", "user", "movie", "text", "rating")
 TEXT_LENGTH_MAX: Final = 2000
 RATING_MAX: Final = 10
 REVIEWS_LISTED_MAX: Final = 100
-"""So many of the newest reviews are listed with a user and with a movie; all are counted."""
+"""Newest reviews that are listed for a user and for a movie; all are counted."""
 REVIEWS_SHOWN_MAX: Final = 8
 UPLOAD_RETRIES: Final = 3
 LOADED_MAX: Final = 30
-"""Users or movies at once; a movie is two objects, and a record has at most 64 tags."""
+"""Users or movies per record: a movie has two objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
 _NAME_LENGTH_MAX: Final = 128
 
@@ -53,7 +54,7 @@ class Reviews:
     """The reviews of a movie, or by a user.
 
     Attributes:
-        count: how many there are.
+        count: of all reviews.
         mean: of their ratings; None: there are none.
         newest: the newest ones, newest first.
     """
@@ -69,9 +70,9 @@ async def compose(
 ) -> str:
     """Publish a review; return its id.
 
-    A client that repeats a request of unknown outcome passes the same `request`: there will
-    be one review. Without one, each call is another request; one with an idempotency key, or an
-    asynchronous one, is repeated by the platform until it has ended.
+    To repeat a request of unknown outcome, pass the same `request`: there will be one review.
+    Without `request`, each call is a new request. The platform itself repeats asynchronous calls,
+    and calls with an idempotency key, until they have an outcome.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A review has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
@@ -100,7 +101,7 @@ async def upload_unique_id(ctx: Context, request: str) -> None:
 
 @app.function
 async def upload_user(ctx: Context, request: str, user: str) -> bool:
-    """Add the author, if there is such a user; tell whether."""
+    """Add the author; return whether there is such a user."""
     known = await _store(ctx).get(f"user:{_checked('user', user)}")
     if known:
         await _add(ctx, request, "user", user)
@@ -109,7 +110,7 @@ async def upload_user(ctx: Context, request: str, user: str) -> bool:
 
 @app.function
 async def upload_movie_id(ctx: Context, request: str, title: str) -> bool:
-    """Add the id of the movie with that title, if there is one; tell whether."""
+    """Add the id of the movie with that title; return whether there is one."""
     known = await _store(ctx).get(f"title:{_checked('title', title)}")
     if known:
         await _add(ctx, request, "movie", known["movie"])
@@ -130,7 +131,7 @@ async def upload_rating(ctx: Context, request: str, rating: int) -> None:
 
 @app.function
 async def movie(ctx: Context, title: str) -> Reviews:
-    """Return what is written about a movie."""
+    """Return the reviews of a movie."""
     store = _store(ctx)
     known = await store.get(f"title:{_checked('title', title)}")
     if not known:
@@ -140,7 +141,7 @@ async def movie(ctx: Context, title: str) -> Reviews:
 
 @app.function
 async def reader(ctx: Context, user: str) -> Reviews:
-    """Return what a user has written."""
+    """Return the reviews by a user."""
     store = _store(ctx)
     known = await store.get(f"user:{_checked('user', user)}")
     if not known:
@@ -152,7 +153,7 @@ async def reader(ctx: Context, user: str) -> Reviews:
 async def load(ctx: Context, users: list[str], movies: dict[str, str]) -> int:
     """Add users and movies (id by title); return how many are new.
 
-    One record for all. Present users and movies keep their reviews.
+    All are added by one record. Existing users and movies keep their reviews.
     """
     if len(users) + len(movies) > LOADED_MAX:
         raise ValueError(
@@ -177,7 +178,7 @@ async def load(ctx: Context, users: list[str], movies: dict[str, str]) -> int:
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return objects as they are in the store, None for those that do not exist."""
+    """Return the values of objects in the store, None for those that do not exist."""
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
     store = _store(ctx)
@@ -195,7 +196,7 @@ def _store(ctx: Context) -> Store:
 async def _uploaded(
     ctx: Context, function: Callable[..., Coroutine[Any, Any, Any]], request: str, **part: object
 ) -> bool | None:
-    """Call a function that adds a part; again if its worker died, because that harms nothing."""
+    """Call a function that adds a part; repeat the call, which is harmless, after a crash."""
     arguments: dict[str, Any] = {"request": request, **part}
     for retry in range(UPLOAD_RETRIES + 1):
         try:
@@ -211,9 +212,9 @@ async def _uploaded(
 async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
     """Add a part to an upload; store the review if no part is missing any more.
 
-    The append returns what was there before it in the log's order, so of five parts added at once
-    one finds the other four. That a part was there already, with the same value, harms nothing:
-    the request is repeated, and its first run may have ended before it stored the review.
+    The append returns the parts that precede it in the log's order. So of five parts added
+    concurrently one finds the other four. A part may already be there with the same value: then the
+    request is a repetition, whose first run may have ended before it stored the review.
     """
     store = _store(ctx)
     before = await store.merge(f"upload:{request}", "", {part: value})
@@ -223,7 +224,7 @@ async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
 
 
 async def store_review(store: Store, request: str, parts: Mapping[str, Any]) -> None:
-    """Store a review with itself, with its user and with its movie, unless that was done."""
+    """Store a review under its own id, with its user and with its movie, unless that was done."""
     review = Review(**parts)
 
     async def body(txn: Transaction) -> None:
@@ -251,7 +252,7 @@ async def _reviews(store: Store, listed: Obj) -> Reviews:
 
 
 def _review_id(request: str) -> str:
-    """Return the id of a request's review: the same each time, another one for each request."""
+    """Return the id of a request's review: always the same for one request, and unique."""
     return hashlib.blake2b(request.encode(), digest_size=8).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The demo on a running platform: load users and movies, compose reviews, check, show a table.
 
 `python -m functions.media.demo --url http://127.0.0.1:8080 --seconds 10`; the app must be deployed
-(`indilog deploy functions/media`). Ends with code 1 when the check finds a fault.
+(`indilog deploy functions/media`). The exit code is 1 if the check finds a fault.
 """
 
 from __future__ import annotations

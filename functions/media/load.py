@@ -1,4 +1,4 @@
-"""The reviews as they are shown: what is loaded, what clients do, what must hold (WORKLOADS 5)."""
+"""The load of movie reviews: its data, its clients, and its check (WORKLOADS 5)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Media:
         ]
 
     async def load(self, url: str, progress: Callable[[int], None]) -> str:
-        """Load users and movies; present ones keep their reviews."""
+        """Load users and movies; existing ones keep their reviews."""
         new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.users):,} users, {len(self.movies):,} movies ({new:,} new)"
 
@@ -64,7 +64,7 @@ class Media:
         return [Reviewer(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
     async def settled(self, url: str) -> None:
-        """Repeat the requests whose outcome is not known; afterwards each has left one review."""
+        """Repeat the requests of unknown outcome; afterwards each has left one review."""
         connection = HttpConnection(url)
         try:
             for request in list(self.unknown.values()):
@@ -79,7 +79,7 @@ class Media:
         self.unknown.pop(request.arguments["request"], None)
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return which reviews are lost or changed, or not there once in each of three places."""
+        """Return which reviews are lost, changed, or not exactly once in each of three places."""
         reviews = dict(replay.those("review"))
         faults = []
         for review, text in self.acknowledged.items():
@@ -109,7 +109,7 @@ class Media:
 def _faults_of_lists(
     kind: str, replay: TraceReplay, reviews: Iterable[dict[str, Any]]
 ) -> Iterable[str]:
-    """Compare what users or movies list and count with the reviews that there are, in log order."""
+    """Compare the lists and counts of users or movies with the existing reviews, in log order."""
     expected: dict[str, list[dict[str, Any]]] = {}
     for review in reviews:
         expected.setdefault(review[kind], []).append(review)
@@ -127,7 +127,7 @@ def _faults_of_lists(
 
 
 class Reviewer:
-    """One client: another user and another movie at each request; repeats what failed."""
+    """One client: each request has another user and movie; failed ones are repeated."""
 
     def __init__(self, media: Media, name: str, seed: int) -> None:
         self._media = media
@@ -139,7 +139,7 @@ class Reviewer:
         self._again: LoadRequest | None = None
 
     def request(self) -> LoadRequest:
-        """Compose a review, or the same one again if it failed."""
+        """Compose a review, or repeat the last one if it failed."""
         if self._again is not None:
             return self._again
         self._requests += 1
@@ -162,6 +162,6 @@ class Reviewer:
         self._media.keep(request, json.loads(result))
 
     def failed(self, request: LoadRequest) -> None:
-        """Remember a review that may be there or not, and ask again."""
+        """Remember a review that may exist, and repeat the request."""
         self._again = request
         self._media.unknown[request.arguments["request"]] = request

@@ -1,4 +1,4 @@
-"""The functions: register, login, profile, timeline, post, follow; and two for many at once.
+"""The functions: register, login, profile, timeline, post and follow, and two for many items.
 
 State is objects of BokiStore in the log `social`: `account:{user}` (name and password),
 `user:{user}` (whom they follow, who follows them, how many posts), `post:{id}`, `timeline:{user}`
@@ -25,12 +25,12 @@ LOG: Final = "social"
 PUBLIC: Final = "timeline"
 TEXT_LENGTH_MAX: Final = 280
 FOLLOWERS_TOLD_MAX: Final = 4
-"""A post goes to so many timelines, of followers chosen at random (Boki's benchmark)."""
+"""Timelines that get a post, of followers chosen at random (Boki's benchmark)."""
 TIMELINE_POSTS_MAX: Final = 24
 PUBLIC_POSTS_MAX: Final = 96
 POSTS_SHOWN_MAX: Final = 8
 PEOPLE_LOADED_MAX: Final = 20
-"""Each is three objects, and a record has at most 64 tags."""
+"""People per record: each has three objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
 _EMPTY_TIMELINE: Final[dict[str, list[str]]] = {"posts": []}
 
@@ -57,12 +57,12 @@ class Profile:
     waiting: int = 0
     """Posts in their timeline."""
     newest: Post | None = None
-    """The last they wrote."""
+    """Their latest posts."""
 
 
 @app.function
 async def register(ctx: Context, user: str, password: str) -> bool:
-    """Make an account; tell whether the name was free."""
+    """Create an account; return whether the name was free."""
     _check_user(user)
 
     async def body(txn: Transaction) -> bool:
@@ -79,7 +79,7 @@ async def register(ctx: Context, user: str, password: str) -> bool:
 
 @app.function
 async def login(ctx: Context, user: str, password: str) -> Profile | None:
-    """Return the person's profile if the password is right, else nothing."""
+    """Return the person's profile if the password is right, else None."""
     async with _store(ctx).transaction() as txn:
         account, person = await txn.get(f"account:{user}"), await txn.get(f"user:{user}")
     if not account or account["password"] != _hashed(password, account["salt"]):
@@ -109,7 +109,7 @@ async def profile(ctx: Context, user: str) -> Profile:
 
 @app.function
 async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
-    """Return the newest posts for a person, or those of all people; newest first."""
+    """Return the newest posts for a person, or of all people; newest first."""
     async with _store(ctx).transaction() as txn:
         listed = await txn.get(PUBLIC if user is None else f"timeline:{user}")
         newest = listed.get("posts", [])[: -POSTS_SHOWN_MAX - 1 : -1]
@@ -165,7 +165,7 @@ async def follow(ctx: Context, user: str, other: str) -> int:
 async def load(ctx: Context, people: dict[str, list[str]]) -> int:
     """Add people with their friends, who follow each other; return how many people are new.
 
-    One record for all. Present people keep their data, so loading a graph again changes
+    All are added by one record. Existing people keep their data, so loading a graph again changes
     nothing. The password of a loaded person is their name.
     """
     if len(people) > PEOPLE_LOADED_MAX:
@@ -185,7 +185,7 @@ async def load(ctx: Context, people: dict[str, list[str]]) -> int:
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return objects as they are in the store, None for those that do not exist."""
+    """Return the values of objects in the store, None for those that do not exist."""
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
     store = _store(ctx)
@@ -232,13 +232,17 @@ def _post_id(user: str, number: int) -> str:
 
 
 def _chosen(post: str, followers: Sequence[str]) -> list[str]:
-    """Choose whose timelines a post goes to; the same ones whenever the transaction runs again."""
+    """Choose the followers whose timelines get a post; a repeated transaction chooses the same
+    ones.
+    """
     chooser = random.Random(post)  # noqa: S311 - no secret
     return chooser.sample(followers, min(FOLLOWERS_TOLD_MAX, len(followers)))
 
 
 def _hashed(password: str, salt: str) -> str:
-    """Hash a password, fast: this application measures the platform, and guards no secrets."""
+    """Hash a password with a fast, weak hash: this application measures the platform, and protects
+    no secrets.
+    """
     return hashlib.blake2b(password.encode(), salt=salt.encode(), digest_size=16).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The demo on a running platform: load a graph, run the load, check the result, show a table.
 
 `python -m functions.social.demo --url http://127.0.0.1:8080 --seconds 10 [--graph FILE]`; the app
-must be deployed (`indilog deploy functions/social`). Ends with code 1 when the check finds a fault.
+must be deployed (`indilog deploy functions/social`). The exit code is 1 if the check finds a fault.
 """
 
 from __future__ import annotations

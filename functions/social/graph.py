@@ -1,6 +1,6 @@
-"""Graphs of friends: a generated one that ships with the demo, and the reader of a person's own.
+"""Graphs of friends: generates the graph of the demo, and reads the user's own graph from a file.
 
-`python -m functions.social.graph FILE` says whether FILE is one, before anything is started.
+`python -m functions.social.graph FILE` checks a file before anything is started.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class GraphError(Exception):
 def synthetic_graph(
     *, people: int = PEOPLE, friends_each: int = FRIENDS_EACH, seed: int = 1
 ) -> Graph:
-    """Return a graph in which people with many friends get more (preferential attachment).
+    """Return a graph made by preferential attachment: people with many friends get more.
 
-    Each newcomer befriends `friends_each` people, chosen in proportion to the friends that they
-    have, as real networks grow (Barabási and Albert 1999). The same seed gives the same graph.
+    Each new person befriends `friends_each` people, chosen in proportion to their numbers of
+    friends, as real networks grow (Barabási and Albert 1999). The same seed gives the same graph.
     """
     chooser = random.Random(seed)  # noqa: S311 - no secret
     edges: list[tuple[str, str]] = []
@@ -46,14 +46,14 @@ def synthetic_graph(
 
 
 def read_graph(file: Path) -> Graph:
-    """Return the graph in a file of friendships: two integers a line, with white space or a comma
-    between them.
+    """Return the graph in a file: a friendship per line, as two integers with white space or a
+    comma between them.
 
-    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are skipped
-    over; a person is no friend of their own; a friendship said twice is one.
+    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are ignored,
+    and so are friendships of a person with themselves and repeated friendships.
 
     Raises:
-        GraphError: the file cannot be read, or a line is something else.
+        GraphError: the file cannot be read, or a line has another form.
     """
     try:
         with file.open(encoding="utf-8") as lines:
@@ -98,12 +98,12 @@ def graph_of(edges: Iterable[tuple[str, str]]) -> Graph:
 
 
 def friendships(graph: Graph) -> int:
-    """Return how many pairs of friends there are."""
+    """Return the number of pairs of friends."""
     return sum(map(len, graph.values())) // 2
 
 
 def main() -> None:
-    """Read the graph that the argument names; end with code 2 and a sentence if it is none."""
+    """Read the graph in the file of the argument; end with code 2 and a sentence if invalid."""
     try:
         read_graph(Path(sys.argv[1]))
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""The social network as it is shown: what is loaded, what clients do, what must hold (WORKLOADS 3).
+"""The load of the social network: its data, its clients, and its check (WORKLOADS 3).
 
 Clients log in, look around and post ("retwis"). All choices come from a seed.
 """
@@ -45,7 +45,7 @@ class SocialNetwork:
         return -(-len(self._people) // PEOPLE_PER_LOAD)
 
     async def load(self, url: str, progress: Callable[[int], None]) -> str:
-        """Load people and friendships; present people keep their data."""
+        """Load people and friendships; existing people keep their data."""
         people = self._people
         parts = [people[n : n + PEOPLE_PER_LOAD] for n in range(0, len(people), PEOPLE_PER_LOAD)]
         batches = [{"people": {person: self._graph[person] for person in part}} for part in parts]
@@ -58,7 +58,7 @@ class SocialNetwork:
         return [Browser(self, self._people, f"{seed}.{now}.{n}", seed + n) for n in range(count)]
 
     async def settled(self, url: str) -> None:
-        """See `Application`: every request waits for all that it does."""
+        """See `Application`; no request leaves work in the background."""
 
     def faults(self, replay: TraceReplay) -> list[str]:
         """Return which acknowledged posts are lost, changed or doubled."""
@@ -85,7 +85,7 @@ class SocialNetwork:
 
 
 class Browser:
-    """One client: another person at each request."""
+    """One client, which acts as another person in each request."""
 
     def __init__(self, network: SocialNetwork, people: Sequence[str], name: str, seed: int) -> None:
         self._network = network
@@ -108,8 +108,8 @@ class Browser:
                 return {}
             case "post":
                 self._posts += 1
-                # No other post has this text, in this run or any other: so the check can tell
-                # that none is lost and none is doubled.
+                # A text that no other post has, in this run or any other. So the check notices lost
+                # and repeated posts.
                 return {"user": user, "text": f"Post {self._posts} of client {self._name}"}
             case _:
                 return {"user": user}
@@ -120,6 +120,6 @@ class Browser:
             self._network.acknowledged[json.loads(result)] = request.arguments["text"]
 
     def failed(self, request: LoadRequest) -> None:
-        """Remember a post that may be there or not."""
+        """Remember a post that may have been published."""
         if request.function == "post":
             self._network.unknown.add(request.arguments["text"])

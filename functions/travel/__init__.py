@@ -1,6 +1,6 @@
 """Hotels and flights, the "travel" workload of the Boki and Beldi papers, as functions and
 workflows on the log.
 
-`app` has the functions and workflows, `places` the geography; that is all that the platform needs.
+The platform needs only `app`, with the functions and workflows, and `places`, with the geography.
 The other modules are for the demo (`python -m functions.travel.demo`).
 """

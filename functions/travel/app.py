@@ -1,8 +1,8 @@
 """Search for hotels, recommend some, check a user, reserve a room and a seat.
 
-`reserve` starts a workflow. Its first operation is one transaction over the hotel's and the
-flight's capacity: both are decremented, or neither; its second begins the order, a workflow of its
-own that runs in the background. The log decides each of them once, so a reservation takes one room
+`reserve` starts a workflow. Its first operation is one transaction that decrements both the hotel's
+and the flight's capacity, or neither. Its second operation starts the order, a workflow of its own
+that runs in the background. The log decides each operation once. So a reservation takes one room
 and one seat and leads to one order, also if workers crash meanwhile.
 
 State is objects of BokiStore in the log `travel`: `map` (where the hotels are, what they cost),
@@ -30,7 +30,8 @@ flow = Flow(app)
 
 LOG: Final = "travel"
 LOADED_MAX: Final = 30
-"""Hotels, flights and users at once; a hotel is two objects, and a record has at most 64 tags."""
+"""Hotels, flights and users per record: a hotel has two objects, and a record has at most 64 tags.
+"""
 ORDERS_LISTED_MAX: Final = 100
 OBJECTS_SHOWN_MAX: Final = 1000
 _NAME_LENGTH_MAX: Final = 128
@@ -38,12 +39,12 @@ _NAME_LENGTH_MAX: Final = 128
 
 @dataclass(frozen=True)
 class Hotel:
-    """A hotel as it is loaded, and as it is shown.
+    """A hotel, as loaded and as returned to clients.
 
     Attributes:
         rating: 0 to 5.
-        price: of a night.
-        rooms: how many it had in the beginning.
+        price: per night.
+        rooms: its capacity before the first reservation.
         listed: whether it is on the map.
     """
 
@@ -71,7 +72,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a request for a room and a seat."""
+    """The outcome of a request for a room and a seat."""
 
     id: str
     reserved: bool
@@ -121,7 +122,7 @@ async def recommend(
 
 @app.function
 async def check_user(ctx: Context, user: str, password: str) -> bool:
-    """Tell whether that is the user's password."""
+    """Return whether the password is the user's."""
     known = await _store(ctx).get(f"user:{user}")
     return bool(known) and known["password"] == _hashed(password, known["salt"])
 
@@ -132,8 +133,8 @@ async def reserve(
 ) -> Receipt:
     """Reserve a room and a seat, both or none.
 
-    A client that repeats a request of unknown outcome passes the same `request`: there will
-    be one reservation. Without one, each call is another request.
+    To repeat a request of unknown outcome, pass the same `request`: there will be one reservation.
+    Without `request`, each call is a new request.
     """
     store = _store(ctx)
     is_user, rooms, seats = await asyncio.gather(
@@ -152,7 +153,7 @@ async def reserve(
 
 @app.function
 async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | None:
-    """Return the order of a reservation when it is placed; None if nothing was reserved."""
+    """Wait for the order of a reservation, and return it; None if nothing was reserved."""
     store = _store(ctx)
     if not await store.get(f"reservation:{request}"):
         return None
@@ -169,7 +170,7 @@ async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | 
 async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users: list[str]) -> int:
     """Add hotels, flights (seats by name) and users; return how many are new.
 
-    One record for all. What is there already keeps its capacity. The password of a loaded user is
+    All are added by one record. Existing ones keep their capacity. The password of a loaded user is
     their name.
     """
     if len(hotels) + len(flights) + len(users) > LOADED_MAX:
@@ -194,7 +195,7 @@ async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users
 
 @app.function
 async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
-    """Return objects as they are in the store, None for those that do not exist."""
+    """Return the values of objects in the store, None for those that do not exist."""
     if len(names) > OBJECTS_SHOWN_MAX:
         raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
     store = _store(ctx)
@@ -207,7 +208,7 @@ async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]
 
 @flow.workflow
 async def reserving(wf: Workflow, order: Order) -> Receipt:
-    """Take a room and a seat, then begin the order and leave it to itself."""
+    """Take a room and a seat, then start the order without waiting for it."""
 
     async def take_both(txn: Transaction) -> bool:
         return await take(txn, order)
@@ -229,7 +230,7 @@ async def ordering(wf: Workflow, order: Order) -> None:
 
 
 async def take(txn: Transaction, order: Order) -> bool:
-    """Take one room and one seat if both are left; tell whether."""
+    """Take one room and one seat if both are left; return whether they were."""
     rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
     if rooms["left"] < 1 or seats["left"] < 1:
         return False
@@ -240,7 +241,7 @@ async def take(txn: Transaction, order: Order) -> bool:
 
 
 def place(txn: Transaction, order: Order) -> None:
-    """Write the order down with itself and with its user."""
+    """Store the order under its own id and with its user."""
     txn.set(f"order:{order.id}", "", asdict(order))
     txn.push(f"orders:{order.user}", "orders", order.id, limit=ORDERS_LISTED_MAX)
     txn.increment(f"orders:{order.user}", "count")
@@ -275,7 +276,9 @@ def _account(user: str) -> dict[str, Any]:
 
 
 def _hashed(password: str, salt: str) -> str:
-    """Hash a password, fast: this application measures the platform, and guards no secrets."""
+    """Hash a password with a fast, weak hash: this application measures the platform, and protects
+    no secrets.
+    """
     return hashlib.blake2b(password.encode(), salt=salt.encode(), digest_size=16).hexdigest()
 
 

@@ -1,9 +1,9 @@
-"""Hotels: generated ones that ship with the demo, and the reader of a person's own.
+"""Hotels: generates the hotels of the demo, and reads the user's own from files.
 
-A person's own are a directory with `hotels.json` (`id`, `name`, `phoneNumber`, `address`),
+The user's own are in a directory with `hotels.json` (`id`, `name`, `phoneNumber`, `address`),
 `geo.json` (`hotelId`, `lat`, `lon`) and `inventory.json` (`hotelId`, `roomType.bookableRate`), as
-the hotel reservation of DeathStarBench has them. `python -m functions.travel.hotels DIR` says
-whether DIR is one, before anything is started.
+in the hotel reservation of DeathStarBench. `python -m functions.travel.hotels DIR` checks a
+directory before anything is started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 HOTELS: Final = 100
 LISTED: Final = 80
-"""So many hotels are on the map (WORKLOADS 4)."""
+"""Hotels on the map (WORKLOADS 4)."""
 CENTRE: Final = (37.7867, -122.4112)
 _SPREAD_DEGREES: Final = 0.1
 """About ten kilometres."""
@@ -31,7 +31,7 @@ class HotelDataError(Exception):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of a hotel before it is loaded."""
+    """The data of a hotel before it is loaded."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ def read_hotels(directory: Path, *, count: int = HOTELS, seed: int = 1) -> list[
     """Return the hotels in a directory, and generated ones up to `count`.
 
     Raises:
-        HotelDataError: a file is missing, or has something else in it.
+        HotelDataError: a file is missing or invalid.
     """
     hotels = _read(directory, "hotels.json", list[_Hotel])
     places = {one.hotelId: one for one in _read(directory, "geo.json", list[_Geo])}
@@ -143,7 +143,7 @@ def _generated(number: str, choose: random.Random) -> Known:
 
 
 def main() -> None:
-    """Read the directory that the argument names; end with code 2 and a sentence if it is none."""
+    """Read the directory of the argument; end with code 2 and a sentence if it is invalid."""
     try:
         read_hotels(Path(sys.argv[1]))
     except HotelDataError as error:

@@ -1,4 +1,4 @@
-"""Travel as it is shown: what is loaded, what clients do, what must hold (WORKLOADS 4)."""
+"""The load of the travel application: its data, its clients, and its check (WORKLOADS 4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Travel:
     """The application `travel` with some hotels; see `workload.demonstration`.
 
     Attributes:
-        acknowledged: by request whether its answer was that it reserved something.
+        acknowledged: by request, whether its answer said that it reserved something.
         unknown: reservations that failed and may have had their effect; `settled` repeats them.
     """
 
@@ -72,7 +72,7 @@ class Travel:
         ]
 
     async def load(self, url: str, progress: Callable[[int], None]) -> str:
-        """Load hotels, flights and users; what is there already keeps its capacity."""
+        """Load hotels, flights and users; existing ones keep their capacity."""
         new = sum(await load_batches(url, self.name, self._batches(), progress))
         return f"{len(self.hotels)} hotels, {len(self.flights)} flights, users ({new:,} new)"
 
@@ -100,7 +100,7 @@ class Travel:
             connection.close()
 
     def keep(self, request: LoadRequest, *, reserved: bool) -> None:
-        """Remember what was acknowledged."""
+        """Remember an acknowledged answer."""
         self.acknowledged[request.arguments["request"]] = reserved
         self.unknown.pop(request.arguments["request"], None)
 
@@ -135,8 +135,8 @@ def _parts(items: Sequence[Any]) -> list[Any]:
 def _faults_of_capacities(
     kind: str, capacities: dict[str, dict[str, int]], used: Counter[str]
 ) -> Iterable[str]:
-    """Compare what is left with what was reserved. Nothing adds to what is left, so what is not
-    below zero finally never was.
+    """Compare the remaining capacities with the reservations. No operation increases a capacity, so
+    one that is not below zero at the end never was.
     """
     for name in capacities.keys() | used.keys():
         known = capacities.get(name, {"capacity": 0, "left": 0})
@@ -150,7 +150,7 @@ def _faults_of_capacities(
 
 
 def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iterable[str]:
-    """Compare reservations with orders, and orders with what users list, in the log's order."""
+    """Compare reservations with orders, and orders with the lists of users, in the log's order."""
     orders = dict(replay.those("order"))
     for request in reservations.keys() - orders.keys():
         yield f"Reservation {request} has no order."
@@ -170,9 +170,7 @@ def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iter
 
 
 class Traveller:
-    """One client: another user and another wish at each request; repeats reservations that
-    failed.
-    """
+    """One client: each request has another user and stay; failed reservations are repeated."""
 
     def __init__(self, travel: Travel, name: str, seed: int) -> None:
         self._travel = travel
@@ -223,7 +221,7 @@ class Traveller:
             self._travel.keep(request, reserved=json.loads(result)["reserved"])
 
     def failed(self, request: LoadRequest) -> None:
-        """Remember a reservation that may be there or not, and ask again."""
+        """Remember a reservation that may exist, and repeat the request."""
         if request.function == "reserve":
             self._again = request
             self._travel.unknown[request.arguments["request"]] = request

@@ -1,4 +1,4 @@
-"""Where hotels are: distances on the earth, the nearest ones."""
+"""Distances on the earth, and the hotels nearest to a place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def distance_km(one: Place, other: Place) -> float:
 
 
 def nearest(hotels: Mapping[str, Place], place: Place) -> list[str]:
-    """Return the at most five nearest hotels within ten kilometres, nearest first."""
+    """Return at most five hotels within ten kilometres, nearest first."""
     away = ((distance_km(at, place), hotel) for hotel, at in hotels.items())
     near = ((km, hotel) for km, hotel in away if km <= NEAR_KM)
     return [hotel for _, hotel in heapq.nsmallest(NEAREST_MAX, near)]

@@ -1,6 +1,6 @@
-"""What the applications share when they are shown, measured and checked; no application itself.
+"""The code that demos, benchmarks and checks of the applications share.
 
-`load` has clients over HTTP, `replay` the check against the log, `demonstration` puts both together
-with progress bars and a table. An application says what is its own: what it loads, what its clients
-ask for, and what must hold finally.
+`load` has the clients over HTTP, `replay` the check against the log. `demonstration` runs both,
+with progress bars and a table. An application adds its data, the requests of its clients, and its
+guarantees.
 """

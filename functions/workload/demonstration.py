@@ -1,7 +1,7 @@
-"""Showing an application on a running platform: load its data, run its load, check, show a table.
+"""Demonstrates an application on a running platform: loads its data, runs its clients, checks the
+result, prints a table.
 
-`demonstrated` is what the applications' demos and their benchmarks have in common; `Application` is
-what each says of itself.
+Demos and benchmarks share `demonstrated`; each application implements `Application`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TICK_S: Final = 0.2
 _REASONS_SHOWN_MAX: Final = 3
 _INDEX_PARTS: Final = ("suffix", "popularity_cache", "tag_cache", "answer_cache")
 _LAST_ASKED: Final = ("popularity_cache", "answer_cache")
-"""What these do not have, the index tier is asked for."""
+"""The parts of the local index that are asked last; their misses go to the index tier."""
 
 
 class Application(Protocol):
-    """What an application says of itself.
+    """The interface of an application for demos and benchmarks.
 
     Attributes:
         name: of the deployed app, and of the log with its objects.
@@ -48,30 +48,30 @@ class Application(Protocol):
     def loads(self) -> str: ...  # noqa: D102
 
     def batches(self) -> int:
-        """Return how many steps loading takes."""
+        """Return the number of steps of loading."""
 
     async def load(self, url: str, report: Callable[[int], None]) -> str:
-        """Load what the clients need, unless it is there; say what it was."""
+        """Load the data that the clients need, unless it is there; return its description."""
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
-        """Return clients whose acknowledged and failed requests `faults` knows of.
+        """Return clients; `faults` checks their acknowledged and failed requests.
 
         Their writes are distinguishable from those of all other clients, also of other runs.
         """
 
     async def settled(self, url: str) -> None:
-        """Return when what requests have begun and not waited for is done."""
+        """Return when the background work of all requests has ended."""
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return what is not as promised, given the log; a sentence each."""
+        """Return the broken guarantees, given the replayed log; a sentence each."""
 
     def verdict(self, replay: TraceReplay) -> str:
-        """Say what holds when there is no fault."""
+        """Return a sentence with the guarantees that hold if there is no fault."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the platform says of itself, before and after the load."""
+    """Figures of the platform, before and after the load."""
 
     tail: int
     hits: int
@@ -80,7 +80,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class DemonstrationResult:
-    """What one run of the load came to."""
+    """The result of one run of the load."""
 
     clients: int
     run: LoadRun
@@ -96,7 +96,7 @@ class DemonstrationResult:
 
     @property
     def conflicts(self) -> int:
-        """Transactions among them that had no effect and ran again."""
+        """Transactions among these records that had no effect and were retried."""
         return sum(seqnum >= self.before.tail for seqnum in self.replay.conflicts)
 
 
@@ -113,7 +113,7 @@ async def demonstrated(
     """Load, run, check, with progress bars.
 
     Raises:
-        LoadError: the platform does not do what is needed.
+        LoadError: the platform refuses or fails a necessary request.
     """
     columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
@@ -184,11 +184,11 @@ async def _checked(
 async def checked(
     url: str, application: Application, report: Callable[[int, int], None]
 ) -> tuple[TraceReplay, list[str]]:
-    """Replay the application's log; return it, and what is not as it should be.
+    """Replay the application's log; return the replay and the faults.
 
     Args:
         url: of the gateway.
-        application: with the answers that its clients got.
+        application: whose clients have run.
         report: called with the next seqnum, and the tail.
     """
     replay = await replayed(url, application.name, report)
@@ -198,7 +198,7 @@ async def checked(
 
 
 async def figures(url: str, log: str) -> Figures:
-    """Ask the platform for its numbers.
+    """Return the platform's figures.
 
     Raises:
         LoadError: it does not answer.
@@ -218,7 +218,7 @@ async def figures(url: str, log: str) -> Figures:
 
 
 def show(application: Application, outcome: DemonstrationResult, console: Console) -> None:
-    """Print the table, what failed and why, and the verdict if all is well."""
+    """Print the table, then failures with their causes, or the guarantees that hold."""
     console.print(table_of(application, outcome))
     for name, tally in outcome.run.tallies.items():
         for reason, count in tally.failures.most_common(_REASONS_SHOWN_MAX):
@@ -232,7 +232,7 @@ def show(application: Application, outcome: DemonstrationResult, console: Consol
 
 
 def table_of(application: Application, outcome: DemonstrationResult) -> Table:
-    """Return what was measured, as a table."""
+    """Return the measurements as a table."""
     run = outcome.run
     table = Table(
         title=f"functions/{application.name}: {outcome.clients} clients, {run.seconds:.1f} s"
@@ -264,11 +264,11 @@ def table_of(application: Application, outcome: DemonstrationResult) -> Table:
 def run_demo(
     url: str, application: Application, *, seconds: float, clients: int, seed: int
 ) -> None:
-    """Run a demo as a command does: its table, then its end with a code.
+    """Run a demo as a command: print its table, then exit with a code.
 
     Raises:
-        typer.Exit: with code 1 when the check found a fault, with 2 when the platform does not do
-            what is needed; a sentence about it is on standard error.
+        typer.Exit: with code 1 when the check found a fault, with 2 when the platform refuses or
+            fails a necessary request, with a sentence on standard error.
     """
     console = Console()
 

@@ -1,8 +1,7 @@
-"""A keep-alive HTTP/1.1 connection for load: one request at a time, as little work as possible.
+"""A keep-alive HTTP/1.1 connection for load generators: one request at a time, at little cost.
 
-On a machine that also runs the platform every microsecond of the load generator is taken from what
-it measures, so this speaks just the HTTP that the gateway speaks: requests and answers with
-Content-Length.
+If the load generator runs on the platform's machine, its processor time slows the platform. So it
+supports only the part of HTTP that the gateway uses: requests and answers with Content-Length.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class HttpResponse(NamedTuple):
-    """What came back.
+    """An answer.
 
     Attributes:
         status: of HTTP.
-        body: as it came.
-        position: the session's position, to go with the next request; 0: none was given.
+        body: as received.
+        position: the session's position, for the next request; 0: the answer had none.
     """
 
     status: int
@@ -34,7 +33,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection, made at the first request and made again when it was closed."""
+    """One connection, opened at the first request, and opened again after it was closed."""
 
     def __init__(self, url: str) -> None:
         endpoint = reach(url)
@@ -54,8 +53,8 @@ class HttpConnection(asyncio.Protocol):
         """Send a JSON body and return the answer.
 
         Raises:
-            ConnectionError: refused, or closed before the answer was there; whether the request was
-                carried out is not known.
+            ConnectionError: refused, or closed before the answer; the request may have been
+                executed.
         """
         loop = asyncio.get_running_loop()
         if self._transport is None:
@@ -80,14 +79,14 @@ class HttpConnection(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Close it; a request under way fails."""
+        """Close it; a request in progress fails."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's differ
         self._received.clear()
         self._body_start = 0
 
@@ -105,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
 
     def _read_head(self) -> bool:
-        """Find out where the body is, once the head is there."""
+        """Find the start and length of the body, once the head is complete."""
         end = self._received.find(_END)
         if end < 0:
             return False

@@ -1,9 +1,9 @@
 """The load: clients over HTTP, in a closed loop or at a rate.
 
-Each client is one person at a browser: one request after the other over one connection, in a
-session of their own. In a closed loop the next request comes as soon as the answer is there. At a
-rate, requests fall due at even intervals, a free client takes the next one, and its latency
-counts from when it was due: what waits because the platform is slow is measured, not left out.
+Each client sends one request after the other over its own connection, in its own session, like a
+person at a browser. In a closed loop a client sends the next request when it has the answer. At a
+rate, requests are due at even intervals, and a free client sends the next one. Its latency counts
+from its due time, so waiting for a slow platform is measured, too.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _LOADERS: Final = 4
 
 
 class LoadError(Exception):
-    """The platform does not do what is needed; one sentence."""
+    """The platform refuses or fails a necessary request; one sentence."""
 
 
 class LoadRequest(NamedTuple):
-    """What a client asks for: a function of the application, and its arguments."""
+    """A request: a function of the application, and its arguments."""
 
     function: str
     arguments: Mapping[str, Any]
 
 
 class Visitor(Protocol):
-    """What one client asks for, and what it keeps of the answers."""
+    """Chooses the requests of one client, and remembers their outcomes."""
 
     def request(self) -> LoadRequest:
         """Choose the next request."""
 
     def answered(self, request: LoadRequest, result: bytes) -> None:
-        """Take the answer in; `result` is JSON."""
+        """Remember an answer; `result` is JSON."""
 
     def failed(self, request: LoadRequest) -> None:
-        """Know that it failed: it may have had its effects or not."""
+        """Remember a failed request, which may have had effects."""
 
 
 @dataclass
 class Tally:
-    """What became of the requests to one function."""
+    """The outcomes and latencies of the requests to one function."""
 
     latencies_s: array[float] = field(default_factory=lambda: array("d"))
     failures: Counter[str] = field(default_factory=Counter)
 
     def percentile_s(self, percent: float) -> float:
-        """Return the latency that `percent` of the answered requests stayed within."""
+        """Return the percentile `percent` of the latencies of answered requests."""
         if not self.latencies_s:
             return 0.0
         ordered = sorted(self.latencies_s)
@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass
 class LoadRun:
-    """What a run of the load did.
+    """The measurements of one run of the load.
 
     Attributes:
         tallies: by function.
@@ -98,9 +98,9 @@ async def call(
     *,
     position: int = 0,
 ) -> Any:  # noqa: ANN401
-    """Call a function of an app, again while the platform says that this can help.
+    """Call a function of an app; repeat the call after retryable errors.
 
-    It sees at least what a session at `position` has seen.
+    Its reads are answered at `position` or later.
 
     Raises:
         LoadError: it failed.
@@ -163,7 +163,7 @@ async def run_load(
     seconds: float,
     rate: float | None = None,
 ) -> LoadRun:
-    """Let the visitors ask for a while.
+    """Run the visitors for some seconds.
 
     Args:
         url: of the gateway.
@@ -171,10 +171,10 @@ async def run_load(
         visitors: one client each.
         functions: which ones they may call.
         seconds: for how long requests are begun.
-        rate: requests a second, from all together; None: each as fast as it is answered.
+        rate: requests per second of all clients together; None: a closed loop.
 
     Raises:
-        LoadError: a client got nothing but failures.
+        LoadError: all requests of a client failed.
     """
     run = LoadRun({name: Tally() for name in functions})
     began = time.perf_counter()

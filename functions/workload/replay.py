@@ -1,8 +1,8 @@
-"""The check that applications share: what the functions show must be what the log says.
+"""The check that applications share: the functions must return what the log contains.
 
-It reads an application's whole log over HTTP and replays it in its own plain way, from the format
-alone (`docs/libs/bokistore.md`); it shares no code with the library, so a mistake there shows here.
-What an application promises beyond that it checks in the replay itself.
+It reads an application's whole log over HTTP and replays it by the documented format
+(`docs/libs/bokistore.md`). It shares no code with the library, so it notices mistakes of the
+library. Each application checks its further guarantees in the replay.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FAULTS_SHOWN_MAX: Final = 10
 
 @dataclass
 class TraceReplay:
-    """The objects as a plain replay of the log has them.
+    """The objects by an independent replay of the log.
 
     Attributes:
         objects: by name; None: it does not exist.
-        records: how many were read.
-        data_bytes: how much data was in them.
+        records: read from the log, a count.
+        data_bytes: of these records.
         conflicts: seqnums of transactions without effect, because what they read had changed.
         position: of the session that read them.
     """
@@ -42,7 +42,7 @@ class TraceReplay:
     position: int = 0
     _written_at: dict[str, int] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
-    """Ids of transactions that had their effect: with each id the first one does, no other."""
+    """Ids of committed transactions; of each id only the first one commits."""
 
     def those(self, kind: str) -> Iterator[tuple[str, Any]]:
         """Yield the objects called `kind:...` that exist: the rest of the name, and the object."""
@@ -51,7 +51,7 @@ class TraceReplay:
                 yield name.partition(":")[2], value
 
     def add(self, seqnum: int, data: str) -> None:
-        """Take the next record in."""
+        """Apply the next record."""
         self.records += 1
         self.data_bytes += len(data.encode())
         command = json.loads(data)
@@ -70,7 +70,7 @@ class TraceReplay:
 
 
 def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
-    """Apply one write; on the way of the app's paths are names alone, no elements of lists."""
+    """Apply one write; the applications' paths have only names, no elements of lists."""
     kind, path, *rest = write
     if path:
         document = dict(document or {})
@@ -83,7 +83,7 @@ def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
 
 
 def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401
-    """Merge as RFC 7396 says."""
+    """Merge by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(document) if isinstance(document, dict) else {}
@@ -119,7 +119,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
 
     Args:
         url: of the gateway.
-        log: the application's, with nothing but its objects.
+        log: of the application, with only its objects.
         progress: called with the next seqnum, and the tail.
 
     Raises:
@@ -160,7 +160,9 @@ async def _records(
 
 
 async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str]:
-    """Compare what the app's `objects` shows with the replay; return what differs, in sentences."""
+    """Compare the result of the app's function `objects` with the replay; return the differences, a
+    sentence each.
+    """
     names = sorted(replay.objects)
     faults: list[str] = []
     connection = HttpConnection(url)
@@ -180,7 +182,7 @@ async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str
 
 
 def summary_of(faults: list[str]) -> str:
-    """Return the first few faults, a line each, and how many more there are."""
+    """Return the first few faults, a line each, and the number of further ones."""
     shown = faults[:_FAULTS_SHOWN_MAX]
     if len(faults) > len(shown):
         shown.append(f"... and {len(faults) - len(shown)} more.")
