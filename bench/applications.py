@@ -1,8 +1,8 @@
-"""What the benchmarks of the applications share: a platform with the app, the load step by step in
-rounds, the check of the log at the end, a table with the paper's figures beside ours.
+"""Runs the benchmarks of the applications: starts a platform with the app, runs load steps in
+rounds, checks the log at the end, and prints a table with the paper's figures beside ours.
 
-The platform runs as a process of its own (`bench.support.deployment`); this process holds the
-clients, one HTTP connection each.
+The platform is a separate process (`bench.support.deployment`); this process has the clients, one
+HTTP connection each.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Step(NamedTuple):
 
     Attributes:
         name: in the table.
-        clients: how many at once.
-        rate: requests a second from all together; None: each as fast as it is answered.
-        paper: what a paper measured there, by column; "load" says where.
+        clients: a count.
+        rate: requests per second of all clients together; None: closed loops.
+        paper: figures of a paper by column; "load" names the paper.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 def in_a_loop(clients: int, paper: Mapping[str, str] = MappingProxyType({})) -> Step:
-    """Return the step in which so many clients ask, each as fast as it is answered."""
+    """Return the step with a number of clients in closed loops."""
     return Step(f"{clients} client{'s' if clients > 1 else ''}", clients, None, paper)
 
 
@@ -61,12 +61,12 @@ def rates_then_clients(
 
 
 def at_a_rate(rate: float, paper: Mapping[str, str] = MappingProxyType({})) -> Step:
-    """Return the step in which so many requests a second fall due."""
+    """Return the step with a rate of requests per second."""
     return Step(f"{rate:g}/s", _CLIENTS_AT_A_RATE, rate, paper)
 
 
 class Measured(NamedTuple):
-    """One round of a step, and what the platform said of itself before and after."""
+    """One round of a step, and the platform's figures before and after."""
 
     run: LoadRun
     before: Figures
@@ -74,7 +74,7 @@ class Measured(NamedTuple):
 
 
 def bench(application: Application, steps: Sequence[Step], asked: argparse.Namespace) -> None:
-    """Measure an application on a platform of its own, and print the table and the verdict.
+    """Measure an application on its own platform, and print the table and the result of the check.
 
     Raises:
         SystemExit: the check found a fault.

@@ -1,10 +1,10 @@
-"""What a filter costs as the number of tags grows: one log with 10^3 and one with 10^5 tags, and
-`read_next` by tag on each; beside it JetStream's direct get by subject (WORKLOADS 7).
+"""The latency of reads by tag as the number of tags grows: `read_next` on a log with 10^3 and one
+with 10^5 tags, and JetStream's direct get by subject (WORKLOADS 7).
 
 Both logs have the same number of small records, spread evenly over the tags. Each read asks for the
-next record with a tag from a place between two records with it, so no node can answer by looking at
-the place alone. (A read from before the first record with a tag is another matter: the local index
-cannot know that nothing comes earlier, so that always goes to the index tier.)
+next record with a tag from a place between two records with it, so no node can answer from the
+place alone. (Reads from before the first record with a tag are left out: the local index cannot
+know that no earlier record exists, so they always go to the index tier.)
 
 Three sides: IndiLog as it is (its local index knows the tags), IndiLog without any local index (the
 index tier finds every record), and NATS JetStream. The figure is the ratio of the latency with many
@@ -47,7 +47,7 @@ from indilog.base.log import Entry, Log
 
 RECORD_BYTES: Final = 64
 READS: Final = 10_000
-"""Different reads; they come round again."""
+"""Different reads; they are used cyclically."""
 SEED: Final = 1
 _BATCH: Final = 500
 _NO_LOCAL_INDEX: Final[dict[str, int]] = {
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
 
 class Filtered(NamedTuple):
-    """A log with records, and how to read it."""
+    """A log with records, and its reads."""
 
     read: Callable[[str, int], Awaitable[int]]
     """Return the place of the first record with a tag from a place on."""

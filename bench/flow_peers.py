@@ -1,10 +1,10 @@
-"""Durable functions and workflows beside Restate and DBOS, in the same run (WORKLOADS 8).
+"""Compares durable functions and workflows with Restate and DBOS in one run (WORKLOADS 8).
 
 Every side is asked over HTTP, over kept-alive connections, by closed-loop callers in this process:
 a durable function that does nothing, a counter object for each caller, one counter for all, a
-workflow of five steps that do nothing, a message through a queue and its result back. What is
-promised when the answer comes is printed beside the figures. The peers are installed when they are
-missing (`--peers-dir`); a side that cannot be says so in the table.
+workflow of five steps that do nothing, a message through a queue and its result back. The
+durability of answers is printed beside the figures. Missing peers are installed (`--peers-dir`);
+the table names the sides that cannot be installed.
 
     python -m bench.flow_peers [--seconds 2] [--rounds 3] [--callers 1 64]
                                [--sides "IndiLog" ...] [--operations "counter" ...]
@@ -41,7 +41,7 @@ BASE: Final = "Restate, as shipped"
 CALLERS: Final = (1, 64)
 _WARM_UP_S: Final = 1.0
 _PATIENCE_S: Final = 20.0
-"""An answer that comes so long after the end of a round does not count."""
+"""Seconds after the end of a round after which an answer does not count."""
 _SAID_CHARS: Final = 160
 Cell: TypeAlias = tuple[str, int]
 """An operation, and the number of callers."""
@@ -68,7 +68,7 @@ async def measured(served: Served, ask: Ask, callers: int, seconds: float) -> Ro
 
 
 async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, Round], str]:
-    """Start a side, measure all that was asked for, end it; return what it says it is, too."""
+    """Start a side, run the requested measurements, stop it; return its description, too."""
     cells = [(operation, callers) for operation in asked.operations for callers in asked.callers]
     groups = [[cell] for cell in cells] if side.starts_anew else [cells]
     found: dict[Cell, Round] = {}
@@ -85,7 +85,9 @@ async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, R
 
 
 async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
-    """Measure all sides in turns, round after round; return what each is, or why it is missing."""
+    """Measure all sides in turns, round after round; return the description of each, or why it is
+    missing.
+    """
     found: Found = {}
     versions: dict[str, str] = {}
     order = list(asked.sides)
@@ -106,7 +108,7 @@ def row_of(
     side: str, operation: str, found: Mapping[Cell, Rounds], callers: Sequence[int]
 ) -> list[str]:
     """Return a side's medians for an operation, and their ratios to the base in the same rounds:
-    how long one caller waits, how much many callers get done.
+    the latency of one caller, and the throughput of many.
     """
     row = []
     for count in callers:

@@ -1,12 +1,11 @@
-"""Memory of a compute node's local index over very many new tags, beside a complete index (A21,
+"""Memory of a compute node's local index over many new tags, compared with a complete index (A21,
 thesis 3.2.1 and 7.4).
 
-Every append has the tag of its log and one that was never used before; every position orders 256 of
-them, and 16 of their tags are read from the head of the log, as in the thesis. The index is driven
-directly, role by role, without disk or sockets: what is measured is its memory, not the platform's
-speed. Each side runs in a process of its own: how much its resident memory has grown is compared
-with what the index says of itself and with the sum of its limits. *Complete* is an index shard that
-holds all positions, which is what Boki's compute nodes hold.
+Every append has the tag of its log and a new tag. Every position orders 256 appends, and 16 of
+their tags are read from the head of the log, as in the thesis. The index is driven directly, role
+by role, without disk or sockets, because only its memory is measured. Each side runs in its own
+process. The growth of its resident memory is compared with the index's own figure and with the sum
+of its limits. *Complete* is an index shard with all positions, as on Boki's compute nodes.
 
     python -m bench.index_memory [--appends 10000000] [--complete-appends 3000000] [--picture FILE]
 """
@@ -49,13 +48,13 @@ MIB = 1024 * 1024
 
 
 class Sample(NamedTuple):
-    """What a side holds after so many appends."""
+    """The memory of a side after a number of appends."""
 
     appends: int
     told_bytes: int
-    """What the index says of itself."""
+    """The index's own figure, in bytes."""
     grown_bytes: int
-    """By how much the resident memory of its process has grown."""
+    """Growth of the resident memory of its process, in bytes."""
 
 
 def limit_bytes(config: NodeConfig) -> int:
@@ -79,7 +78,7 @@ def parts_of(appends: int) -> Iterator[ShardTags]:
 
 
 class Local:
-    """A local index whose engine appends everything and reads some of it."""
+    """A local index whose engine appends all records and reads some."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._extended = config.caches.local_index == "extended"
@@ -116,7 +115,7 @@ class Local:
 
     @property
     def size_bytes(self) -> int:
-        """What the index says of itself."""
+        """The index's own figure, in bytes."""
         return self.index.size_bytes
 
 
@@ -132,7 +131,7 @@ class Complete:
 
     @property
     def size_bytes(self) -> int:
-        """What the index says of itself."""
+        """The index's own figure, in bytes."""
         return self._index.memory_bytes
 
 
@@ -150,7 +149,7 @@ def resident_bytes() -> int:
 
 
 def samples_of(index: Local | Complete, appends: int) -> Iterator[Sample]:
-    """Append, and measure now and then."""
+    """Append, and measure periodically."""
     for _ in parts_of(RECORDS * 8):
         pass
     gc.collect()
@@ -174,7 +173,7 @@ def measured(side: Side, appends: int) -> dict[str, object]:
 
 
 def tell_side(side: Side, appends: int) -> None:
-    """Measure one side here; print what was found as JSON."""
+    """Measure one side in this process; print the result as JSON."""
     index = indexed(side)
     start = time.perf_counter()
     samples = list(samples_of(index, appends))

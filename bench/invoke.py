@@ -1,4 +1,5 @@
-"""Functions over HTTP: a no-op, one append and one durable increment, with kept-alive connections.
+"""Measures functions over HTTP: a no-op, one append and one durable increment, with keep-alive
+connections.
 
 The platform runs as a process of its own (`bench.support.deployment`); this process holds the
 closed-loop callers, one connection each.

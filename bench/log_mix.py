@@ -1,8 +1,8 @@
 """The mixed log workloads of the thesis (WORKLOADS 1): appends and reads of several kinds at once.
 
-Callers draw what they do next from the percentages of a named workload, from one seed. Printed per
-workload and append:read ratio: operations/s, p50 and p99 of appends and of reads, and which share
-of the lookups each part of the local index answered.
+Callers draw what they do next from the percentages of a named workload, from one seed. It prints
+for each workload and append:read ratio: operations/s, p50 and p99 of appends and of reads, and the
+share of the lookups that each part of the local index answered.
 
     python -m bench.log_mix [--seconds 2] [--rounds 3] [--callers 64] [--workloads mix new-tags]
 """
@@ -83,7 +83,7 @@ class Caller:
         self._tagged: deque[tuple[str | int, int]] = deque(maxlen=OWN_KEPT)
 
     async def step(self) -> None:
-        """Do one thing, and note how long it took under the name of its kind."""
+        """Do one operation, and record its duration by its kind."""
         chance, mixing = self._chance.random, self._mixing
         tagged = chance() < mixing.workload.tagged / 100
         known = self._tagged if tagged else self._own
@@ -144,7 +144,7 @@ class Caller:
 
 
 class Mixing:
-    """One run of one workload: what all callers share."""
+    """The state that all callers of one run of one workload share."""
 
     def __init__(
         self, logs: tuple[Log, ...], workload: Workload, appends: float, callers: int
@@ -165,7 +165,7 @@ class Mixing:
             self.popular.append(seqnum)
 
     async def operation(self, caller: int) -> None:
-        """Let one caller do its next thing."""
+        """Have one caller do its next operation."""
         await self._callers[caller].step()
 
     def quantiles(self, begins: str) -> tuple[str, str]:

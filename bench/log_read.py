@@ -1,4 +1,5 @@
-"""Read micro-benchmark (WORKLOADS 1): which part answers a read, and what it costs.
+"""Read micro-benchmark (WORKLOADS 1): latency of reads by the part of the platform that answers
+them.
 
 Three platforms hold the same log of tagged 1 KiB records and are measured in turns:
 

@@ -1,10 +1,11 @@
-"""What an index node knows of new tags when most of its index is on the disk only (thesis 5.7).
+"""Measures how often an index node recognizes new tags when most of its index is only on disk
+(thesis 5.7).
 
 An append with a tag that a compute node does not know asks the index tier whether the tag is new.
-An index node answers from memory, or not at all: a read of the disk is not worth it. Here it holds
-many tags, each of one record, in snapshots in real files; then it is asked about tags that no
-record has used, and about such that are there. `unspilled` holds everything in memory, `without
-filter` answers that any tag may be on the disk.
+An index node answers from memory, or not at all: a read of the disk is not worth it. Here its
+snapshots, in real files, have many tags with one record each. Then it gets questions about new and
+about existing tags. `unspilled` holds everything in memory, `without filter` answers that any tag
+may be on the disk.
 
     python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
 """
@@ -41,7 +42,7 @@ class Node:
     """The index of a node with a disk.
 
     Attributes:
-        writing_s: how long its snapshots took.
+        writing_s: seconds that its snapshots took.
     """
 
     def __init__(self, directory: Path, memory_bytes: int) -> None:
@@ -60,7 +61,9 @@ class Node:
             self.spill()
 
     def spill(self) -> None:
-        """Write a snapshot of everything; let go of what is in it, as far as memory is short."""
+        """Write a snapshot of everything, and free its entries from memory as far as memory is
+        short.
+        """
         store = self.store
         base = store.base.info.position if store.base is not None else None
         unwritten = store.close_generation(self._position)
@@ -74,7 +77,7 @@ class Node:
         self.writing_s += time.perf_counter() - start
 
     def knows_new(self, tag: int) -> bool:
-        """Return whether it says, without its disk, that the tag was never used."""
+        """Return whether it knows, without its disk, that the tag was never used."""
         search = Search(Direction.NEXT, tag, 0, self.store.end, 1)
         return self.store.search(search) is None and not search.seqnums
 
@@ -95,7 +98,7 @@ class Node:
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Fill an index, ask it, print what it says."""
+    """Fill an index, query it, print the results."""
     configure_logging("console", "warning")
     report = Report("new_tags", asked, records_a_position=RECORDS)
     chance = np.random.default_rng(SEED)

@@ -1,16 +1,18 @@
-"""IndiLog beside Redis Streams, NATS JetStream, PostgreSQL and etcd, in the same run (WORKLOADS 2).
+"""Compares IndiLog with Redis Streams, NATS JetStream, PostgreSQL and etcd in one run (WORKLOADS
+2).
 
 Every side is driven in the same way: by one or two client processes with closed-loop callers as
-tasks of a uvloop, which append records of 1 KiB with one of 20 tags, and read by tag from a place
-on, or up to it. What each side does for that is said in its module (`bench/peer_*.py`); what its
-acknowledgement promises is printed beside its figures. Servers come from Debian, keep their data in
-temporary directories and are started and ended here (`bench/support/servers.py`).
+tasks of a uvloop. They append records of 1 KiB with one of 20 tags, and read by tag forwards or
+backwards from a place. Each side's module (`bench/sides/*.py`) describes its operations. The
+durability of its acknowledgements is printed beside its figures. Servers come from Debian's
+packages, and keep their data in temporary directories. The benchmark starts and ends them
+(`bench/support/servers.py`).
 
-Redis has three clients: redis-py's asyncio client with hiredis as its documentation sets it up,
-which the ratios are to; the same with the fastest settings that were found; and valkey-glide.
-IndiLog has three shapes, all with R = 1: embedded in the client process (so there is one); the
-client processes as compute nodes of a cluster of processes with 3 sequencers; and clients over the
-network of an embedded platform, which is what the others are.
+Redis has three clients: redis-py's asyncio client with hiredis as in its documentation, which is
+the base of the ratios; the same client with the fastest settings that were found; and valkey-glide.
+IndiLog has three shapes, all with R = 1: embedded in the only client process; the client processes
+as compute nodes of a cluster of processes with 3 sequencers; and clients of an embedded platform
+over the network, like the clients of the other systems.
 
     python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--clients 1 2]
                           [--sides "PostgreSQL" "indilog, embedded" ...] [--operations append ...]
@@ -52,7 +54,7 @@ from indilog.runtime.cluster.supervisor import supervised
 
 BASE: Final = "redis-py"
 ANSWER_S_MAX: Final = 120.0
-"""A client that says nothing for longer, beside the time that it measures, has failed."""
+"""A client that is silent for longer than this, plus the measured time, has failed."""
 _LINE_BYTES_MAX: Final = 256 * 1024 * 1024
 _SYNCED: Final = "every write synced"
 _SERVERS: Final[Mapping[str, Callable[[], AbstractContextManager[Server]]]] = {
@@ -76,7 +78,7 @@ Found: TypeAlias = dict[str, Rounds]
 
 @asynccontextmanager
 async def serving(side: str, clients: int) -> AsyncIterator[Server]:
-    """Run what the clients of a side talk to."""
+    """Run the server of a side."""
     if side in _SERVERS:
         with _SERVERS[side]() as server:
             yield server
@@ -108,13 +110,13 @@ class Client:
         self._process = process
 
     async def send(self, value: dict[str, Any]) -> None:
-        """Say something to it."""
+        """Send it one request."""
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.write(json.dumps(value).encode() + b"\n")
         await self._process.stdin.drain()
 
     async def answer(self, seconds: float = 0.0) -> dict[str, Any]:
-        """Return what it answers."""
+        """Return its answer."""
         assert self._process.stdout is not None, "it is a pipe"
         line = await asyncio.wait_for(self._process.stdout.readline(), seconds + ANSWER_S_MAX)
         if not line:
@@ -147,7 +149,7 @@ async def client_process() -> AsyncIterator[Client]:
 async def measured(
     side: str, server: Server, asked: argparse.Namespace, callers: int, clients: int
 ) -> dict[str, Round]:
-    """Open a side in its client processes; run every operation that it has once."""
+    """Open a side in its client processes; run each of its operations once."""
     found: dict[str, Round] = {}
     async with AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(client_process()) for _ in range(clients)]
@@ -169,7 +171,7 @@ async def measured(
 
 
 def merged(answers: list[dict[str, Any]]) -> Round:
-    """Put together what several clients measured at the same time."""
+    """Merge the simultaneous measurements of several clients."""
     latencies = array("d")
     for answer in answers:
         latencies.frombytes(b64decode(answer["latencies"]))
@@ -186,8 +188,8 @@ async def compare(
 ) -> Found:
     """Run every operation on every side, side after side, round after round.
 
-    Each side is set up for its round and taken down after it, so that nothing of one runs beside
-    another. The order turns round with every round.
+    Each side is started for its round and stopped after it, so no two sides run at the same time.
+    The order is reversed with every round.
     """
     found: Found = {operation: {} for operation in asked.operations}
     order = [side for side in asked.sides if clients == 1 or side != "indilog, embedded"]

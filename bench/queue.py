@@ -1,8 +1,9 @@
-"""Queue benchmark (WORKLOADS 6): producers and consumers on one queue, and whether all went well.
+"""Queue benchmark (WORKLOADS 6): producers and consumers on one queue, and a check of all
+deliveries.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
-shards as consumers. Then the producers stop and the consumers empty the queue. The verdict comes
-from what the consumers received: each message acknowledged exactly once, first deliveries of each
+shards as consumers. Then the producers stop and the consumers empty the queue. The check uses the
+messages that consumers received: each message acknowledged exactly once, first deliveries of each
 shard in the order of its pushes. Before that, round trips: one push, pop and acknowledgement after
 the other, by 1 and 64 callers.
 
@@ -31,12 +32,12 @@ ROUND_TRIP_CALLERS = (1, 64)
 _WAIT_S = 0.2
 _MESSAGE_S_MAX = 30.0
 PAPER = {"128/128": ("  Boki", "20,700", "1.1 ms", "4.3 ms")}
-"""What Boki's authors measured, by column; on 8 engines."""
+"""The figures of Boki's authors on 8 engines, by column."""
 
 
 @dataclass
 class Tally:
-    """What producers and consumers of one round saw."""
+    """The messages that producers and consumers of one round pushed and received."""
 
     pushed: set[int] = field(default_factory=set)
     push_s: list[float] = field(default_factory=list)

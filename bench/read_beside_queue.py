@@ -1,8 +1,9 @@
-"""Reads beside a queue (WORKLOADS 1): what the trims of its sub-streams cost all others.
+"""Reads beside a queue (WORKLOADS 1): trims of a queue's sub-streams must not slow the reads of
+other records.
 
 A queue writes a checkpoint each thousand commands, then trims its sub-streams up to it. Two
 platforms hold the same log; in one of them a queue has checkpointed since. The records are in the
-record cache of both, so that both should answer on the spot.
+record cache of both, so that both should answer without a message.
 
     python -m bench.read_beside_queue [--seconds 1] [--rounds 3] [--callers 1 64] [--messages 2000]
 """

@@ -1,9 +1,9 @@
 """The thesis's evaluation as shapes (thesis 7.2 to 7.5): local hits, types of reads, index shards,
 who merges, new tags. `docs/REPRODUCTION.md` has the figures beside the thesis's.
 
-Every side of an experiment is a platform of its own with the thesis's limits and without a record
-cache; sides run in turns, round by round. *Local hits* are the reads that the index tier was not
-asked about. *Thesis* sides do without what is not in the thesis (refills, kept answers). Nothing is
+Every side of an experiment is a separate platform with the thesis's limits and without a record
+cache. Sides run in turns, round by round. *Local hits* are reads without a question to the index
+tier. *Thesis* sides lack mechanisms that are not in the thesis (refills, kept answers). Nothing is
 synced, as in the thesis (`durability = "memory"`).
 
     python -m bench.reproduction [--experiments hits ...] [--callers 64] [--seconds 2]
@@ -50,7 +50,7 @@ EXACT = ("seq own", "seq popular", "seq suffix", "tag direct")
 
 
 class Side(NamedTuple):
-    """One platform: its settings, and what it runs."""
+    """One platform: its settings and its workload."""
 
     settings: Settings
     workload: str
@@ -84,11 +84,11 @@ EXPERIMENTS: Final[dict[str, dict[str, Side]]] = {
     "new-tags-mix": _sides("mix", default=THESIS, extended=EXTENDED),
     "new-tags-skewed": _sides("new-tags-read-min", default=THESIS, extended=EXTENDED),
 }
-"""The first side of each is what the others are compared with."""
+"""The first side of each experiment is the base of the comparison."""
 
 
 class Found(NamedTuple):
-    """What one side did."""
+    """The measurements of one side."""
 
     rounds: list[Round]
     reads: int
@@ -99,7 +99,7 @@ class Found(NamedTuple):
 
     @property
     def local_hits(self) -> float:
-        """Share of the reads that the index tier was not asked about."""
+        """Share of the reads without a question to the index tier."""
         return 1 - sum(self.tier.values()) / max(self.reads, 1)
 
     def share(self, kind: str) -> float:

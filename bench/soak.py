@@ -1,11 +1,11 @@
-"""Whether a platform stays flat: memory, index entries and disk under retention and trims (T7).
+"""Checks that memory, index entries and disk usage do not grow under retention and trims (T7).
 
 A platform embedded in this process serves a mixed load at a fixed rate: a log under retention whose
 records have tags that never come back, a log that is trimmed as a whole, tags that are trimmed one
 by one, a queue whose messages are acknowledged, objects that are changed and collected. Every
 figure of every part is sampled each second. After a warm-up, in which caches fill, the slope of
-each is a straight line's through its samples. The trend counts if it is larger than the noise: the
-slopes of the two halves have its sign, and over the run it adds more than `--noise` of the mean.
+each is a straight line's through its samples. The trend counts if both halves have slopes of its
+sign, and it adds more than `--noise` of the mean over the run.
 
     python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
                          [--tracemalloc]
@@ -122,7 +122,7 @@ async def load(make: Callable[[str], Log], rate: float) -> None:
 
 
 async def collect(make: Callable[[str], Log]) -> None:
-    """Collect the objects' history now and then, until cancelled."""
+    """Collect the objects' history periodically, until cancelled."""
     store = Store(make("objects"))
     while True:
         await asyncio.sleep(KEEP_S)
@@ -130,7 +130,7 @@ async def collect(make: Callable[[str], Log]) -> None:
 
 
 def figures(platform: Platform, directory: Path) -> Iterator[tuple[str, float]]:
-    """Yield the memory and disk that are taken, and every figure of every part."""
+    """Yield the used memory and disk, and every figure of every part."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
     yield "resident memory", resident
     yield "objects of Python", len(gc.get_objects())

@@ -1,5 +1,5 @@
 """Social network benchmark (WORKLOADS 3, "retwis"): 64 to 192 clients over HTTP, medians of each
-function, conflicts, and whether posts and objects are what the log says.
+function, conflicts, and a check of posts and objects against the log.
 
     python -m bench.social [--seconds 2] [--rounds 5] [--callers 64 96 128 192] [--graph FILE]
 """
@@ -25,7 +25,7 @@ PAPER = {
         "conflicts": "0.24%",
     }
 }
-"""By clients: what Boki's authors measured, by column."""
+"""The figures of Boki's authors, by number of clients and column."""
 
 if __name__ == "__main__":
     asked = arguments(

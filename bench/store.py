@@ -1,4 +1,4 @@
-"""BokiStore: a transaction over two objects, and reading an object with a long past.
+"""Measures BokiStore: a transaction over two objects, and reads of an object with a long history.
 
 On the embedded platform, over HTTP (a deployed function) and in this process. Transfers read and
 write two of `--accounts` accounts, chosen at random; what is counted is committed, attempts that
@@ -43,7 +43,7 @@ from indilog.base.log import Log
 
 APP = Path(__file__).with_name("store_app.py")
 PAST = {"10": 10, "10,000": 10_000}
-"""Past operations of the objects that are read."""
+"""Numbers of past operations of the objects that are read."""
 NEVER = 1 << 60
 
 
@@ -61,7 +61,7 @@ class Transfers:
         return f"account:{one}", f"account:{other}"
 
     def note(self, attempts: int) -> None:
-        """Note a transfer that committed."""
+        """Record a committed transfer."""
         self.attempts += attempts
         self.done += 1
 
@@ -72,7 +72,7 @@ class Transfers:
 
 
 def sides_in_process(log: Log, transfers: Transfers) -> dict[str, Operation]:
-    """Return what is measured without HTTP: hot reads, by one store as in a function."""
+    """Return the operations without HTTP: hot reads by one store, as in a function."""
     store = Store(log)
 
     async def transfer(_: int) -> None:
@@ -85,7 +85,7 @@ def sides_in_process(log: Log, transfers: Transfers) -> dict[str, Operation]:
 
 
 def sides_cold(log: Log) -> dict[str, Operation]:
-    """Return reads by a process that knows nothing."""
+    """Return reads by a process with empty caches."""
 
     def reading(past: str) -> Operation:
         return lambda _: Store(log, cache=ViewCache()).get(f"aged:{past}")
@@ -94,7 +94,7 @@ def sides_cold(log: Log) -> dict[str, Operation]:
 
 
 def sides_over_http(callers: list[HttpCaller], transfers: Transfers) -> dict[str, Operation]:
-    """Return what is measured through the gateway."""
+    """Return the operations through the gateway."""
 
     async def transfer(caller: int) -> None:
         one, other = transfers.pair()
@@ -146,7 +146,7 @@ def _p50(one: Round) -> float:
 
 
 async def in_process(run: Measuring, path: Path) -> None:
-    """Measure without HTTP, then start the platform again and read what is not cached."""
+    """Measure without HTTP, then restart the platform and measure reads that are not cached."""
     config = configured(path)
     async with running(config) as bench:
         for past, operations in PAST.items():

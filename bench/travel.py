@@ -1,6 +1,6 @@
-"""Travel benchmark (WORKLOADS 4): searches, recommendations, user checks and reservations at 100 a
-second, then as fast as they are answered, and whether the reservations agree with the capacity that
-is used and the orders that were placed.
+"""Travel benchmark (WORKLOADS 4): searches, recommendations, user checks and reservations, at 100 a
+second and in closed loops. It checks that reservations agree with the used capacity and the placed
+orders.
 
     python -m bench.travel [--seconds 2] [--rounds 5] [--rates 100] [--callers 1 64] [--reserve]
 """

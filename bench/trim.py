@@ -1,16 +1,16 @@
-"""What a trim frees (PITFALLS 7): disk, and memory of the index tier.
+"""Measures the disk space and index memory that a trim frees (PITFALLS 7).
 
-A log is filled with tagged records, a part of it is trimmed, and the platform is left alone until
-it has freed what it can. Sizes are what the journal takes by the file system, and
-those that the index nodes say of themselves. Times are not measured.
+It fills a log with tagged records, trims a part of it, and waits until the platform has freed all
+that it can. Sizes are the journal's disk usage in the file system, and the index nodes' own
+figures. Times are not measured.
 
     python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--record-bytes 1024]
                          [--tags 1000] [--by-tags]
 
 Small batches (`--batch 1`: many appends under way at once, so the platform makes its own) are the
-hard case: holes give nothing of them back, rewriting does. With `--by-tags` the log is not trimmed
-as a whole: that share of its tags is, so that most batches are partly alive. `disk_bytes` has the
-prepared segments in it, `used_bytes` has not.
+hard case: punching holes frees none of them, rewriting does. With `--by-tags` the log is not
+trimmed as a whole: that share of its tags is, so that most batches are partly alive. `disk_bytes`
+has the prepared segments in it, `used_bytes` has not.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from indilog_storage.node import StorageNode
 SEED = 1
 _QUIET_S = 3.0
 _LONE_APPENDS = 4
-"""So many callers append their records alone at a time."""
+"""Callers that append single records concurrently."""
 _WAIT_S = 600.0
 
 
 class Sizes(NamedTuple):
-    """What the platform takes."""
+    """The disk space and memory of the platform."""
 
     disk_bytes: int
     used_bytes: int
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(platform: Platform, directory: Path) -> Sizes:
-    """Return them as they are now."""
+    """Return the present sizes."""
     files = segment_files(directory / "journal")
     disk = sum(file.path.stat().st_blocks * 512 for file in files)
     index = [r.status() for r in platform.shell.roles.values() if isinstance(r, IndexNode)]
@@ -81,7 +81,7 @@ def prepared_in(directory: Path) -> int:
 
 
 class Fill(NamedTuple):
-    """What a log is filled with."""
+    """The records of a log."""
 
     mib: int
     batch: int
@@ -131,7 +131,7 @@ def at_work(platform: Platform) -> bool:
 
 
 async def settled(platform: Platform, directory: Path) -> Sizes:
-    """Return the sizes when they have not changed for a while."""
+    """Return the sizes once they have not changed for some seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _WAIT_S
     before, since = sizes_of(platform, directory), loop.time()

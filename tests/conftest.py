@@ -1,7 +1,7 @@
-"""What all tests share: hypothesis profiles and the number of seeds.
+"""Configuration of all tests: hypothesis profiles and the number of seeds.
 
-`--all` runs the tests marked `repeated` too: what others show, of another process, layout or seed.
-`HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
+`--all` also runs the tests marked `repeated`: they repeat others with another process, layout or
+seed. `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
 `heavy` more seeds than their own moderate number, `--messages N` those of queues more messages,
 `--transactions N` that of serializability more transactions, `--runs N` that of workflows more

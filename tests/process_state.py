@@ -1,4 +1,4 @@
-"""What belongs to the whole process, so that a test that changes it disturbs those that follow."""
+"""Process-wide state: a test that changes it would affect later tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A client process of `bench.peers`: opens one side, then measures what it is asked to.
+"""A client process of `bench.peers`: opens one side, then runs the requested measurements.
 
 It reads one JSON object a line: first `{"side", "address", "client", "callers"}`, then for each
-measurement `{"operation", "seconds"}`, upon which it answers with one line. It ends with its input.
+measurement `{"operation", "seconds"}`, upon which it answers with one line. It ends at the end of
+its input.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ SIDES: Final[dict[str, tuple[str, str]]] = {
     "indilog, compute node": ("bench.sides.indilog", "compute_node"),
     "indilog, connect": ("bench.sides.indilog", "connected"),
 }
-"""Where each side is opened: module and function. A client process imports its own side alone."""
+"""Where each side is opened: module and function. A client process imports only its own side."""
 
 
 def opener_of(side: str) -> Opened:
-    """Return what opens a side."""
+    """Return the function that opens a side."""
     module, function = SIDES[side]
     opened: Opened = getattr(importlib.import_module(module), function)
     return opened
 
 
 async def serve() -> None:
-    """Do what the input says, to its end."""
+    """Execute the requests of the input until its end."""
     lines = asyncio.get_running_loop()
     first = json.loads(await lines.run_in_executor(None, sys.stdin.readline))
     callers = first["callers"]

@@ -1,4 +1,4 @@
-"""Installs what `bench.flow_peers` compares with, when it is missing, into a directory of its own.
+"""Installs missing peers of `bench.flow_peers` into a separate directory.
 
 Python packages by `requirements/peers.lock` into a virtual environment, npm packages by
 `requirements/peers-npm/package-lock.json`; nothing whose hash is not written there, and no npm
@@ -26,7 +26,7 @@ _SAID_CHARS: Final = 160
 
 
 class MissingError(Exception):
-    """Something cannot be installed; the message is one sentence that says what and why."""
+    """A peer cannot be installed; the message is one sentence that says which and why."""
 
 
 def default_directory() -> Path:
@@ -39,7 +39,7 @@ def python_in(directory: Path) -> Path:
     """Return the interpreter of an environment that has the peers' Python packages.
 
     Raises:
-        MissingError: it cannot be made.
+        MissingError: it cannot be created.
     """
     environment = directory / "python"
     python, wanted = environment / "bin" / "python", _hash_of(_LOCK)
@@ -116,6 +116,6 @@ def _say(line: str) -> None:
 
 
 def said(*command: str | Path) -> str:
-    """Return what a program prints, its version for instance."""
+    """Return the output of a program, for instance its version."""
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.strip()

@@ -1,10 +1,10 @@
-"""The sides of `bench.flow_peers`: each is started for its round, registered, asked over HTTP, and
-ended with all that it wrote.
+"""The sides of `bench.flow_peers`: each is started for its round, registered, called over HTTP, and
+stopped; then its data is removed.
 
-Restate runs as it is shipped (24 partitions; its SDK for Python under Hypercorn, set as its
-documentation sets it for production) and with 2 partitions, on this machine of few cores the
-fastest that was found, each also with a service for Node. DBOS runs on SQLite, its default, and on
-PostgreSQL, behind FastAPI and uvicorn. IndiLog is `indilog up`.
+Restate runs in two configurations. One is its default: 24 partitions, and its SDK for Python under
+Hypercorn with the production settings of its documentation. The other has 2 partitions, the fastest
+number that was found on this machine with few cores. Each also runs with a service for Node. DBOS
+runs on SQLite, its default, and on PostgreSQL, behind FastAPI and uvicorn. IndiLog is `indilog up`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ keep_alive_timeout = 2147483647
 
 
 class Served(NamedTuple):
-    """A side that runs."""
+    """A running side."""
 
     port: int
     operations: Mapping[str, Ask]
@@ -50,14 +50,14 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A side, and what an answer of it has behind it."""
+    """A side, and the durability of its answers."""
 
     promise: str
     serving: Callable[[Path], AbstractAsyncContextManager[Served]]
-    """Runs it, with peers from that directory."""
+    """Runs the side, with peers from a directory."""
     starts_anew: bool = False
-    """Whether each operation gets a side that was started for it: where callers wait for minutes,
-    what one operation leaves under way would slow the next.
+    """Whether the side is restarted for each operation: if callers wait for minutes, unfinished
+    work of one operation would slow the next.
     """
 
 
@@ -137,7 +137,7 @@ def _node_service(peers: Path, directory: Path, port: int) -> Iterator[None]:
 
 
 async def _registered(admin: int, service: int) -> None:
-    """Make the service known to the server; it may take a while until the server can."""
+    """Register the service with the server, with retries until the server is ready."""
     url = f"http://{servers.HOST}:{admin}/deployments"
     body = {"uri": f"http://{servers.HOST}:{service}"}
     async with httpx.AsyncClient(timeout=_REGISTER_S_MAX, trust_env=False) as client:

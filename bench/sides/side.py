@@ -1,4 +1,4 @@
-"""What every side of a comparison of logs does: append with a tag, read by tag, both in turns
+"""The interface of a side in a comparison of logs: append with a tag, read by tag, both in turns
 (WORKLOADS 2).
 
 A side is opened in a client process of its own (`bench.sides.client`), for a number of callers that
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 RECORD_BYTES: Final = 1024
 READ_BACK: Final = 2000
-"""Records that the reads choose from, of each client process."""
+"""Records from which each client process chooses its reads."""
 OPERATIONS: Final = ("append", "read_next", "read_prev", "mixed")
 _TAGS: Final = 20
 _SEED: Final = 1
@@ -25,11 +25,11 @@ _SEED: Final = 1
 class Peer(abc.ABC):
     """One side, in one client process; `caller` is the number of the closed-loop caller.
 
-    Tags are the client's own, so that what its reads find does not depend on other clients.
+    Each client has tags of its own, so the results of its reads do not depend on other clients.
     """
 
     lacks: ClassVar[frozenset[str]] = frozenset()
-    """Operations that it has not."""
+    """Operations that the side lacks."""
 
     def __init__(self, client: int) -> None:
         chance = random.Random(f"{_SEED}/{client}")
@@ -41,7 +41,7 @@ class Peer(abc.ABC):
         self._places: list[tuple[str, Any]] = []
 
     async def prepare(self, callers: int) -> None:
-        """Append what the reads will find, with all callers."""
+        """Append the records for the reads, with all callers."""
         numbers = count()
 
         async def caller(number: int) -> None:
@@ -83,7 +83,7 @@ class Peer(abc.ABC):
 
 
 def found(answer: object) -> object:
-    """Every read asks for a record that is there: an empty answer would be a wrong comparison."""
+    """Every requested record exists, so an empty answer would falsify the comparison."""
     if not answer:
         raise RuntimeError("a record that was appended was not found")
     return answer

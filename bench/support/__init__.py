@@ -1,1 +1,1 @@
-"""What benchmarks share: measuring, platforms to measure, tables, published figures."""
+"""Support code of the benchmarks: measurements, platforms, servers, tables."""

@@ -1,8 +1,7 @@
-"""What every benchmark shares: closed-loop callers, interleaved rounds, medians, raw samples.
+"""Runs benchmarks: closed-loop callers, interleaved rounds, medians, raw samples.
 
-A machine that is shared gets slower and faster while one watches. So what is compared runs in
-turns, round by round in alternating order, a ratio is taken within a round, and the median of the
-rounds is quoted.
+The speed of a shared machine varies. So all sides run in turns, round by round in alternating
+order. A ratio is taken within a round, and the median of the rounds is quoted.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class Round(NamedTuple):
 async def closed_loop(
     operation: Operation, *, callers: int, seconds: float, patience_s: float | None = None
 ) -> Round:
-    """Let `callers` tasks call `operation` one after the other for `seconds`, each once at least: a
-    round without an operation would have no figures, however slow the machine is.
+    """Run `callers` tasks that call `operation` one after the other for `seconds`. Each calls it at
+    least once, because a round without an operation would have no figures.
 
-    Answers are waited for until `patience_s` after the end, if it is given; what has none by then
-    does not count.
+    With `patience_s`, answers are awaited until that many seconds after the end; later ones do not
+    count.
     """
     latencies = array("d")
     clock, note = time.perf_counter, latencies.append
@@ -102,9 +101,9 @@ Rounds: TypeAlias = dict[str, list[Round]]
 async def interleaved(
     sides: Mapping[str, Operation], *, callers: int, seconds: float, rounds: int
 ) -> Rounds:
-    """Run every side `rounds` times, in turns; a short warm-up before each does not count.
+    """Run every side `rounds` times, in turns, each after a short warm-up that does not count.
 
-    The order turns round with every round, so that no side always runs after the same other one.
+    The order is reversed with every round, so that no side always runs after the same other one.
     """
     found: Rounds = {name: [] for name in sides}
     order = list(sides)
@@ -150,7 +149,7 @@ def arguments(about: str, **more: dict[str, Any]) -> argparse.Namespace:
 
 
 class Report:
-    """Collects what a benchmark found; prints tables as they come, writes all of it at the end."""
+    """Collects the results of a benchmark: prints tables at once, writes all results at the end."""
 
     def __init__(self, title: str, asked: argparse.Namespace, **configuration: object) -> None:
         self._console = Console(width=None if Console().is_terminal else 180)
@@ -190,7 +189,7 @@ class Report:
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def write(self) -> None:
-        """Write everything to the file that was asked for."""
+        """Write all results to the requested file."""
         if self._json is not None:
             self._json.write_text(json.dumps(self._found, indent=1))
 
@@ -215,7 +214,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def latency(value_s: float) -> str:
-    """Write a latency, with three digits or so."""
+    """Return a latency as text with about three digits."""
     if value_s < 1e-4:
         return f"{value_s * 1e6:.1f} µs"
     return f"{value_s * 1e3:.2f} ms" if value_s < 1 else f"{value_s:.2f} s"
@@ -232,7 +231,7 @@ def figures_of(rounds: Sequence[Round]) -> tuple[str, str, str, str]:
 
 
 def machine() -> dict[str, str]:
-    """Return what the benchmark runs on."""
+    """Return a description of the machine and the software."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "cpu": _cpu_model(),
@@ -251,7 +250,7 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """Return the commit that runs, and whether files differ from it."""
+    """Return the current commit, and whether files differ from it."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
@@ -263,7 +262,7 @@ def commit() -> str:
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of the packages that matter here."""
+    """Return the versions of the packages that affect results."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -274,15 +273,15 @@ def packages() -> dict[str, str]:
 
 
 def run(main: Callable[[argparse.Namespace], Main], asked: argparse.Namespace) -> None:
-    """Run a benchmark on uvloop: every side that lives in this process uses it."""
+    """Run a benchmark on uvloop, which every side in this process uses."""
     with ended_in_order(), profiled(wanted=asked.profile):
         uvloop.run(main(asked))
 
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have SIGTERM leave the block by SystemExit: what was started in it is ended, and its
-    temporary directories are removed. A second one does not disturb that.
+    """Have SIGTERM raise SystemExit in the block, so that its processes are ended and its temporary
+    directories removed. A second SIGTERM is ignored.
     """
     before = signal.signal(signal.SIGTERM, _end)
     try:

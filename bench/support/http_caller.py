@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client for closed loops: one kept-alive connection a caller, parsed in C.
+"""A small HTTP/1.1 client for closed loops: one keep-alive connection per caller, parsed in C.
 
-A full client library would cost more than what is measured.
+A full client library would take more time than the measured operations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HttpCaller(asyncio.Protocol):
         """Post JSON; return the body of the answer.
 
         Raises:
-            RuntimeError: the answer is no success, or the connection ended.
+            RuntimeError: the answer is an error, or the connection was closed.
         """
         return await self._ask(
             b"POST %b HTTP/1.1\r\n%bContent-Type: application/json\r\n"
@@ -63,7 +63,7 @@ class HttpCaller(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the answer to its caller."""
+        """Return the answer to its caller."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(RuntimeError(f"the connection ended: {exc}"))
 
@@ -89,8 +89,8 @@ class HttpCaller(asyncio.Protocol):
 
 
 async def connected(host: str, port: int, callers: int) -> list[HttpCaller]:
-    """Return that many callers, each with a connection of its own, and with the token of the
-    platform of this machine that answers there, if one does.
+    """Return callers, each with its own connection, and with the token if a platform of this
+    machine serves that address.
     """
     loop = asyncio.get_running_loop()
     make = partial(HttpCaller, host, reach(f"http://{host}:{port}").headers)

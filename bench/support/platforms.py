@@ -1,7 +1,8 @@
-"""How benchmarks get a log: embedded in this process, or over the tiers as separate processes.
+"""Starts platforms for benchmarks: embedded in this process, or with the tiers as separate
+processes.
 
-With processes, every role but the engines runs in a process of its own, and this process is all
-compute nodes: the callers stand where functions stand.
+With processes, every role except the engines runs in a process of its own. This process is all
+compute nodes, so the callers are where functions are.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ Status: TypeAlias = dict[str, dict[str, int]]
 """Entries, bytes, hits and misses of each part of the local index, and of the record cache."""
 
 PROCESSES: Mapping[str, Any] = {"sequencers": 3, "storage_nodes": 1, "replicas": 1}
-"""What is compared with one process: the metalog on three, the records on one, as embedded."""
+"""The shape for comparisons with one process: three sequencers, and one copy of each record, as
+embedded.
+"""
 
 
 class Usage(NamedTuple):
-    """What a process has used."""
+    """The resources that a process has used."""
 
     cpu_s: float
     resident_bytes: int
@@ -54,7 +57,7 @@ class Bench:
         return self.logs[0]
 
     def hit_ratio(self, before: Status, part: str) -> float | None:
-        """Return which share of the lookups since `before` a part answered; None: it had none."""
+        """Return the share of the lookups since `before` that a part answered; None: none."""
         now = self.status()
         hits = now[part]["hits"] - before[part]["hits"]
         asked = hits + now[part]["misses"] - before[part]["misses"]
@@ -70,7 +73,7 @@ def configured(path: str | Path, *, processes: bool = False, **settings: dict[st
 
 @asynccontextmanager
 async def running(config: Config, *, processes: bool = False) -> AsyncIterator[Bench]:
-    """Run a platform; give one log of it."""
+    """Run a platform; yield one log of it."""
     configure_logging("console", "warning")
     async with _processes(config) if processes else _embedded(config) as bench:
         yield bench
@@ -97,7 +100,7 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
-    """Make this process the compute node `node` of a cluster; give one of its logs."""
+    """Make this process the compute node `node` of a cluster; yield one of its logs."""
     async with _engine(node, metadata) as logs:
         yield logs.log("bench", Session())
 

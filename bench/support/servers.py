@@ -1,4 +1,4 @@
-"""Servers of others, to compare with: from Debian's packages, in temporary directories, on free
+"""Runs the servers of other systems: from Debian's packages, in temporary directories, on free
 ports of this machine. A benchmark starts them and ends them; a package that is missing is installed
 first (as root).
 """
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 READY_S_MAX = 20.0
 END_S_MAX = 30.0
 CONNECTIONS_MAX = 600
-"""Of PostgreSQL: a client process opens at most a few hundred."""
+"""Connections of PostgreSQL; a client process opens at most a few hundred."""
 _NOBODY = "nobody"
 
 
@@ -30,9 +30,9 @@ class Server(NamedTuple):
     """A running server.
 
     Attributes:
-        address: what a client needs, in plain values.
-        version: what the server says.
-        durability: what an acknowledged write has behind it.
+        address: for clients, in plain values.
+        version: as reported by the server.
+        durability: of an acknowledged write.
     """
 
     address: dict[str, Any]
@@ -161,7 +161,7 @@ def _said(*command: str) -> str:
 
 @contextmanager
 def temporary(name: str) -> Iterator[Path]:
-    """Give a directory that is removed when the block is left."""
+    """Yield a directory that is removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix=f"indilog-{name}-") as path:
         yield Path(path)
 
@@ -176,7 +176,7 @@ def running(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[int]:
-    """Run a server until the block is left; the block begins when it answers at its port, and gets
+    """Run a server during the block; the block begins when the server answers at its port, and gets
     its pid. `environment` comes on top of this process's; `cwd` is `directory` if not given.
     """
     said = directory / f"output-{port}"

@@ -1,5 +1,5 @@
-"""Which callers may do what on a running platform: with its token, by its Unix socket, in a
-browser's session, over TLS; and what a hostile program gets.
+"""The permissions of callers of a running platform: with its token, by its Unix socket, in a
+browser's session, over TLS, and without any of these.
 """
 
 from __future__ import annotations

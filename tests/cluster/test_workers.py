@@ -1,4 +1,6 @@
-"""Worker processes under code that harms them: what notices it, and what becomes of the calls."""
+"""Worker processes that run harmful code: how the platform notices it, and the outcomes of their
+calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of workflows beside steps, while their workers are killed at random.
+"""Operations of workflows other than steps, while their workers are killed at random.
 
 The evidence is in a store and a log: each transaction once, each child once, each cancelled run
 compensated once, and never two holders of one lock at a time.

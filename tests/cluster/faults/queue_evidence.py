@@ -1,9 +1,8 @@
-"""What a queue's producers, consumers and log say, and whether it can all be true.
+"""Checks the observations of a queue's producers and consumers against its log.
 
-The check shares nothing with the library but the form of its records: which consumer held which
-message when is found again in the plainest way, from the records of a shard alone, and must be what
-consumers reported. It knows no priorities and no dead letters, and what is pushed with a delay it
-takes for not due yet.
+The check shares only the format of records with the library. It replays the records of a shard in
+the simplest way to find which consumer held which message when; this must agree with the consumers'
+reports. It supports no priorities and no dead letters, and treats messages with a delay as not due.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workflows while workers, engines, gateways and any other process of the platform are killed.
 
-The evidence is what the steps wrote into the store: each part of each order exactly once; and every
-run ends with what its steps gave.
+The steps write into the store: each part of each order must be there exactly once, and every run
+must end with the results of its steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two executions of one run in every interleaving of their calls of the log.
 
-A starts, B takes the run over at any moment, and A does not know. Each body notes what it was given
-and gives something that no other gives, so it shows who did what on whose word.
+A starts, B takes the run over at any moment, and A does not know. Each body notes its arguments and
+returns a unique value, so the notes show which execution used which results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What BokiFlow writes reads back as it was; what others wrote, or damage, is nothing of it."""
+"""BokiFlow decodes its own records unchanged, and ignores foreign or damaged ones."""
 
 from __future__ import annotations
 

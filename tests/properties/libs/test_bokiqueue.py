@@ -1,8 +1,8 @@
 """Queues in any interleaving of their consumers, against a plain replay of the log.
 
-Each person is a process of its own; the stepper decides who makes the next call of the log. What
-each learned (who got which message, which acknowledgement counted) must be what a slow and plain
-model reads out of the log afterwards.
+Each consumer is a process of its own; the stepper decides which one makes the next call of the log.
+Their results (which consumer got which message, which acknowledgement took effect) must equal those
+of a simple model that replays the log afterwards.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""BokiStore against a dumb model: whatever sessions do at once, and whatever becomes of caches,
-all replicas see what a plain replay of the log says.
+"""BokiStore against a simple model: for all concurrent sessions and all contents of caches, all
+replicas agree with a plain replay of the log.
 
 The model shares no code with the library: it reads the records' JSON with the standard library,
 walks the log from its beginning, decides each transaction by looking at everything before it, and

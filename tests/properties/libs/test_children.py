@@ -1,5 +1,5 @@
-"""Two executors of a run that starts a child, in interleavings by chance, with a cancellation at
-some time: the child is executed once, and nothing runs on under a run that was cancelled.
+"""Two executors of a run that starts a child, in random interleavings, with a cancellation at some
+time. The child is executed once, and no child of a cancelled run continues.
 """
 
 from __future__ import annotations

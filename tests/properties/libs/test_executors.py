@@ -1,8 +1,9 @@
-"""Executors that die, drivers that come and go, and heartbeats that are lost, for all or for later
-readers: no driver takes what a live one relies on, and all orphaned runs are taken.
+"""Executors crash, drivers start and stop, and heartbeats are lost, for all or for later readers.
+No driver takes a run from a live executor, and all orphaned runs are taken over.
 
-The processes of the model share nothing but records; who has which run is kept beside them. A
-record can be lost at any time, when some have read it and others have not, and can come back.
+The processes of the model share only records; the model tracks the owner of each run separately. A
+record can be lost at any time, when only some processes have read it, and can become readable
+again.
 """
 
 from __future__ import annotations

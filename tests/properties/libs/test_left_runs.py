@@ -1,8 +1,8 @@
-"""Whatever becomes of a run, in whatever order its records come and however often: who reads only
-the records of its executor finds it with that executor, as who reads the run does.
+"""For all orders and repetitions of a run's records: a reader of only its executor's records finds
+the same owner as a reader of the run's records.
 
-The model applies all records of the run (`bokiflow.runs.fold`); what is checked sees those of one
-executor only.
+The model applies all records of the run (`bokiflow.runs.fold`); the code under test sees only those
+of one executor.
 """
 
 from __future__ import annotations

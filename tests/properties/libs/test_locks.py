@@ -1,8 +1,8 @@
-"""Locks in any interleaving of those who want them, against a plain replay of the log.
+"""Locks in any interleaving of their callers, against a plain replay of the log.
 
-Each person is a process of its own; the stepper decides who makes the next call of the log. A read
-that waits lets time pass. What each learned (that it holds the lock, that it lost it) must be what
-a slow and plain model reads out of the log afterwards.
+Each caller is a process of its own; the stepper decides which one makes the next call of the log. A
+read that waits lets time pass. Their results (the lock was acquired, or lost) must equal those of a
+simple model that replays the log afterwards.
 """
 
 from __future__ import annotations

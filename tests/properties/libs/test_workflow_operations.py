@@ -1,8 +1,8 @@
-"""Two executors of one run in every interleaving: what the log decided is what both return.
+"""Two executors of one run in every interleaving: both return the outcomes that the log decided.
 
 One executor has the run in epoch 1 and does not know that another has taken it. The stepper decides
-who makes the next call of the log. A plain replay of the log, which shares nothing with the
-library but the records, says what was decided.
+which one makes the next call of the log. A plain replay of the log, which shares only the records
+with the library, shows the decisions.
 """
 
 from __future__ import annotations

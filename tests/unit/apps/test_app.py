@@ -1,4 +1,6 @@
-"""Applications and contexts: functions stay functions, sessions go in and come back."""
+"""Applications and contexts: decorated functions remain callable, and calls pass sessions on and
+back.
+"""
 
 from __future__ import annotations
 

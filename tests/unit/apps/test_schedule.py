@@ -1,4 +1,4 @@
-"""When a schedule is due."""
+"""The due times of schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Arguments and results by type hints: what fits comes converted, what does not names its field."""
+"""Arguments and results by type hints: valid values are converted, and errors name the invalid
+field.
+"""
 
 from __future__ import annotations
 

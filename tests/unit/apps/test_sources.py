@@ -1,4 +1,4 @@
-"""What is deployed of a file, a package, a folder."""
+"""The files that are deployed from a file, a package or a folder."""
 
 from __future__ import annotations
 

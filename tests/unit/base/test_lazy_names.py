@@ -1,4 +1,4 @@
-"""A process imports only what it needs of the public API."""
+"""A process imports only the modules of the public API that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of the flow `shop`, which share nothing but the logs, and how they end."""
+"""Processes of the flow `shop`, which share only the logs, and ways to end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lives and who is dead does not depend on what a clock says, only on how fast it goes."""
+"""Whether an executor counts as dead depends only on the speed of clocks, not on their settings."""
 
 from __future__ import annotations
 

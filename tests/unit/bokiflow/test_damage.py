@@ -1,4 +1,4 @@
-"""A run that cannot be read has not failed: its execution stops, and nothing is taken back."""
+"""An unreadable run has not failed: its execution stops, and no compensation runs."""
 
 from __future__ import annotations
 

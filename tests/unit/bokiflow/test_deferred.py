@@ -1,4 +1,4 @@
-"""What a workflow's own code decides and has not appended yet."""
+"""Decisions of a workflow's own code that are not appended yet."""
 
 from __future__ import annotations
 

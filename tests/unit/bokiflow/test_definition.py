@@ -1,4 +1,4 @@
-"""What cannot be a workflow is refused where it is written."""
+"""An invalid workflow is refused at its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/libs/bokiflow.md run as they stand, one after the other."""
+"""The examples of docs/libs/bokiflow.md run unchanged, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs go on when the process that executes them is gone, stands still, or stops."""
+"""Runs continue when the process that executes them crashes, is paused, or stops."""
 
 from __future__ import annotations
 

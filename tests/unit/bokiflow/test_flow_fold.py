@@ -1,4 +1,4 @@
-"""What counts of a run's records: the order of the log decides, by epoch and by step."""
+"""The fold of a run: the order of the log decides which records take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of runs, and runs that go on from a step of another one."""
+"""The list of runs, and forks: runs that continue from a step of another one."""
 
 from __future__ import annotations
 

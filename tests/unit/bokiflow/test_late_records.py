@@ -1,4 +1,4 @@
-"""Records that come late, when they count nowhere, hide no run from those who take over."""
+"""Late records without effect hide no run from the drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person gets wrong with workflows is answered with one sentence that says what to do."""
+"""Each user error with workflows raises one sentence that says what to do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a workflow's tasks had finished before a crash is finished in the execution behind it, too,
-though that one waits for nothing that is decided.
+"""Operations that a workflow's tasks had finished before a crash are finished in the next
+execution, too, although a replay does not wait.
 """
 
 from __future__ import annotations

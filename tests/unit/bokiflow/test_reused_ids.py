@@ -1,4 +1,4 @@
-"""A run whose id another one had that was forgotten is a run of its own, in all that it does."""
+"""A run that reuses the id of a trimmed run shares nothing with it."""
 
 from __future__ import annotations
 

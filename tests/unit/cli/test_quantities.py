@@ -1,4 +1,4 @@
-"""Quantities as people read and write them."""
+"""Parsing and printing of quantities."""
 
 from __future__ import annotations
 

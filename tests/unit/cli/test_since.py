@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Parsing of times of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about the estimate of a log's time."""
+"""The estimate of a log's time."""
 
 from __future__ import annotations
 

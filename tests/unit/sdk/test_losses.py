@@ -1,4 +1,4 @@
-"""Claims about what followers of a log do where records are lost (`indilog.sdk.losses`)."""
+"""Followers of a log report a loss once and continue after it (`indilog.sdk.losses`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records a library reads, passes over and refuses."""
+"""Which records a library reads, ignores and refuses."""
 
 from __future__ import annotations
 

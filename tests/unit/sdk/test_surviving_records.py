@@ -1,4 +1,4 @@
-"""What is left of a sub-stream of checkpoints, and whether what is lost of it matters."""
+"""The surviving records of a sub-stream of checkpoints, and whether a lost one may cover more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the in-memory log offers in addition to the interface (which `tests/contract` covers)."""
+"""The in-memory log's features beyond the interface, which `tests/contract` covers."""
 
 from __future__ import annotations
 

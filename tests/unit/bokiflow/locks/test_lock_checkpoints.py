@@ -1,4 +1,4 @@
-"""A newcomer to a lock finds a checkpoint to start from, or gets an error that says why not."""
+"""A process that opens a lock starts from a checkpoint, or gets an error that says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After an append to a lock no error says that nothing was done, unless it was undone."""
+"""After an append to a lock, no error claims that nothing was done, unless it was undone."""
 
 from __future__ import annotations
 

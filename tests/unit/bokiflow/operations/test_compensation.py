@@ -1,4 +1,4 @@
-"""What is taken back when a workflow fails or is cancelled."""
+"""Compensations of a workflow that fails or is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is read, and how long an execution has patience."""
+"""Reads of a run: the position they reach, and their retries while the log is unavailable."""
 
 from __future__ import annotations
 

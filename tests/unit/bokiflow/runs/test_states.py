@@ -1,4 +1,4 @@
-"""Claims about the transition table of runs (`bokiflow.runs.states`)."""
+"""The transition table of runs (`bokiflow.runs.states`)."""
 
 from __future__ import annotations
 

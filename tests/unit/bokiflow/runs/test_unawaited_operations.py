@@ -1,4 +1,6 @@
-"""A workflow that returns before all that it asked for is finished has failed, and says so."""
+"""A workflow that returns before all its operations have finished fails with an error that names
+them.
+"""
 
 from __future__ import annotations
 

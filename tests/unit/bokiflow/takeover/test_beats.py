@@ -1,6 +1,6 @@
-"""Heartbeats come on their schedule, whatever else an executor has to do and however slow it is.
+"""Heartbeats keep their schedule, also while the executor's other work is slow.
 
-The clock is the loop's, which leaps: nothing here depends on how busy the machine is.
+The loop's clock jumps, so the tests do not depend on the load of the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs that ended long ago are forgotten, those that go on are not."""
+"""Runs that ended long ago are trimmed, running ones are not."""
 
 from __future__ import annotations
 

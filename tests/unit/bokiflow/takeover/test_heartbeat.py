@@ -1,4 +1,4 @@
-"""When a process goes on under another name, and how it reads of the others."""
+"""When a process continues under another name, and how it reads the heartbeats of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that came to an executor after all others had looked for its orphaned runs."""
+"""Runs that were assigned to an executor after all drivers had read its stream are taken over."""
 
 from __future__ import annotations
 

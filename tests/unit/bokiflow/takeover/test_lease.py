@@ -1,4 +1,4 @@
-"""A process relies on its lease for half of it, whatever happens to its clocks."""
+"""A process relies on the first half of its lease, also if clocks jump or stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takeovers go on behind records of executors that cannot be read (decision 0021)."""
+"""Takeovers continue after unreadable records of executors (decision 0021)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look at all runs that go on, which the log may be away from now and then."""
+"""The search for the executors of open runs, while the log is sometimes unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with one run holds up no other, and streams that no run needs are trimmed."""
+"""A damaged run does not delay other runs, and streams that no run needs are trimmed."""
 
 from __future__ import annotations
 
