@@ -289,7 +289,9 @@ async def test_a_key_is_checked_against_the_whole_log_also_on_a_lagging_node() -
 
 
 @pytest.mark.parametrize("arguments", [b"{", b'{"\xff":1}', b"[" * 100_000 + b"]" * 100_000])
-async def test_arguments_that_are_no_json_differ_from_those_of_a_key(arguments: bytes) -> None:
+async def test_arguments_that_are_no_json_differ_from_the_arguments_of_a_key(
+    arguments: bytes,
+) -> None:
     async with running(MemoryLogs(), Node()) as service:
         await service.accept("app.f", b"{}", key="k")
         with pytest.raises(InvalidArgumentsError, match="was used with other arguments"):

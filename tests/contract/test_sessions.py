@@ -88,7 +88,7 @@ async def _sees(log: Log, tag: str, seqnum: int) -> None:
     assert [record and record.seqnum for record in found] == [seqnum] * 5
 
 
-async def test_a_session_sees_what_it_appended(
+async def test_a_session_sees_its_own_appends(
     among_others: Callable[[Act], Awaitable[None]],
 ) -> None:
     async def act(log: Log, number: int) -> None:

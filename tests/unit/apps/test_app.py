@@ -111,7 +111,7 @@ async def test_a_call_carries_the_session_and_brings_it_back() -> None:
 
 
 @pytest.mark.asyncio
-async def test_send_gives_the_invocations_id() -> None:
+async def test_send_returns_the_invocation_id() -> None:
     echo = Echo()
     assert await context(echo).send(double, n=1, delay=2.0) == "after 2.0"
     assert echo.called == [("demo.double", b'{"n":1}', 0)]
@@ -133,7 +133,7 @@ async def test_a_delay_that_is_none_is_refused(delay: float) -> None:
 
 
 @pytest.mark.asyncio
-async def test_map_says_what_its_items_are() -> None:
+async def test_map_refuses_items_that_are_no_keyword_arguments() -> None:
     items: list[Any] = [{"n": 1}, 2]
     with pytest.raises(TypeError, match=r"map takes the keyword arguments .* not int: 2\."):
         await context().map("demo.double", items)

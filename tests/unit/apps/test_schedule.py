@@ -93,6 +93,6 @@ def test_looking_back_finds_what_looking_ahead_did(
         (ScheduleSpec("f", "0 0 * * *", "UTC", "x"), "catch_up is none, last or all, not"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_is_no_schedule_is_one_sentence(spec: ScheduleSpec, sentence: str) -> None:
+def test_an_invalid_schedule_is_refused_in_one_sentence(spec: ScheduleSpec, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         check_schedule(spec)

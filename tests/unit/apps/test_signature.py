@@ -80,7 +80,7 @@ def test_no_body_is_no_arguments() -> None:
         (b"{", "body", "does not fit: invalid JSON"),
     ],
 )
-def test_what_does_not_fit_names_the_field(text: bytes, field: str, problem: str) -> None:
+def test_errors_name_the_field_that_does_not_fit(text: bytes, field: str, problem: str) -> None:
     def body(n: int) -> None: ...
 
     with pytest.raises(InvalidArgumentsError) as caught:

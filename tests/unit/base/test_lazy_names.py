@@ -23,13 +23,13 @@ def imported_with(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_a_node_does_not_import_what_only_clients_and_applications_need() -> None:
+def test_a_node_does_not_import_packages_of_clients_and_applications() -> None:
     imported = imported_with("indilog.node")
     assert "indilog_storage" in imported
     assert not CLIENTS_ONLY & imported
 
 
-def test_a_supervisor_and_commands_do_not_import_what_only_nodes_and_applications_need() -> None:
+def test_a_supervisor_and_commands_do_not_import_packages_of_nodes_and_applications() -> None:
     imported = imported_with("indilog.cli.commands", "indilog.runtime.cluster.supervisor")
     assert {"typer", "zmq"} <= imported
     assert not {"fastapi", "httpx", "indilog_storage", "numpy", "pydantic", "uvicorn"} & imported

@@ -81,7 +81,7 @@ async def beats(logs: MemoryLogs, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-async def test_one_that_lives_keeps_its_runs_whatever_a_drivers_clock_says(
+async def test_a_live_executor_keeps_its_runs_for_any_clock_of_a_driver(
     logs: MemoryLogs, ahead_s: float
 ) -> None:
     executor, other = Machine(logs), Machine(logs, ahead_s)

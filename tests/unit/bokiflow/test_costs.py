@@ -60,7 +60,7 @@ async def one(txn: Transaction) -> int:
 
 
 @pytest.mark.asyncio
-async def test_operations_cost_what_the_page_says() -> None:
+async def test_operations_cost_the_documented_appends() -> None:
     async def steps(wf: Workflow, _: Store) -> None:
         for n in range(3):
             await wf.step(lambda n=n: n, name="step")

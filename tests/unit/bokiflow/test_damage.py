@@ -64,7 +64,7 @@ BREAKS = pytest.mark.parametrize("breaks", [forget, upgrade, damage])
 
 
 @BREAKS
-async def test_a_run_that_cannot_be_read_has_not_failed_and_nothing_is_taken_back(
+async def test_an_unreadable_run_has_not_failed_and_is_not_compensated(
     logs: MemoryLogs, breaks: Breaks
 ) -> None:
     log = Damaged(logs)
@@ -82,7 +82,7 @@ async def test_a_run_that_cannot_be_read_has_not_failed_and_nothing_is_taken_bac
 
 
 @BREAKS
-async def test_a_run_that_waits_for_what_cannot_be_read_has_not_failed(
+async def test_a_run_that_waits_for_an_unreadable_record_has_not_failed(
     logs: MemoryLogs, breaks: Breaks
 ) -> None:
     log = Damaged(logs)
@@ -156,7 +156,7 @@ async def test_a_lock_that_cannot_be_read_fails_no_run(logs: MemoryLogs, when: s
 
 
 @pytest.mark.parametrize("what", ["run", "child"])
-async def test_a_run_goes_on_when_it_can_be_read_again_and_is_tried_ever_more_rarely(
+async def test_an_unreadable_run_is_retried_with_growing_pauses_and_continues_once_readable(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     undone: list[str] = []

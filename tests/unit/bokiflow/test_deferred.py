@@ -19,7 +19,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 pytestmark = pytest.mark.asyncio
 
 
-async def test_what_is_decided_becomes_durable_though_an_append_was_broken_off(
+async def test_decisions_become_durable_although_an_append_was_interrupted(
     flow: Flow, logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, hangs = MemoryLog.append, True

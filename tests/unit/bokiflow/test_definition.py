@@ -34,7 +34,7 @@ async def not_first(n: int, wf: Workflow) -> None:
 
 
 @pytest.mark.parametrize("body", [nothing, another_kind, no_kind, keyword, not_first])
-def test_what_does_not_take_the_workflow_first_is_refused_when_it_is_decorated(
+def test_a_body_without_the_workflow_as_first_parameter_is_refused(
     body: Callable[..., Any],
 ) -> None:
     with pytest.raises(FlowSettingsError, match=r"must take `wf: bokiflow\.Workflow` first"):

@@ -116,7 +116,7 @@ async def processes(*them: Process) -> AsyncIterator[None]:
         await process.stop()
 
 
-async def test_a_run_of_a_dead_process_goes_on_with_what_is_decided() -> None:
+async def test_a_run_of_a_dead_process_continues_with_its_decided_steps() -> None:
     logs, stuck = MemoryLogs(), Stuck("second")
     dying, other = Process(logs, stuck), Process(logs)
     async with processes(other):
@@ -301,7 +301,7 @@ async def test_idle_processes_write_nothing() -> None:
         assert len(said) < 8
 
 
-async def test_parked_runs_go_on_with_code_that_fits() -> None:
+async def test_parked_runs_continue_with_matching_code() -> None:
     logs, stuck = MemoryLogs(), Stuck("second")
     old = Process(logs, stuck)
     await old.two.start(id="r")
@@ -330,7 +330,7 @@ async def test_parked_runs_go_on_with_code_that_fits() -> None:
         assert await fixed.two.handle("r").result(10) == "12"
 
 
-async def test_cancelling_a_parked_run_ends_it_and_says_what_was_not_taken_back() -> None:
+async def test_cancelling_a_parked_run_ends_it_and_reports_missing_compensations() -> None:
     logs, stuck = MemoryLogs(), Stuck("second")
     old = Process(logs, stuck)
     for id_ in "rs":
@@ -388,7 +388,7 @@ async def test_cancelling_a_run_whose_step_ends_its_processes_spares_the_next_on
     assert (second.ran, third.ran) == (["second"], [])
 
 
-async def test_a_parked_run_that_is_cancelled_takes_back_what_code_that_fits_can() -> None:
+async def test_a_cancelled_parked_run_is_compensated_if_its_code_fits() -> None:
     logs, begun = MemoryLogs(), asyncio.Event()
     undone: list[str] = []
 
@@ -418,7 +418,7 @@ async def test_a_parked_run_that_is_cancelled_takes_back_what_code_that_fits_can
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_every_run_ends_though_processes_die_at_random(seed: int) -> None:
+async def test_every_run_ends_although_processes_crash_at_random(seed: int) -> None:
     """Whatever dies whenever: each run ends once, and with what the log decided."""
     dice, logs = random.Random(seed), MemoryLogs()
     alive: list[Process] = []

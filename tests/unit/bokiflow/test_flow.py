@@ -97,7 +97,9 @@ async def again(logs: MemoryLogs, workflow: Startable[Any], run_id: str) -> RunF
     return await execution.execute(body)
 
 
-async def test_a_run_gives_what_its_workflow_returns(flow: Flow, logs: MemoryLogs) -> None:
+async def test_the_result_of_a_run_is_what_its_workflow_returned(
+    flow: Flow, logs: MemoryLogs
+) -> None:
     async def price(item: str) -> int:
         return len(item)
 

@@ -58,7 +58,7 @@ def test_of_two_decisions_of_a_step_the_first_counts() -> None:
     assert run.steps["1"].result == b"1"
 
 
-def test_what_an_executor_decides_counts_only_until_another_takes_the_run() -> None:
+def test_decisions_of_an_executor_count_only_until_another_takes_the_run() -> None:
     run, counted = folded(
         started(), RunTaken(2, "b"), step(1), RunFinished(1, b"old"), step(2, result=b"new")
     )
@@ -79,7 +79,7 @@ def test_nothing_changes_a_run_that_has_ended() -> None:
     assert run.state is State.DONE
 
 
-def test_a_parked_run_goes_on_when_it_is_taken() -> None:
+def test_a_parked_run_continues_when_it_is_taken() -> None:
     parked = (started(), RunParked(1, "v1", "changed"))
     assert folded(*parked)[0].state is State.PARKED
     assert folded(*parked, RunTaken(2, "b"))[0].state is State.RUNNING
@@ -156,7 +156,7 @@ def test_a_late_new_owner_is_replaced_although_it_is_alive() -> None:
     assert (executors.left_to("b"), executors.left_to("c")) == ([], ["a"])
 
 
-def test_a_dead_executor_does_not_come_back_under_its_name() -> None:
+def test_the_name_of_a_dead_executor_is_not_used_again() -> None:
     executors = living(
         (0.0, Heartbeat("a", 1.0)), (2.0, ExecutorDead("a", "b", 1)), (2.1, Heartbeat("a", 9.0))
     )

@@ -68,7 +68,7 @@ async def failed(shop: Shop) -> None:
     shop.is_broken = False
 
 
-async def test_a_fork_goes_on_from_a_step_with_the_code_of_now(shop: Shop) -> None:
+async def test_a_fork_continues_from_a_step_with_the_current_code(shop: Shop) -> None:
     await failed(shop)
     fork = await shop.flow.fork("old", "send")
     assert await fork.result(5) == [1, 2, 3], "what was paid is not paid again"
@@ -114,7 +114,7 @@ async def test_runs_are_listed_as_they_began(shop: Shop) -> None:
         await shop.flow.runs(limit=0)
 
 
-async def test_what_cannot_be_read_is_not_listed_and_hides_no_other_run() -> None:
+async def test_an_unreadable_run_is_not_listed_and_hides_no_other_run() -> None:
     """A start, which is in the list too; a later record of a run; one of a later version."""
     logs = MemoryLogs()
     view = DamagedView(logs)

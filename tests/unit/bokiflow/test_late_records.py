@@ -123,7 +123,7 @@ async def gives_up_an_end_that_comes_late(
 
 
 @pytest.mark.parametrize("leaves", ["in good order", "in silence"])
-async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
+async def test_a_late_end_of_a_replaced_execution_hides_no_run(
     monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
     logs = NoEnd()
@@ -173,13 +173,13 @@ LATE = pytest.mark.parametrize(
 
 
 @LATE
-async def test_what_counts_nowhere_takes_no_run_from_its_executor(late: list[Entry]) -> None:
+async def test_records_without_effect_take_no_run_from_its_executor(late: list[Entry]) -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, *late])
     assert (await read_remains(log, "dead")).runs == ["r"]
 
 
-async def test_what_ends_an_epoch_takes_its_run_from_its_executor() -> None:
+async def test_a_record_that_ends_an_epoch_takes_the_run_from_its_executor() -> None:
     log = MemoryLogs().log(FLOW_LOG)
     for end in ([FINISHED], [PARKED], [taken(2, "other")]):
         for start in ([START], [START, START], [START, FINISHED, START]):
@@ -187,7 +187,7 @@ async def test_what_ends_an_epoch_takes_its_run_from_its_executor() -> None:
             assert (await read_remains(log, "dead")).runs == []
 
 
-async def test_what_is_no_record_of_giving_or_taking_takes_nothing() -> None:
+async def test_other_records_neither_assign_runs_nor_end_assignments() -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, Entry(b"whatever", (run_tag("r"), executor_tag("dead")))])
     assert (await read_remains(log, "dead")).runs == ["r"]

@@ -144,7 +144,7 @@ async def test_an_unavailable_log_is_waited_for_then_reported(logs: FailingLogs,
 
 @pytest.mark.parametrize("last", [NotReadyError("it begins"), DiskFullError("There is no room.")])
 @pytest.mark.parametrize("name", APPENDING)
-async def test_one_attempt_of_unknown_outcome_is_reported_whatever_the_others_are(
+async def test_one_attempt_of_unknown_outcome_is_reported_for_any_other_errors(
     logs: FailingLogs, name: str, last: IndilogError
 ) -> None:
     shop = Shop(logs)
@@ -182,7 +182,7 @@ async def test_failed_reads_are_reported_unchanged(logs: FailingLogs, name: str)
         await (APPENDING | READING)[name](shop)
 
 
-async def test_reads_go_on_while_the_disk_is_full(logs: FailingLogs) -> None:
+async def test_reads_work_while_the_disk_is_full(logs: FailingLogs) -> None:
     shop = Shop(logs)
     await shop.begin()
     logs.of_appends = [DiskFullError("There is no room.")]

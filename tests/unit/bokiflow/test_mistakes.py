@@ -64,7 +64,7 @@ async def test_the_call_of_a_function_is_no_body(flow: Flow) -> None:
     assert "wf.run(effect, ...)" in await mistake_of(flow, lambda wf: wf.run(wrong(1)))
 
 
-async def test_what_is_no_function_is_no_body(flow: Flow) -> None:
+async def test_an_object_that_is_no_function_is_no_body(flow: Flow) -> None:
     wrong: Any = 7
     assert "not int 7." in await mistake_of(flow, lambda wf: wf.step(wrong))
 
@@ -156,7 +156,7 @@ async def test_a_run_without_code_can_be_cancelled_by_any_handle(flow: Flow) -> 
         await handle.result(10)
 
 
-async def test_a_result_that_is_late_says_that_the_run_goes_on(flow: Flow) -> None:
+async def test_a_timeout_of_a_result_says_that_the_run_continues(flow: Flow) -> None:
     """The same, whether the run is executed in this process or followed in the log."""
 
     @flow.workflow

@@ -150,7 +150,7 @@ ASKED: dict[str, Callable[[Workflow, Startable[Any]], Coroutine[Any, Any, object
 
 
 @pytest.mark.parametrize("asked", ASKED)
-async def test_what_was_finished_in_a_task_is_finished_again(crash: Crash, asked: str) -> None:
+async def test_operations_finished_in_a_task_are_finished_again(crash: Crash, asked: str) -> None:
     async def races(wf: Workflow) -> str:
         task = crash.task(ASKED[asked](wf, crash.child))
 
@@ -179,7 +179,7 @@ async def test_it_is_finished_again_though_nothing_is_awaited(crash: Crash, aske
     assert (end.failure, end.result) == (None, b'"done"')
 
 
-async def test_what_a_gather_in_a_task_did_is_taken_back(crash: Crash) -> None:
+async def test_operations_of_a_gather_in_a_task_are_compensated(crash: Crash) -> None:
     undone: list[int] = []
 
     async def fails(wf: Workflow) -> None:
@@ -249,7 +249,7 @@ async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
     assert "signal 'never'" in end.failure.message
 
 
-async def test_a_workflow_ends_behind_the_start_of_its_child() -> None:
+async def test_a_workflow_ends_after_the_start_of_its_child() -> None:
     """Its start was decided, so no error may say that it did not start."""
     crash = Crash(happens=False)
     started: list[RunningChild[Any]] = []

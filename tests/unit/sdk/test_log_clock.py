@@ -42,7 +42,7 @@ def test_a_record_that_is_read_late_does_not_take_it_back() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_the_log_says_corrects_it_both_ways() -> None:
+async def test_the_time_of_the_log_corrects_the_estimate_both_ways() -> None:
     monotonic, now = Monotonic(), [1000.0]
     clock = LogClock(monotonic)
     for ahead_s in (50.0, -50.0):

@@ -23,14 +23,14 @@ def test_a_follower_names_a_loss_once_and_reads_on_after_it() -> None:
 
 
 @pytest.mark.parametrize("following", [None, 3])
-def test_a_loss_that_does_not_say_where_it_ends_is_raised(following: int | None) -> None:
+def test_a_loss_without_an_end_is_raised(following: int | None) -> None:
     losses = Losses("orders", "Ask again.")
     with pytest.raises(DataLossError):
         losses.read_on_after(DataLossError("Lost.", seqnum=3, next_seqnum=following), 3)
     assert len(losses) == 0
 
 
-def test_what_cannot_be_read_because_of_a_loss_is_named_once() -> None:
+def test_an_error_of_a_loss_names_the_state_once() -> None:
     lost = DataLossError("Lost.", seqnum=5, next_seqnum=8, tags=["a"])
     reported = name_loss("Object 'x'", lost)
     assert str(reported) == "Object 'x' cannot be read: Lost."

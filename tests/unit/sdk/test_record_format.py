@@ -42,10 +42,10 @@ def test_a_record_is_its_frame_and_messagepack() -> None:
         b"\xb0X\x02\x91\xa2\xff\xff",  # not UTF-8
     ],
 )
-def test_what_is_not_of_this_format_is_passed_over(data: bytes) -> None:
+def test_records_of_another_format_are_ignored(data: bytes) -> None:
     assert FORMAT.decoded(data, decode) is None
 
 
-def test_what_a_later_version_wrote_is_refused() -> None:
+def test_records_of_a_later_version_are_refused() -> None:
     with pytest.raises(LaterError, match="words has format 3; this program reads up to 2"):
         FORMAT.decoded(b"\xb0X\x03\x91\xa2hi", decode)

@@ -11,7 +11,7 @@ from tests.support.hooked_log import HookedLog, Read
 
 
 @pytest.mark.asyncio
-async def test_what_is_left_is_found_behind_what_was_trimmed_and_around_what_is_lost() -> None:
+async def test_surviving_records_are_found_after_trimmed_ones_and_around_lost_ones() -> None:
     logs = DamagedLogs()
     log = logs.log("work")
     for number in range(9):

@@ -31,7 +31,7 @@ async def test_each_call_raises_the_session() -> None:
     assert session.position == 3
 
 
-async def test_limits_come_from_the_configuration() -> None:
+async def test_limits_are_set_by_the_configuration() -> None:
     log = MemoryLog("x", logs=MemoryLogs(ClusterConfig(record_bytes_max=10, record_tags_max=2)))
     await log.append(b"0123456789", tags=["a", "b"])
     with pytest.raises(TooLargeError, match="the limit is 10;"):

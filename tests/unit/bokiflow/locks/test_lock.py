@@ -129,7 +129,7 @@ async def test_an_interrupted_wait_leaves_the_line(log: Log) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_owner_that_asks_again_gets_what_it_has(log: Log) -> None:
+async def test_an_owner_that_asks_again_gets_the_same_token(log: Log) -> None:
     first = await Lock(log(), "hotel:7", owner="run-1/3").acquire()
     again = await Lock(log(), "hotel:7", owner="run-1/3").acquire()
     assert again.token == first.token
@@ -197,7 +197,7 @@ async def test_a_lock_that_cannot_be_renewed_counts_as_lost_when_its_lease_is_ov
 
 
 @pytest.mark.asyncio
-async def test_what_a_block_raised_matters_more_than_the_loss_of_its_lock(log: Log) -> None:
+async def test_the_error_of_a_block_has_priority_over_the_loss_of_its_lock(log: Log) -> None:
     async def hold(raised: BaseException | None) -> None:
         async with Lock(log(), "hotel:7", lease=0.01, renew=False):
             other = await Lock(log(), "hotel:7").acquire()
@@ -253,7 +253,7 @@ async def test_a_used_lock_keeps_few_records_and_new_processes_agree(
 
 
 @pytest.mark.asyncio
-async def test_a_checkpoint_that_comes_late_removes_none_that_goes_further(
+async def test_a_late_checkpoint_removes_none_that_covers_more(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock_replica, "CHECKPOINT_EVERY", 4)
@@ -383,7 +383,7 @@ async def test_records_of_others_are_passed_over_and_later_formats_refused(log: 
         lambda log: Lock(log, "a", owner=""),
     ],
 )
-def test_what_no_lock_can_have_is_refused(
+def test_invalid_settings_of_a_lock_are_refused(
     log: Log, make: Callable[[MemoryLog], Awaitable[object]]
 ) -> None:
     with pytest.raises(LockSettingsError):

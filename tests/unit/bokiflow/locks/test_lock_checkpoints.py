@@ -125,7 +125,7 @@ async def test_a_lost_checkpoint_that_may_go_further_is_not_trimmed(logs: Damage
     assert await end_of(log) == lost
 
 
-async def test_a_lost_checkpoint_goes_once_another_goes_further(logs: DamagedLogs) -> None:
+async def test_a_lost_checkpoint_is_trimmed_once_another_covers_more(logs: DamagedLogs) -> None:
     log = logs.log("work")
     lost = await use(log)
     logs.lost = {lost}

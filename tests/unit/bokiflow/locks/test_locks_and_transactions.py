@@ -137,7 +137,7 @@ async def test_a_lock_inside_of_itself_is_refused_alike_in_every_execution(
 
 
 @pytest.mark.asyncio
-async def test_what_does_not_wait_for_itself_may_have_the_same_lock(flow: Flow) -> None:
+async def test_a_block_that_does_not_wait_for_itself_may_use_the_same_lock(flow: Flow) -> None:
     @flow.workflow
     async def inside(wf: Workflow) -> str:
         async with wf.lock("hotel:7"):

@@ -69,7 +69,7 @@ async def test_steps_can_be_gathered_and_limited(flow: Flow) -> None:
 
 
 @pytest.mark.asyncio
-async def test_every_branch_comes_to_its_end_and_the_first_failure_is_raised(flow: Flow) -> None:
+async def test_every_branch_ends_and_the_first_failure_is_raised(flow: Flow) -> None:
     done: list[str] = []
 
     async def fail(word: str) -> None:

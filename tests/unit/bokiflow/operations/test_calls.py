@@ -109,7 +109,7 @@ async def test_a_call_whose_outcome_is_unknown_is_asked_for_again(platform: Plat
     ],
 )
 @pytest.mark.asyncio
-async def test_what_a_function_fails_with_is_decided(
+async def test_the_failure_of_a_function_is_decided(
     platform: Platform, trouble: list[IndilogError]
 ) -> None:
     platform.troubles = list(trouble)
@@ -121,7 +121,7 @@ async def test_what_a_function_fails_with_is_decided(
 
 
 @pytest.mark.asyncio
-async def test_a_workflow_calls_what_is_deployed_and_nothing_else() -> None:
+async def test_a_workflow_calls_only_deployed_functions() -> None:
     flow = Flow("shop")
     flow.attach(MemoryLogs())
 

@@ -19,7 +19,7 @@ from tests.support.flow_executions import begin, decided, execute, take
 
 
 @pytest.mark.asyncio
-async def test_what_was_done_is_taken_back_in_reverse_order(flow: Flow) -> None:
+async def test_compensations_run_in_reverse_order(flow: Flow) -> None:
     undone: list[int] = []
 
     async def fail() -> int:
@@ -117,7 +117,9 @@ async def test_code_that_does_not_fit_takes_nothing_back(logs: MemoryLogs) -> No
 
 
 @pytest.mark.asyncio
-async def test_code_that_raises_before_what_is_decided_takes_nothing_back(logs: MemoryLogs) -> None:
+async def test_code_that_raises_before_a_decided_step_runs_no_compensation(
+    logs: MemoryLogs,
+) -> None:
     """Steps that the new code does not come to could not be taken back."""
     log = logs.log(LOG)
     await begin(log, "trip")
@@ -147,7 +149,7 @@ async def test_code_that_raises_before_what_is_decided_takes_nothing_back(logs: 
 
 
 @pytest.mark.asyncio
-async def test_code_that_ends_well_after_something_was_taken_back_does_not_fit(
+async def test_code_that_succeeds_after_a_compensation_does_not_fit(
     logs: MemoryLogs,
 ) -> None:
     log = logs.log(LOG)

@@ -46,7 +46,7 @@ class Waited(HookedLog):
 
 
 @pytest.mark.asyncio
-async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
+async def test_a_sleep_keeps_its_end_when_the_executor_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Time()

@@ -93,7 +93,7 @@ async def test_a_child_result_that_is_never_awaited_is_reported(flow: Flow) -> N
     assert "child 'empty' (operation 2)" in await ended(flow, drops)
 
 
-async def test_what_came_to_its_end_in_a_task_is_no_matter(flow: Flow) -> None:
+async def test_operations_that_ended_in_a_task_do_not_fail_the_workflow(flow: Flow) -> None:
     """With a result, an error that is never awaited, or because it was cancelled."""
 
     async def fails() -> None:
@@ -113,7 +113,7 @@ async def test_what_came_to_its_end_in_a_task_is_no_matter(flow: Flow) -> None:
     assert await ended(flow, races) == "done"
 
 
-async def test_what_was_done_before_is_taken_back(flow: Flow) -> None:
+async def test_earlier_steps_are_compensated(flow: Flow) -> None:
     undone: list[str] = []
 
     async def drops(wf: Workflow) -> str:

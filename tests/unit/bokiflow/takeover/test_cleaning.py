@@ -55,7 +55,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(monkeypatch)
 
 
-async def test_a_run_is_forgotten_when_it_ended_long_ago(shop: Shop) -> None:
+async def test_a_run_that_ended_long_ago_is_trimmed(shop: Shop) -> None:
     await shop.ended("old")
     shop.now += RETENTION_S / 2
     await shop.ended("young")
@@ -69,7 +69,7 @@ async def test_a_run_is_forgotten_when_it_ended_long_ago(shop: Shop) -> None:
         await shop.flow.fork("old", "1")
 
 
-async def test_a_run_that_goes_on_is_kept_and_those_after_it_are_forgotten(shop: Shop) -> None:
+async def test_a_running_run_is_kept_and_ended_ones_after_it_are_trimmed(shop: Shop) -> None:
     handle = await shop.slow.start(id="slow")
     await shop.ended("quick")
     shop.now += RETENTION_S + 1
@@ -84,7 +84,7 @@ async def test_a_run_that_goes_on_is_kept_and_those_after_it_are_forgotten(shop:
         await shop.log.read_next(RUNS_TAG)
 
 
-async def test_a_child_is_kept_as_long_as_its_parent_goes_on(shop: Shop) -> None:
+async def test_a_child_is_kept_while_its_parent_runs(shop: Shop) -> None:
     @shop.flow.workflow
     async def parent(wf: Workflow) -> int:
         result = await wf.run(shop.quick, 7)
@@ -103,7 +103,7 @@ async def test_a_child_is_kept_as_long_as_its_parent_goes_on(shop: Shop) -> None
     assert await shop.clean() == 2
 
 
-async def test_an_id_that_is_forgotten_can_be_used_again(shop: Shop) -> None:
+async def test_a_trimmed_id_can_be_used_again(shop: Shop) -> None:
     await shop.ended("again", 1)
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 1
@@ -114,7 +114,7 @@ async def test_an_id_that_is_forgotten_can_be_used_again(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [366 * 86_400.0, -366 * 86_400.0])
-async def test_runs_are_forgotten_in_their_time_whatever_their_writers_clocks_say(
+async def test_runs_are_trimmed_in_time_for_all_clocks_of_their_writers(
     shop: Shop, ahead_s: float
 ) -> None:
     shop.writers_ahead_s = ahead_s

@@ -93,7 +93,7 @@ async def _nothing(log: object) -> None: ...
 @pytest.mark.parametrize(
     ("crashes", "said"), [(0, None), (1, "1 process ended"), (3, "3 processes in a row ended")]
 )
-async def test_a_run_that_ends_its_processes_says_so_before_it_is_parked(
+async def test_the_status_of_a_crash_looping_run_names_the_problem_before_it_is_parked(
     crashes: int, said: str | None
 ) -> None:
     logs = MemoryLogs()
@@ -135,7 +135,7 @@ async def with_poison(logs: MemoryLogs, kind: str) -> Process:
     return parked
 
 
-async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
+async def test_a_run_that_crashes_its_processes_is_parked_and_other_runs_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bokiflow.runner.retry_s", after(600.0))  # not tried again meanwhile
@@ -160,7 +160,7 @@ async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     await last.stop()
 
 
-async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
+async def test_a_crash_looping_run_continues_once_it_no_longer_crashes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = MemoryLogs()

@@ -78,7 +78,7 @@ async def test_a_name_that_had_a_new_owner_is_not_used_again(is_done: bool, is_l
     process.kill()
 
 
-async def test_what_is_said_of_others_costs_no_name() -> None:
+async def test_records_about_other_executors_cost_no_name() -> None:
     logs = MemoryLogs()
     log, process = logs.log(FLOW_LOG), Process(logs)
     await process.waits.start(id="r")
@@ -151,7 +151,7 @@ class NoAnswer(HookedLogs):
             raise AppendOutcomeUnknownError("It has no answer.")
 
 
-async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease_is_over(
+async def test_a_name_announced_without_an_answer_is_dropped_when_its_lease_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else its driver would look for ever whether it has left anything, without a pause."""
@@ -199,7 +199,7 @@ async def test_a_process_that_starts_after_trims_knows_the_dead_and_their_new_ow
     lives.kill()
 
 
-async def test_what_others_may_not_have_read_yet_is_not_trimmed() -> None:
+async def test_records_that_others_may_not_have_read_are_not_trimmed() -> None:
     logs = MemoryLogs()
     log, lives = logs.log(FLOW_LOG), Process(logs)
     await lives.waits.start(id="r")

@@ -115,7 +115,7 @@ async def stalled(logs: SlowLogs, process: Process) -> asyncio.Task[object]:
     return starting
 
 
-async def test_a_start_that_comes_when_its_dead_executor_is_forgotten_goes_on() -> None:
+async def test_a_start_ordered_after_its_dead_executor_was_forgotten_is_executed() -> None:
     logs = SlowLogs()
     dying, other = Process(logs), Process(logs)
     async with other.driven():
@@ -134,7 +134,7 @@ async def test_a_start_that_comes_when_its_dead_executor_is_forgotten_goes_on() 
         assert (await other.two.handle("r").status()).epoch == 2
 
 
-async def test_a_start_that_comes_when_its_process_has_another_name_goes_on() -> None:
+async def test_a_start_ordered_after_its_process_changed_its_name_is_executed() -> None:
     logs = SlowLogs()
     process = Process(logs)
     async with process.driven():
@@ -148,7 +148,7 @@ async def test_a_start_that_comes_when_its_process_has_another_name_goes_on() ->
         assert await process.two.handle("r").result(10) == "12"
 
 
-async def test_a_start_whose_caller_is_cancelled_goes_on_where_it_began() -> None:
+async def test_a_start_whose_caller_is_cancelled_is_executed_by_the_same_process() -> None:
     logs = SlowLogs()
     process = Process(logs)
     starting = await stalled(logs, process)  # without a driver: no process sees to it

@@ -130,7 +130,7 @@ LOSSES = pytest.mark.parametrize(
 
 @LOSSES
 @pytest.mark.parametrize("when", ["before it begins", "while it drives"])
-async def test_whatever_is_lost_what_dead_executors_left_is_taken(
+async def test_orphaned_runs_are_taken_over_for_any_lost_record(
     logs: MemoryLogs, loses: Loses, when: str
 ) -> None:
     dead, also_dead, new_owner = Process(logs), Process(logs), Process(logs)
@@ -148,7 +148,7 @@ async def test_whatever_is_lost_what_dead_executors_left_is_taken(
 
 
 @LOSSES
-async def test_whatever_one_has_read_and_another_has_not_one_executes_and_all_is_taken(
+async def test_one_executor_runs_and_all_runs_are_taken_for_any_records_that_only_some_read(
     logs: MemoryLogs, loses: Loses
 ) -> None:
     dead, sees, sees_not = Process(logs), Process(logs), Process(logs)
@@ -253,7 +253,7 @@ async def ended(logs: MemoryLogs, run: str) -> SeqNum:
     return (await said(logs, run_tag(run), begins))[0]
 
 
-async def test_the_cleaning_goes_on_behind_what_cannot_be_read_and_keeps_it_as_long(
+async def test_the_cleaning_continues_after_unreadable_records_and_keeps_them_as_long(
     logs: MemoryLogs,
 ) -> None:
     lossy, log = DamagedView(logs), logs.log(FLOW_LOG)
@@ -269,7 +269,7 @@ async def test_the_cleaning_goes_on_behind_what_cannot_be_read_and_keeps_it_as_l
     assert trimmed.value.first_seqnum == later, "the list is kept from the later version's run on"
 
 
-async def test_what_is_lost_of_the_list_is_kept_until_something_behind_it_is_old(
+async def test_lost_places_of_the_list_are_kept_until_a_later_record_is_old(
     logs: MemoryLogs,
 ) -> None:
     lossy, log = DamagedView(logs), logs.log(FLOW_LOG)

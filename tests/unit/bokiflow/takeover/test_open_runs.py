@@ -58,7 +58,7 @@ async def with_runs() -> Away:
     return logs
 
 
-async def test_the_look_at_all_runs_goes_on_where_it_was() -> None:
+async def test_an_interrupted_look_at_all_runs_continues_where_it_stopped() -> None:
     logs = await with_runs()
     found = await find_executors_of_open_runs(logs.log(FLOW_LOG))
     assert found == {f"executor{number}" for number in range(20) if number != 3}

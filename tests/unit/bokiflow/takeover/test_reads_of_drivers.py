@@ -86,7 +86,7 @@ def test_nothing_is_read_of_executors_that_ended_all_they_had() -> None:
     leaping_loop.run(main())
 
 
-def test_an_executor_that_may_get_a_run_yet_does_not_say_that_it_left_nothing() -> None:
+def test_an_executor_with_an_assignment_in_flight_does_not_record_that_it_is_idle() -> None:
     async def main() -> None:
         logs = CountedLogs()
         async with driving(logs, 2) as (process, other):
@@ -146,7 +146,7 @@ async def begun_by_all(processes: list[Process]) -> None:
         await asyncio.sleep(LEASE_S / 4 / len(processes))
 
 
-def test_what_is_read_while_runs_wait_grows_with_the_processes_only() -> None:
+def test_reads_while_runs_wait_grow_only_with_the_processes() -> None:
     async def main(count: int) -> float:
         logs = CountedLogs()
         async with driving(logs, count) as processes:

@@ -162,7 +162,7 @@ async def test_a_body_that_does_not_let_itself_be_stopped_holds_up_no_takeover()
             gate.set()
 
 
-async def test_the_cleaning_goes_on_behind_a_run_that_cannot_be_read() -> None:
+async def test_the_cleaning_continues_after_an_unreadable_run() -> None:
     logs = DamagedLogs()
     process, log = Process(logs), logs.log(FLOW_LOG)
     for run in ("bad", "good"):
@@ -214,7 +214,7 @@ async def test_the_executors_records_are_trimmed_also_when_few_runs_end() -> Non
     await process.stop()
 
 
-async def test_what_others_may_not_have_read_is_trimmed_a_round_later() -> None:
+async def test_records_that_others_may_not_have_read_are_trimmed_a_round_later() -> None:
     logs = MemoryLogs()
     process, log = Process(logs), logs.log(FLOW_LOG)
     await process.waits.start(id="r")

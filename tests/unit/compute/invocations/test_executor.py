@@ -97,7 +97,7 @@ def begun(actions: Iterable[Action]) -> list[str]:
     return [action.invocation.id for action in actions if isinstance(action, Begin)]
 
 
-def test_what_is_accepted_here_is_begun_once() -> None:
+def test_an_invocation_accepted_here_begins_once() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     assert begun(nodes.turn(nodes.a, 0.0)) == ["i"]
@@ -105,7 +105,7 @@ def test_what_is_accepted_here_is_begun_once() -> None:
     assert begun(nodes.turn(nodes.b, 0.1)) == []
 
 
-def test_a_timer_is_claimed_when_it_is_due_by_who_accepted_it_first() -> None:
+def test_a_due_timer_is_claimed_first_by_the_node_that_accepted_it() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i", due=10.0)
     assert nodes.turn(nodes.a, 9.9) == []
@@ -117,13 +117,13 @@ def test_a_timer_is_claimed_when_it_is_due_by_who_accepted_it_first() -> None:
     assert begun(nodes.turn(nodes.a, 10.0)) == ["i"]
 
 
-def test_a_timer_whose_node_is_gone_is_claimed_a_lease_later() -> None:
+def test_a_timer_of_a_dead_node_is_claimed_a_lease_later() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i", due=10.0)
     assert events(nodes.turn(nodes.b, 10.0 + LEASE_S)) == [Claimed(B, ("i",))]
 
 
-def test_who_runs_something_says_so_three_times_a_lease() -> None:
+def test_an_executor_with_work_sends_three_heartbeats_a_lease() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -145,7 +145,7 @@ def test_an_executor_sends_no_heartbeat_while_nothing_runs() -> None:
     assert deadline(nodes.b) is None
 
 
-def test_who_is_silent_for_a_lease_is_given_up_and_the_work_goes_on_elsewhere() -> None:
+def test_an_executor_silent_for_a_lease_is_given_up_and_others_continue_its_work() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -181,7 +181,7 @@ def test_an_outage_of_the_log_makes_no_executor_dead() -> None:
     assert events(nodes.turn(nodes.b, 108.0)) == [GivenUp(A, 2, B)], "it is silent after all"
 
 
-def test_who_speaks_is_not_given_up() -> None:
+def test_an_executor_with_heartbeats_is_not_given_up() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     for now in range(0, 60, 2):
@@ -189,7 +189,7 @@ def test_who_speaks_is_not_given_up() -> None:
         assert events(nodes.turn(nodes.b, now + 0.5)) == []
 
 
-def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() -> None:
+def test_an_executor_that_was_given_up_stops_and_continues_under_another_name() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -202,7 +202,7 @@ def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() ->
     assert begun(nodes.turn(nodes.a, 6.5)) == ["j"]
 
 
-def test_a_node_that_restarted_gives_up_its_own_past_at_once() -> None:
+def test_a_restarted_node_gives_up_its_previous_executor_at_once() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.a.rename("node-a#2")
@@ -234,7 +234,7 @@ def test_one_claim_is_bounded_and_so_is_what_runs() -> None:
     assert deadline(nodes.a) == pytest.approx(2.0 + LEASE_S / 3), "it is full: no busy loop"
 
 
-def test_an_application_that_runs_what_it_may_does_not_stop_another() -> None:
+def test_an_application_at_its_limit_does_not_stop_another() -> None:
     nodes = Nodes(invocations_running_max=10)
     for n in range(50):
         nodes.accept(0.0, f"i{n:03}", due=1.0, app="greedy")
@@ -252,7 +252,7 @@ class NotLookedAt(SortedList[Any]):
         raise AssertionError("the queue of a full application was gone through")
 
 
-def test_what_waits_of_a_full_application_is_not_gone_through() -> None:
+def test_waiting_invocations_of_an_application_at_its_limit_are_not_scanned() -> None:
     """Thousands may be due, and each record that is read is a round."""
     nodes = Nodes(invocations_running_max=10)
     for n in range(50):

@@ -86,14 +86,14 @@ def claimable(fold: Fold, now: float, node: str) -> list[RecordedInvocation]:
     return list(fold.claimable(now, node, 5.0, lambda _: False))
 
 
-def test_what_is_due_at_once_is_run_by_who_accepted_it() -> None:
+def test_an_invocation_due_at_once_is_run_by_the_node_that_accepted_it() -> None:
     story = Story()
     story.accept("i")
     assert (story["i"].executor, story["i"].tries) == (A, 1)
     assert claimable(story.fold, story.time, "node-a") == []
 
 
-def test_what_is_due_later_is_run_by_the_first_who_claims_it() -> None:
+def test_an_invocation_due_later_is_run_by_its_first_claimant() -> None:
     story = Story()
     story.accept("i", due=1010.0)
     assert story["i"].executor is None
@@ -123,7 +123,7 @@ def test_an_outcome_of_an_unknown_invocation_is_skipped() -> None:
     assert story.fold.get("i") is None
 
 
-def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> None:
+def test_invocations_of_an_executor_that_was_given_up_are_due_again_after_a_pause() -> None:
     story = Story()
     last = story.accept("i")
     story(GivenUp(A, last, B))
@@ -359,7 +359,7 @@ def test_a_checkpoint_that_follows_a_lost_one_counts() -> None:
     assert found.place == 81
 
 
-def test_what_was_not_trimmed_is_trimmed_with_the_next_checkpoint() -> None:
+def test_a_trim_that_failed_is_repeated_with_the_next_checkpoint() -> None:
     story = Story()
     story.accept("i")
     assert story.fold.trimmable(9) == [(STREAMS[0], 0)]
@@ -411,7 +411,7 @@ def test_arguments_are_the_same_however_they_are_spelled() -> None:
     assert digest_of(b'{"a": 1}') != digest_of(b'{"a": 2}')
 
 
-def test_one_application_takes_no_more_than_its_part_of_what_is_kept() -> None:
+def test_one_application_uses_at_most_its_share_of_kept_outcomes() -> None:
     """The keys of another one stay, however many outcomes the first one has."""
     limits = FoldLimits(1e9, 4, 4, 1000, 1.0, 4.0, app_kept_share_max=0.5)
     fold = Fold(limits)

@@ -15,7 +15,7 @@ def gave_up(message: str, *, temporary: bool) -> Failed:
 
 
 @pytest.mark.parametrize("message", ["shop.pay failed: run this one again.", "shop.pay failed: no"])
-def test_a_key_whose_call_gave_up_on_what_may_pass_says_to_take_another(message: str) -> None:
+def test_a_key_of_a_transient_failure_advises_another_key(message: str) -> None:
     """Its own sentence says to run it again, and the same key would answer the same for ever."""
     reported = kept_with_key(gave_up(message, temporary=True))
     assert isinstance(reported, Failed)

@@ -37,7 +37,7 @@ async def test_all_callers_that_wait_for_an_outcome_are_notified() -> None:
     assert await asyncio.gather(*again) == [OVER, OVER]
 
 
-async def test_a_caller_too_many_is_refused_until_another_one_has_gone() -> None:
+async def test_a_caller_above_the_limit_is_refused_until_another_one_leaves() -> None:
     waiters = OutcomeWaiters(2)
     one, _ = [await waiting(waiters, id_) for id_ in ("i", "j")]
     with pytest.raises(OverloadedError, match="2 callers wait"):
@@ -47,7 +47,7 @@ async def test_a_caller_too_many_is_refused_until_another_one_has_gone() -> None
     assert not (await waiting(waiters, "k")).done()
 
 
-async def test_callers_who_wait_for_records_are_bounded_and_the_node_itself_is_not() -> None:
+async def test_callers_waiting_for_records_are_bounded_but_not_the_node_itself() -> None:
     """Also those who have left, as long as nothing is read."""
     waiters = OutcomeWaiters(2)
     callers = [asyncio.ensure_future(waiters.wait_for_record_bounded(7, 5)) for _ in range(2)]
@@ -67,7 +67,7 @@ async def test_callers_who_wait_for_records_are_bounded_and_the_node_itself_is_n
     again.cancel()
 
 
-async def test_who_appends_first_has_room_to_wait_for_the_record() -> None:
+async def test_a_caller_that_appends_first_has_room_to_wait_for_the_record() -> None:
     waiters = OutcomeWaiters(1)
     with waiters.reserve_record_wait():
         with pytest.raises(OverloadedError, match="1 callers wait"), waiters.reserve_record_wait():

@@ -142,13 +142,15 @@ def test_a_deployment_by_a_node_whose_clock_is_wrong_begins_when_it_was_ordered(
 @pytest.mark.parametrize(
     ("catch_up", "minutes"), [("last", [9]), ("all", [5, 6, 7, 8, 9]), ("none", [9])]
 )
-def test_what_was_missed_is_caught_up_as_asked(catch_up: CatchUp, minutes: list[float]) -> None:
+def test_missed_due_times_run_by_the_setting_catch_up(
+    catch_up: CatchUp, minutes: list[float]
+) -> None:
     clockwork = Clockwork(catch_up)
     assert clockwork.turn(clockwork.first, at(9.5)) == minutes
     assert clockwork.first.next_due(clockwork.fold, at(9.5)) == at(10)
 
 
-def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
+def test_due_times_missed_long_ago_do_not_run_without_catching_up() -> None:
     clockwork = Clockwork("none")
     spec = ScheduleSpec("f", "0 * * * *", "UTC", "none")  # the hours at 20, 80, 140 minutes
     clockwork.scheduled = DeployedSchedule("app.f", spec, START)
@@ -158,7 +160,7 @@ def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
     assert clockwork.turn(node, at(141)) == [140]
 
 
-def test_what_was_due_before_the_deployment_is_not_missed() -> None:
+def test_due_times_before_the_deployment_are_not_missed() -> None:
     clockwork = Clockwork("all")
     clockwork.scheduled = clockwork.scheduled._replace(since=at(7.5))
     assert clockwork.turn(clockwork.node(0), at(9.5)) == [8, 9]
@@ -171,7 +173,7 @@ def test_a_deployment_skips_nothing_that_was_due_before_it() -> None:
     assert clockwork.turn(clockwork.first, at(2.2)) == [2]
 
 
-def test_what_was_due_while_no_deployment_had_it_is_not_run() -> None:
+def test_due_times_without_a_deployment_do_not_run() -> None:
     clockwork = Clockwork("all")
     clockwork.turn(clockwork.first, at(1))
     clockwork.first.take([clockwork.scheduled._replace(since=at(4.5))])

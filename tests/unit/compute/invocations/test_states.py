@@ -77,7 +77,7 @@ def test_an_outcome_counts_whether_its_executor_was_given_up_or_not() -> None:
     assert states == [InvocationState.SCHEDULED, InvocationState.DONE, InvocationState.DONE]
 
 
-def test_what_ended_stays_so() -> None:
+def test_an_ended_invocation_stays_ended() -> None:
     assert {state for state, _ in TRANSITIONS} == {
         None,
         InvocationState.SCHEDULED,
