@@ -1,12 +1,12 @@
-"""Search for hotels, recommend some, check a user, reserve a room and a seat.
+"""Functions that search and recommend hotels, check users, and reserve a room and a seat.
 
 `reserve` starts a workflow. Its first operation is one transaction that decrements both the hotel's
 and the flight's capacity, or neither. Its second operation starts the order, a workflow of its own
 that runs in the background. The log decides each operation once. So a reservation takes one room
 and one seat and leads to one order, also if workers crash meanwhile.
 
-State is objects of BokiStore in the log `travel`: `map` (where the hotels are, what they cost),
-`hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity`, and what is `left`), `user:{name}`,
+State is objects of BokiStore in the log `travel`: `map` (places, prices and ratings of hotels),
+`hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity` and `left`), `user:{name}`,
 `reservation:{id}`, `order:{id}`, and `orders:{user}`. The runs are in the log `travel/flow`.
 """
 

@@ -86,7 +86,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's differ
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._received.clear()
         self._body_start = 0
 

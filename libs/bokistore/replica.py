@@ -118,7 +118,7 @@ class Replica(Generic[_ResultT]):
             del self._proposals[proposal]
             self._forget()
         if number % self._snapshot_every == 0:
-            with suppress(IndilogError):  # without it a starting replica replays more
+            with suppress(IndilogError):  # if it fails, a starting replica replays more
                 await self.save()
         if isinstance(result, Exception):
             raise result
@@ -203,7 +203,7 @@ class Replica(Generic[_ResultT]):
 
     async def _load(self, at_least: SeqNum = 0) -> DataLossError | None:
         """Load the newest snapshot that covers `at_least`, if it is ahead of the state. If there is
-        none, return the loss of a snapshot that may.
+        none, return the error of a lost snapshot that may cover it.
         """
         bound, floor = MAX_SEQNUM, 0
         lost: DataLossError | None = None
@@ -218,7 +218,7 @@ class Replica(Generic[_ResultT]):
             except DataLossError as error:
                 if error.seqnum is None:
                     raise
-                bound, lost = error.seqnum - 1, error  # one before it may suffice
+                bound, lost = error.seqnum - 1, error  # an earlier one may suffice
                 continue
             if found is None:
                 break

@@ -171,8 +171,8 @@ class HeartbeatSender(ABC):
             self._beating = asyncio.create_task(self._beat(logs))
 
     async def _beat(self, logs: Logs) -> None:
-        """Send heartbeats while it executes a run: one each quarter of the lease, however long an
-        append takes.
+        """Send heartbeats while this process executes runs: one each quarter of the lease, also if
+        appends are slow.
         """
         CALL.set(None)  # the task outlives the call that started it
         log = logs.log(self.log_name)
@@ -216,8 +216,8 @@ class HeartbeatSender(ABC):
 
         Args:
             log: to read.
-            own: such a record, appended by the session of `log`: read at least up to it, instead of
-                all.
+            own: seqnum of such a record that the session of `log` appended; the read may end once
+                it is applied. -1: read all.
             is_one_page: read at most one page.
 
         Raises:
@@ -290,7 +290,7 @@ class HeartbeatSender(ABC):
         return waiting.monotonic_now() + in_s
 
     async def rest(self, log: Log) -> None:
-        """Leave while idle, shortly before the lease ends, so that no process needs to look."""
+        """Leave while idle, before the lease ends, so that no process looks for its runs."""
         name, is_owed = self.lease.name, self._is_owed
         self._lose()
         await self._leave(log, name, is_owed=is_owed)
