@@ -1,8 +1,8 @@
 """The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
 
 Every message carries the number of its sender's view. Reads walk the chain of views, newest first,
-because a shard stays where the view that created it placed it. There is one view until
-reconfiguration is built; nothing here relies on that.
+because a shard stays where the view that created it placed it. A start whose configuration names
+another index tier stores the next view; no view is installed while the cluster runs.
 """
 
 from __future__ import annotations

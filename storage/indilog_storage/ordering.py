@@ -58,7 +58,7 @@ class OrderedColumns(NamedTuple):
 
 
 _VIEW: Final = ViewNumber(1)
-"""The only view that exists."""
+"""The view in entries that other nodes ask for. Theirs is not kept, and nothing reads it."""
 _COLUMNS: Final = (
     ("_tails", "_times", "_span_ends"),
     ("_shards", "_localids", "_lengths"),

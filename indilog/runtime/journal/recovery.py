@@ -28,8 +28,8 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
     """Restore the roles from the newest checkpoint and replay later frames; return the number of
     frames. `roles` is keyed by stream.
 
-    All roles are notified of damage whose stream is unknown. So they are if the journal is `lost`:
-    an earlier start had it, and now it is empty.
+    All roles are notified of damage whose stream is unknown. They are also notified if the journal
+    is `lost`: an earlier start had it, and now it is empty.
 
     Raises:
         IndilogError: the journal is of other roles.
