@@ -20,7 +20,7 @@ from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
-from indilog.cli.pipeline import analyse
+from indilog.cli.pipeline import analyse, export
 from indilog.cli.rebuild_index import rebuild_index
 from indilog.link.access import reach
 
@@ -36,6 +36,7 @@ app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
 app.command(name="rebuild-index")(rebuild_index)
 app.command()(analyse)
+app.command()(export)
 _WATCH_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""The commands of the pipeline, which read whole logs: `analyse`."""
+"""The commands of the pipeline, which read whole logs: `analyse`, `export`."""
 
 from __future__ import annotations
 
@@ -69,6 +69,49 @@ def analyse(
         except OSError as error:
             raise ValueError(f"{picture} cannot be written: {error.strerror}.") from error
         show.line(f"The picture is in {picture}.")
+
+
+def export(
+    where: Where,
+    log: Annotated[str, typer.Argument(help="The log's name.", metavar="LOG")],
+    directory: Annotated[Path, typer.Argument(help="Of the Parquet files.", metavar="DIR")],
+    *,
+    buckets: Annotated[
+        int, typer.Option(min=1, max=1024, help="Into how many buckets tags are divided.")
+    ] = 8,
+    skip_gaps: Annotated[
+        bool, typer.Option("--skip-gaps", help="Pass over trimmed, lost and corrupt records.")
+    ] = False,
+) -> None:
+    """Export a log to Parquet files, or what was appended since the last export."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with explain_mistakes():
+        from indilog_pipeline.export import export
+
+        path, url = path_and_url(where)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("seqnums")
+
+            def tell(start: int, at: int, end: int) -> None:
+                progress.update(task, total=end - start, completed=at - start)
+
+            found = export(
+                log,
+                directory,
+                path=path,
+                url=url,
+                buckets=buckets,
+                skips_gaps=skip_gaps,
+                progress=tell,
+            )
+    show.line(
+        f"Exported {found.records:,} records of {log} with seqnums in "
+        f"[{found.start}, {found.end}) to {directory}."
+    )
+    if found.skipped:
+        show.line(f"Skipped {found.skipped:,} seqnums of trimmed, lost and corrupt records.")
 
 
 def path_and_url(where: str) -> tuple[str, str]:

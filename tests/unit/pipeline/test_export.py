@@ -1,0 +1,197 @@
+"""Exports have each record once, whatever interrupts them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import indilog
+from indilog.base.errors import ConfigError
+from indilog_pipeline import export as module
+from indilog_pipeline.export import export
+from indilog_pipeline.spark.tasks import GapError
+
+CHUNK_BYTES = 1_000
+KILLS = 4
+
+
+def write(directory: Path, records: int, floor: int = 0) -> list[indilog.Record]:
+    """Append records to a log beside another one; return all from its floor on."""
+
+    async def story() -> list[indilog.Record]:
+        async with indilog.open(directory) as client:
+            log = client.log("a")
+            for number in range(0, records, 10):
+                entries = []
+                for n in range(number, number + 10):
+                    tags: list[str | int] = [f"t{n % 5}", n + 1]
+                    entries.append(indilog.Entry(b"%d" % n, tags[: n % 3]))
+                await log.append_batch(entries)
+                await client.log("b").append(b"%d of another log" % number)
+            return await log.read_range(bound=floor, limit=10_000)
+
+    return asyncio.run(story())
+
+
+def exported(directory: Path) -> list[tuple[int, bytes, tuple[str, ...]]]:
+    """Return what readers of the folders find, ascending."""
+    rows = []
+    for path in directory.glob("date=*/bucket=*/*.parquet"):
+        table = pq.ParquetFile(path).read().to_pylist()
+        assert {f"date={row['ordered_at']:%Y-%m-%d}" for row in table} == {path.parts[-3]}
+        tags = [row["tags"][0] % 2**64 % 4 if row["tags"] else 0 for row in table]
+        assert {f"bucket={bucket}" for bucket in tags} == {path.parts[-2]}
+        rows += [(row["seqnum"], row["data"], tuple(row["tag_names"])) for row in table]
+    return sorted(rows)
+
+
+def wanted(records: list[indilog.Record]) -> list[tuple[int, bytes, tuple[str, ...]]]:
+    return [(r.seqnum, r.data, tuple(map(str, r.tags))) for r in records]
+
+
+def run(data: Path, directory: Path, *, skips_gaps: bool = False) -> module.Exported:
+    return export(
+        "a",
+        directory,
+        path=str(data),
+        buckets=4,
+        chunk_bytes=CHUNK_BYTES,
+        skips_gaps=skips_gaps,
+    )
+
+
+def test_each_run_adds_what_was_appended_meanwhile(tmp_path: Path) -> None:
+    data, directory = tmp_path / "data", tmp_path / "out"
+    told: list[tuple[int, int, int]] = []
+    for count in (100, 50):
+        records = write(data, count)
+        done = export(
+            "a", directory, path=str(data), buckets=4, chunk_bytes=CHUNK_BYTES,
+            progress=lambda *at: told.append(at),
+        )  # fmt: skip
+        assert exported(directory) == wanted(records)
+        assert done.records == count
+    assert run(data, directory).records == 0
+    assert len(told) > 4, "there were several chunks"
+    assert all(start <= at <= end for start, at, end in told)
+
+
+class Killed(BaseException):
+    """Ends an export at once, as a kill does."""
+
+
+def test_an_export_may_end_before_any_sync_or_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    records = write(data, 40)
+    kept_sync, kept_replace = module._sync, Path.replace
+    left = 0
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def run_or_die(*arguments: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return call(*arguments)
+
+        return run_or_die
+
+    monkeypatch.setattr(module, "_sync", dying(kept_sync))
+    monkeypatch.setattr(Path, "replace", dying(kept_replace))
+    seen = set()
+    for step in range(1, 200):
+        directory, deaths = tmp_path / f"out{step}", 0
+        while True:
+            left = step if deaths == 0 else 10_000
+            try:
+                run(data, directory)
+            except Killed:
+                deaths += 1
+                found = exported(directory)
+                seen.add(len(found))
+                assert found == sorted(set(found)), "no record is there twice"
+                continue
+            break
+        assert exported(directory) == wanted(records)
+        if not deaths:
+            break
+    assert step > 20, "many steps were interrupted"
+    assert len(seen) > 3
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from indilog_pipeline.export import export
+print("begun", flush=True)
+export("a", Path(sys.argv[2]), path=sys.argv[1], buckets=4, chunk_bytes=1_000)
+"""
+
+
+def test_a_killed_export_goes_on(tmp_path: Path) -> None:
+    data, directory = tmp_path / "data", tmp_path / "out"
+    records = write(data, 600)
+    chance, ends = random.Random(1), list[int | None]()
+    for attempt in range(KILLS + 1):
+        program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(data), str(directory)], stdout=subprocess.PIPE
+        )
+        with program:
+            assert program.stdout is not None
+            assert program.stdout.readline()
+            if attempt < KILLS:
+                time.sleep(chance.uniform(0.02, 0.25))
+                os.kill(program.pid, signal.SIGKILL)
+        ends.append(program.returncode)
+        found = exported(directory)
+        assert len(set(found)) == len(found)
+        assert set(found) <= set(wanted(records))
+    assert ends[-1] == 0
+    assert -signal.SIGKILL in ends
+    assert exported(directory) == wanted(records)
+
+
+def test_trimmed_records_are_missing_only_where_they_were_never_there(tmp_path: Path) -> None:
+    async def trim(until: int) -> None:
+        async with indilog.open(tmp_path / "data") as client:
+            await client.log("a").trim(until)
+
+    write(tmp_path / "data", 50)
+    asyncio.run(trim(22))
+    assert run(tmp_path / "data", tmp_path / "out").records == 30
+    more = write(tmp_path / "data", 50, floor=22)
+    asyncio.run(trim(66))
+    with pytest.raises(GapError, match=r"\[55, 66\) are trimmed before they were exported"):
+        run(tmp_path / "data", tmp_path / "out")
+    assert run(tmp_path / "data", tmp_path / "out", skips_gaps=True).skipped == 11
+    found = exported(tmp_path / "out")
+    assert found[30:] == [row for row in wanted(more) if row[0] >= 66]
+
+
+def test_an_export_of_something_else_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "data", 10)
+    run(tmp_path / "data", tmp_path / "out")
+    path = str(tmp_path / "data")
+    with pytest.raises(ConfigError, match="has log 'a' in 4 buckets"):
+        export("b", tmp_path / "out", path=path, buckets=4)
+    with pytest.raises(ConfigError, match="has log 'a' in 4 buckets"):
+        export("a", tmp_path / "out", path=path, buckets=5)
+    with pytest.raises(ConfigError, match="1 to 1,024 buckets"):
+        export("a", tmp_path / "out", path=path, buckets=0)
+    with module._locked(tmp_path / "out"), pytest.raises(ConfigError, match="Another export"):
+        run(tmp_path / "data", tmp_path / "out")
+    (tmp_path / "out" / "_indilog_export.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        run(tmp_path / "data", tmp_path / "out")
