@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from indilog.base.errors import DataDirectoryError
 from indilog.config import NodeConfig
 from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, MetadataStore
-from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import segment_numbers
+
+if TYPE_CHECKING:
+    from indilog.runtime.journal.journal import Journal  # a supervisor opens none
 
 _MADE: Final = b"made"
 _LOST: Final = b"lost"
