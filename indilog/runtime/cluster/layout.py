@@ -22,8 +22,6 @@ from indilog.kernel.view import View, view_of, with_index_tier_of
 from indilog.roles.role import METALOG_ENTRY_KINDS
 from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, view_decoded
 from indilog.runtime.cluster.metadata import MetadataStore, Written
-from indilog.runtime.journal.journal import Journal
-from indilog.runtime.journal.segment_scan import Damage
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +103,10 @@ def _metalog_journals(config: Config, view: View, arrangement: Arrangement) -> l
 
 def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogPosition:
     """Return the position after the farthest metalog entry that any of these journals holds."""
+    # A supervisor reads no journal unless the index tier changes; their import takes numpy along.
+    from indilog.runtime.journal.journal import Journal
+    from indilog.runtime.journal.segment_scan import Damage
+
     position = 0
     for directory in directories:
         if not directory.exists():
