@@ -91,7 +91,8 @@ def export(
         from indilog_pipeline.export import export
 
         path, url = path_and_url(where)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        console, quiet = Console(stderr=True), not sys.stderr.isatty()
+        with Progress(console=console, transient=True, disable=quiet) as progress:
             task = progress.add_task("seqnums")
 
             def tell(start: int, at: int, end: int) -> None:

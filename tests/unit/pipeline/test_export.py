@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import indilog
 from indilog.base.errors import ConfigError
+from indilog.cli.commands import app
 from indilog_pipeline import export as module
 from indilog_pipeline.export import export
 from indilog_pipeline.spark.tasks import GapError
@@ -161,6 +163,19 @@ def test_a_killed_export_goes_on(tmp_path: Path) -> None:
     assert ends[-1] == 0
     assert -signal.SIGKILL in ends
     assert exported(directory) == wanted(records)
+
+
+def test_the_command_says_what_it_exported_or_one_sentence(tmp_path: Path) -> None:
+    records = write(tmp_path / "data", 10)
+    data, directory = str(tmp_path / "data"), tmp_path / "out"
+    done = CliRunner().invoke(app, ["export", data, "a", str(directory), "--buckets", "4"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"Exported 10 records of a with seqnums in [0, 11) to {directory}.\n"
+    assert exported(directory) == wanted(records)
+    refused = CliRunner().invoke(app, ["export", data, "b", str(directory), "--buckets", "4"])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"{directory} has log 'a' in 4 buckets; ")
+    assert refused.stderr.count("\n") == 1
 
 
 def test_trimmed_records_are_missing_only_where_they_were_never_there(tmp_path: Path) -> None:
