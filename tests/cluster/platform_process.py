@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,13 +22,16 @@ SETTINGS = {
     "INDILOG_NODE_WORKERS": "1",
     "INDILOG_NODE_RESTART_S_MIN": "0.05",
 }
+_MARK = "TESTED_PLATFORM"
+"""In the environment of a platform's processes, except function workers: which platform it is."""
 
 
 class PlatformProcess:
     """A platform that is up; `url` is its gateway's."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], url: str, mark: str) -> None:
         self._process = process
+        self._mark = mark
         self.url = url
 
     def interrupted(self) -> str:
@@ -39,11 +43,11 @@ class PlatformProcess:
 
     def started(self) -> list[int]:
         """Return the processes that it has started, and those that these have."""
-        return _descendants(self._process.pid)
+        return self._processes()
 
     def signal_node(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process of one node of a platform with `--processes`."""
-        for pid in _descendants(self._process.pid):
+        for pid in self._processes():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"--name" in command and name.encode() in command:
                 _send(pid, number)
@@ -52,13 +56,19 @@ class PlatformProcess:
 
     def kill_everything(self) -> None:
         """End the platform and all processes that it started with SIGKILL, all at once."""
-        pids = [self._process.pid, *_descendants(self._process.pid)]
+        pids = [self._process.pid, *self._processes()]
         for pid in pids:
             _send(pid, signal.SIGSTOP)
-        pids = [self._process.pid, *_descendants(self._process.pid)]
+        pids = [self._process.pid, *self._processes()]
         for pid in pids:
             _send(pid, signal.SIGKILL)
         self._process.wait(10)
+
+    def _processes(self) -> list[int]:
+        """Return all processes of the platform but the first, also nodes whose parent has ended."""
+        marked = [self._process.pid, *_marked(self._mark)]
+        found = dict.fromkeys(pid for root in marked for pid in (root, *_descendants(root)))
+        return [pid for pid in found if pid != self._process.pid]
 
 
 @contextmanager
@@ -79,6 +89,7 @@ def platform(
         if open_files_max is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_max, open_files_max))
 
+    mark = uuid.uuid4().hex
     ours, theirs = socket.socketpair()
     fd = str(theirs.fileno())
     command = [str(python), "-m", "indilog", "up", "--data", str(directory), "--port", "0"]
@@ -87,7 +98,7 @@ def platform(
         pass_fds=[theirs.fileno()],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        env=os.environ | SETTINGS,
+        env=os.environ | SETTINGS | {_MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,13 +114,23 @@ def platform(
             process.kill()
             assert process.stderr is not None
             raise AssertionError(f"the platform did not start: {line} {process.stderr.read()}")
-        yield PlatformProcess(process, found.group())
+        yield PlatformProcess(process, found.group(), mark)
     finally:
         if process.poll() is None:
             process.terminate()
         if process.stdout is not None and not process.stdout.closed:
             process.communicate(timeout=30)
         ours.close()
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the processes with this mark in their environment."""
+    wanted, found = f"{_MARK}={mark}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _descendants(pid: int) -> list[int]:

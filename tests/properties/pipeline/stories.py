@@ -16,9 +16,9 @@ from indilog.base.log import Entry, Log
 from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import Platform, embedded
-from indilog.runtime.journal.segment import FRAME_HEADER_BYTES
+from indilog.runtime.journal.segment import FRAME_HEADER_BYTES, segment_path
 from indilog.runtime.journal.segment_files import segment_files
-from indilog.runtime.journal.segment_scan import Damage, SegmentScan
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan, newest_used
 from tests.unit.runtime.journals import spoil
 
 LOGS = ("orders", "käufe/2")
@@ -141,12 +141,16 @@ class Story:
     def tear(self) -> None:
         """Leave a part of a frame at the end of the journal, as a crash of the machine may."""
         *_, (path, offset, length) = self.batches()
-        file = segment_files(path.parent)[-1]
-        scan = SegmentScan(path, file.first, newest=True)
-        list(scan)
-        with path.open("r+b") as segment:
+        with path.open("rb") as segment:
             segment.seek(offset - FRAME_HEADER_BYTES)
             frame = segment.read(FRAME_HEADER_BYTES + length)
+        number = newest_used(path.parent)  # the last file may be a spare
+        newest = segment_path(path.parent, number)
+        scan = SegmentScan(newest, number, newest=True)
+        list(scan)
+        if scan.sealed:
+            return  # and the next one is not begun
+        with newest.open("r+b") as segment:
             segment.seek(scan.end)
             segment.write(frame[: self.chance.randrange(len(frame))])
 
