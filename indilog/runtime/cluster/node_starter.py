@@ -79,7 +79,11 @@ class _ForkServer:
     async def fork(self, command: Sequence[str], descriptors: Sequence[int]) -> Process:
         """Fork a child; one call at a time."""
         text = "\0".join(command).encode()
-        socket.send_fds(self._channel, [text], descriptors)
+        try:
+            socket.send_fds(self._channel, [text], descriptors)
+        except OSError:
+            self._lose()  # it was killed, and the loop has not seen that yet
+            raise
         self._answer = self._loop.create_future()
         child = await self._answered(_ANSWER_S_MAX)
         assert child is not None, "it was ready before"

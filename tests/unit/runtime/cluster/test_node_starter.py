@@ -178,12 +178,18 @@ def test_a_process_that_is_gone_is_not_signalled() -> None:
     run(story)
 
 
-def test_a_killed_fork_server_harms_no_node_and_is_replaced() -> None:
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_a_killed_fork_server_harms_no_node_and_is_replaced(*, is_noticed: bool) -> None:
+    """Also if the loop has not run since: the next start finds a connection that is broken."""
+
     async def story() -> None:
         async with starter() as made, node(made) as first:
             server = parent(first.pid)
             os.kill(server, signal.SIGKILL)
-            await until(lambda: not exists(server))
+            if is_noticed:
+                await until(lambda: not exists(server))
+            else:
+                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - so that the loop does not run
             async with node(made) as second:
                 assert exists(first.pid)
                 assert parent(second.pid) not in {os.getpid(), server}
