@@ -366,7 +366,7 @@ PRIVATE_WORDS = {
     r"heirs?": "new owner",
     r"departed": "dead",
     r"suspects?": "crash-looping",
-    r"passing over": "skipping; of an error: transient",
+    r"pass(es|ed|ing) over": "skipping; of an error: transient",
     r"told of": "notified of",
     r"whoever": "the caller, the node, the process",
     r"nobody": "no caller, no node, no process",
@@ -435,7 +435,11 @@ def imported_by_modules() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 names = (f"{node.module}.{alias.name}" for alias in node.names)
                 found = {name if name in trees else node.module for name in names}
-                graph[module] |= {name for name in found if name in trees and name != module}
+            elif isinstance(node, ast.Import):
+                found = {alias.name for alias in node.names}
+            else:
+                continue
+            graph[module] |= {name for name in found if name in trees and name != module}
     return graph
 
 

@@ -35,7 +35,7 @@ def analyse(
     out: Annotated[Path, typer.Option(help="Directory of the picture.")] = Path(),
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows to show, at most.")] = 20,
     skip_gaps: Annotated[
-        bool, typer.Option("--skip-gaps", help="Pass over trimmed, lost and corrupt records.")
+        bool, typer.Option("--skip-gaps", help="Skip trimmed, lost and corrupt records.")
     ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
 ) -> None:
@@ -80,7 +80,7 @@ def export(
         int, typer.Option(min=1, max=1024, help="Into how many buckets tags are divided.")
     ] = 8,
     skip_gaps: Annotated[
-        bool, typer.Option("--skip-gaps", help="Pass over trimmed, lost and corrupt records.")
+        bool, typer.Option("--skip-gaps", help="Skip trimmed, lost and corrupt records.")
     ] = False,
 ) -> None:
     """Export a log to Parquet files, or what was appended since the last export."""

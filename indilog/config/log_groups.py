@@ -196,8 +196,8 @@ class AppendsConfig(Group):
     append_pending_max: int = 65_536
     """Appends that wait to be ordered; a further one is refused."""
     append_pending_bytes_max: int = 256 * MIB
-    """Bytes of appends that wait to be ordered; a further one is refused. Also the bytes of such
-    batches that a storage node keeps in memory.
+    """Bytes of appends, with tags and names, that wait to be ordered; a further one is refused.
+    Also the bytes of such batches that a storage node keeps in memory.
     """
     append_timeout_s: float = 30.0
     """Seconds after which an append that is not ordered fails with an unknown outcome."""

@@ -64,7 +64,7 @@ class Exported(NamedTuple):
     Attributes:
         records: how many.
         start, end: it has all records of the log with seqnums in [start, end).
-        skipped: seqnums of trimmed, lost and corrupt records that it passed over.
+        skipped: how many seqnums of trimmed, lost and corrupt records it skipped.
     """
 
     records: int
@@ -92,7 +92,7 @@ def export(
         path: data directory to read; empty: read through `url`.
         url: of a platform.
         buckets: into how many buckets records are divided by their first tag.
-        skips_gaps: pass over records that are lost, or trimmed since the last export.
+        skips_gaps: skip records that are lost, or trimmed since the last export.
         chunk_bytes: bytes of memory of a chunk, about.
         progress: called after each chunk: where the export began, has come to, and ends.
 
@@ -166,7 +166,7 @@ def _found(
 
 def _refusal(gap: Gap) -> str:
     what = "lost" if gap.kind == "lost" else "trimmed before they were exported"
-    return f"Records at seqnums [{gap.start}, {gap.end}) are {what}; --skip-gaps passes over them."
+    return f"Records at seqnums [{gap.start}, {gap.end}) are {what}; --skip-gaps skips them."
 
 
 class _Files:

@@ -179,7 +179,7 @@ def test_jobs_read_through_a_platform_too(spark: SparkSession, url: str, told: o
     assert [(row["records"], row["bytes"]) for row in hot] == [(1, 5)]
 
 
-def test_damage_is_one_sentence_or_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_is_one_sentence_or_skipped(spark: SparkSession, tmp_path: Path) -> None:
     async def fill_one() -> None:
         async with indilog.open(tmp_path / "data") as client:
             await client.log("a").append_batch([indilog.Entry(b"record %d." % n) for n in range(3)])

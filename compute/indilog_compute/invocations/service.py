@@ -115,7 +115,7 @@ class InvocationService:
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
-        self._disagreed = self._passed_over = ""
+        self._disagreed = self._skipped = ""
         self._broken: IndilogError | None = None
         self._admission = Admission(OpenLimits.of(config))
         self._lost_to: SeqNum = 0
@@ -414,7 +414,7 @@ class InvocationService:
             self._fold = Fold.restored(_limits(self._config), found)
             self._executor.follow(self._fold)
             self._waiters.notify_all()
-        self._passed_over = self._disagreed
+        self._skipped = self._disagreed
 
     def _apply_page(self, page: Sequence[Record]) -> bool:
         """Apply records; False: a checkpoint shows that earlier records were not read here."""
@@ -437,7 +437,7 @@ class InvocationService:
         """Tell whether a checkpoint agrees with the fold, or cannot be read completely."""
         if self._fold.agrees(event):
             return True
-        if event.id != self._passed_over:  # otherwise `_restore` has skipped it already
+        if event.id != self._skipped:  # otherwise `_restore` has skipped it already
             self._disagreed = event.id
             return False
         structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)

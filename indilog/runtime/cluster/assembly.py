@@ -375,7 +375,7 @@ def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     place = "" if first is None else f", the first one at seqnum {first}"
     warning = (
         f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. "
-        "Reads that would pass over them raise DataLossError, which says where to read on."
+        "Reads that would skip them raise DataLossError, which says where to read on."
     )
     return {"lost_records": lost, "warning": warning}
 

@@ -138,7 +138,7 @@ class Model:
     olds: list[Json] = field(default_factory=list)
     collected: int = 0
     unsaid: set[int] = field(default_factory=set)
-    """Aborted transactions that a collection passed over."""
+    """Aborted transactions that a collection skipped."""
     results: dict[str, Json] = field(default_factory=dict)
     """By id what the one transaction that counts recorded."""
 

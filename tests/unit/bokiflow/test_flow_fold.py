@@ -85,7 +85,7 @@ def test_a_parked_run_continues_when_it_is_taken() -> None:
     assert folded(*parked, RunTaken(2, "b"))[0].state is State.RUNNING
 
 
-def test_records_of_others_are_passed_over_and_later_formats_are_not() -> None:
+def test_records_of_others_are_skipped_and_later_formats_are_not() -> None:
     assert run_record(b"not of BokiFlow") is None
     assert executor_record(encode(started())) is None
     with pytest.raises(FlowVersionError):

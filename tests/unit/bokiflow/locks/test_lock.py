@@ -361,7 +361,7 @@ async def test_a_line_has_a_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.asyncio
-async def test_records_of_others_are_passed_over_and_later_formats_refused(log: Log) -> None:
+async def test_records_of_others_are_skipped_and_later_formats_refused(log: Log) -> None:
     mine = log()
     await mine.append(b"hello", tags=["lock:hotel:7"])
     await mine.append(b"\xb0L\x01\x93", tags=["lock:hotel:7"])

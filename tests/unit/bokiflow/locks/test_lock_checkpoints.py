@@ -89,7 +89,7 @@ async def test_a_read_that_finds_a_trim_after_the_checkpoint_was_loaded_continue
 
 
 @pytest.mark.parametrize("which", [lambda places: places[:1], lambda places: places[1:]])
-async def test_a_lost_checkpoint_is_passed_over_while_another_one_helps(
+async def test_a_lost_checkpoint_is_skipped_while_another_one_helps(
     logs: DamagedLogs, which: Callable[[list[SeqNum]], list[SeqNum]]
 ) -> None:
     log = logs.log("work")

@@ -70,7 +70,7 @@ async def until(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_run_that_cannot_be_read_is_passed_over_and_taken_when_it_can(
+async def test_a_run_that_cannot_be_read_is_skipped_and_taken_when_it_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dead_executors, "AGE_S_MIN", 0.05)

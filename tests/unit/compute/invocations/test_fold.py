@@ -323,7 +323,7 @@ def test_a_checkpoint_counts_only_if_it_follows_the_newest_one() -> None:
         assert (found.place, found.checkpoint.count) == (second, story.fold.checkpointed)
 
 
-def test_a_stale_checkpoint_inside_of_the_one_that_counts_is_passed_over() -> None:
+def test_a_stale_checkpoint_inside_of_the_one_that_counts_is_skipped() -> None:
     """Also when that is all that trims have left."""
     story = Story()
     story.accept("i")
@@ -335,7 +335,7 @@ def test_a_stale_checkpoint_inside_of_the_one_that_counts_is_passed_over() -> No
     assert found.place == mixed[-1][0] + 1
 
 
-def test_a_checkpoint_that_lost_a_part_is_passed_over() -> None:
+def test_a_checkpoint_that_lost_a_part_is_skipped() -> None:
     story = Story()
     story.accept("i")
     first = checkpoint_parts(story.fold.checkpoint(), "first", 0)
@@ -396,7 +396,7 @@ def test_a_record_is_read_back(event: Event) -> None:
     assert decode(encode(event)) == event
 
 
-def test_a_later_format_is_not_passed_over() -> None:
+def test_a_later_format_is_not_skipped() -> None:
     data = bytearray(encode(Heartbeat(A)))
     data[2] += 1
     with pytest.raises(InvocationsVersionError, match="invocations has format 3"):

@@ -121,7 +121,7 @@ def test_a_wall_clock_that_goes_back_a_little_runs_nothing_twice() -> None:
     assert clockwork.turn(clockwork.first, at(201)) == [201]
 
 
-def test_a_due_time_that_ran_before_the_clock_was_set_back_is_passed_over_once() -> None:
+def test_a_due_time_that_ran_before_the_clock_was_set_back_is_skipped_once() -> None:
     clockwork = Clockwork()
     for minute in (1, 2, 3, 300):
         assert clockwork.turn(clockwork.first, at(minute)) == [minute]

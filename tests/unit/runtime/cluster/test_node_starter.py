@@ -189,7 +189,8 @@ def test_a_killed_fork_server_harms_no_node_and_is_replaced(*, is_noticed: bool)
             if is_noticed:
                 await until(lambda: not exists(server))
             else:
-                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - so that the loop does not run
+                # It blocks, so the loop does not run.
+                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
             async with node(made) as second:
                 assert exists(first.pid)
                 assert parent(second.pid) not in {os.getpid(), server}
