@@ -46,7 +46,7 @@ from indilog.roles.role import (
 )
 from indilog.runtime.cluster.assembly import role_of
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY
-from indilog.runtime.cluster.data_directory import opened_metadata
+from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.journal.checkpointing import Checkpointing
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.recovery import recover
@@ -161,8 +161,8 @@ def filled(directory: Path, records: int, batch: int, *, killed: bool) -> None:
         """Let a platform make the directory; return an epoch of its own for the filler."""
         async with indilog.client.open(directory, config):
             pass
-        with opened_metadata(config.node) as store:
-            return Epoch(await store.next_sequence(EPOCH_KEY))
+        async with opened_metadata(config.node) as metadata:
+            return Epoch(await metadata.store.next_sequence(EPOCH_KEY))
 
     filler = Filler(config, asyncio.run(founded()))
     filler.fill(records, batch)

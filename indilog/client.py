@@ -1,6 +1,6 @@
-"""How a program reaches the platform: `indilog.open` (embedded) and what it gets, a `Client`.
+"""`indilog.open` runs the platform inside a program, and returns a `Client`.
 
-`indilog.connect` (a running platform) gives the same shape over a socket.
+`indilog.connect` returns the same interface to a running platform, over a socket.
 """
 
 from __future__ import annotations

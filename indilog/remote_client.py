@@ -1,12 +1,12 @@
-"""`indilog.connect`: a client of a running platform, over a WebSocket that carries a link
-(API.md, "The log"; docs/decisions/0003).
+"""`indilog.connect`: a client of a running platform, over a WebSocket that carries a link (API.md,
+"The log"; docs/decisions/0003).
 
     async with indilog.connect("http://127.0.0.1:8080") as client:
         seqnum = await client.log("orders").append(b"...", tags=["new"])
         followers = await client.call("social.follow", user="ann", other="bob")
 
-A connection that breaks fails what is under way (an append's outcome is then unknown); the next
-call connects again.
+If the connection breaks, calls in flight fail (the outcome of an append is then unknown), and the
+next call connects again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from indilog.link.link_messages import (
     Deployed,
     Failed,
     Greeting,
-    InvocationTold,
+    InvocationFound,
     Limits,
     LinkLostError,
     Question,
@@ -62,7 +62,7 @@ from indilog.link.remote import RemoteLogs
 
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
-"""Until the platform has said what its limit is."""
+"""Largest message until the platform has announced its own limit."""
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def connect(
     Raises:
         ValueError: it is no URL.
         NotReadyError: no platform answers there.
-        UnauthorizedError: it wants a token, or another one.
+        UnauthorizedError: the platform requires a token, or refuses this one.
         ConfigError: the token would go to another machine over plain HTTP, or a file cannot be
             read.
     """
@@ -204,7 +204,7 @@ class RemoteClient:
             raise ClientClosedError("The client is closed; connect again.")
 
     async def close(self) -> None:
-        """Close the connection; what is under way fails."""
+        """Close the connection; calls in flight fail."""
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
@@ -257,7 +257,7 @@ class RemoteClient:
         )
 
     async def invocation(self, id: str, *, wait: float = 0.0) -> Invocation | None:  # noqa: A002
-        """Return how far a recorded invocation is, waiting up to `wait` seconds (at most 300) for
+        """Return the state of a recorded invocation, waiting up to `wait` seconds (at most 300) for
         its outcome; None: it is not known, or its outcome is forgotten.
 
         Raises:
@@ -266,10 +266,11 @@ class RemoteClient:
         return await self._invocation(AskInvocation(id, float(wait)))
 
     async def cancel(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
-        """Cancel a recorded invocation, durably; return it as it is then, None: it is not known.
+        """Cancel a recorded invocation, durably; return its state after that, None: it is not
+        known.
 
-        One that waits never begins. One that runs is asked to stop, and may have had effects. Of
-        one that is over nothing changes.
+        A waiting invocation never begins. A running one is asked to stop, and may have had effects.
+        An ended one does not change.
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
@@ -280,7 +281,7 @@ class RemoteClient:
 
     async def _invocation(self, question: AskInvocation | CancelInvocation) -> Invocation | None:
         answer = await self.ask(question)
-        if isinstance(answer, InvocationTold):
+        if isinstance(answer, InvocationFound):
             if answer.outcome is not None:
                 self.session.saw(answer.outcome.position)
             return invocation_of(answer)
@@ -304,9 +305,10 @@ class RemoteClient:
         `name` None takes the name that the code gives its `App`.
 
         Raises:
-            DeployError: it does not import, or defines no application; what ran before goes on.
+            DeployError: the code does not import, or defines no application; the previous version
+            continues.
             AppNameTakenError: another owner has deployed an application of that name.
-            NotReadyError: it cannot be tried or recorded now; what ran before goes on.
+            NotReadyError: the code cannot be tried or recorded now; the previous version continues.
             AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be deployed; doing so again
                 is harmless.
         """
@@ -314,17 +316,17 @@ class RemoteClient:
         return await self._app(DeployApp(name, owner, sources), "deploy")
 
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
-        """Take an application away; return what was deployed.
+        """Remove an application; return what was deployed.
 
         When this returns, the compute node that answers sends no new call to it, and its services
-        and schedules have ended there; the other nodes follow. Calls that run go on to their end.
-        A recorded invocation that has not begun fails when it is due, unless the application is
-        deployed again by then. Its logs stay, and deploying it again goes on with them.
+        and schedules have ended there; the other nodes follow. Running calls finish. A recorded
+        invocation that has not begun fails when it is due, unless the application is deployed again
+        by then. The logs stay, and another deployment continues with them.
 
         Raises:
-            UnknownFunctionError: it is not deployed; since when, if it was.
+            UnknownFunctionError: it is not deployed; the message says since when, if it was before.
             AppNameTakenError: another owner has deployed it.
-            NotReadyError: the log takes nothing now; it stays deployed.
+            NotReadyError: the log cannot be written now; the application stays deployed.
             AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be undeployed; doing so again
                 is harmless.
         """
@@ -401,7 +403,7 @@ def _refused(url: str, status: int) -> IndilogError:
         return UnauthorizedError(unauthorized_at(url))
     if status == HTTPStatus.MISDIRECTED_REQUEST:
         return UnauthorizedError(
-            f"The platform does not know itself by the name in {url}; use a loopback address, or "
+            f"The platform is not known under the name in {url}; use a loopback address, or "
             "add the name to its setting host_names."
         )
     return NotReadyError(

@@ -10,6 +10,7 @@ runs.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -17,6 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.process_state import process_state
+from tests.support.zookeeper_server import ZooKeeperServer, zookeeper_running
+
+# pyarrow imports it with the first array that it converts, and its `six` adds a finder of imports.
+importlib.import_module("dateutil.tz")
 
 # A shared machine is slow now and then: no test asserts a time, hypothesis included.
 settings.register_profile(
@@ -69,6 +74,13 @@ def process_as_it_was() -> Iterator[None]:
     yield
     forgotten = before.put_back()
     assert not forgotten, f"the test changed {', '.join(forgotten)} and did not put it back"
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """Run one ZooKeeper for all tests of this process that want it."""
+    with zookeeper_running(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

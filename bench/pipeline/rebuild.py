@@ -1,21 +1,28 @@
 """Time and memory of reading a data directory and of rebuilding its index, without the platform
-(decision 0035).
+(decisions 0035 and 0041).
 
 A platform appends the records first, with `durability = "memory"`: its speed does not count here.
 Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs in a
 process of its own, in turns: the image of the directory; all columns as Arrow batches; seqnum and
-data; the rebuild of all snapshots. The medians of the rounds are shown. CPU seconds are those of
-that process without its imports; memory is by how much its largest resident size exceeds that
-after the imports. Pages of mapped files count.
+data; the rebuild of all snapshots in one process; a Spark session that runs a task that does
+nothing; the rebuild in a Spark session. The medians of the rounds are shown.
+
+CPU seconds are those of the process and of all that it started, the JVM and Python workers, without
+the imports of the process. Memory is their largest proportional set size together, sampled every
+50 ms; pages of mapped files count. The cost of Spark that grows with the log is that of its rebuild
+without that of its session.
 
     python -m bench.pipeline.rebuild [--records 1000000] [--bytes 100] [--tags 100000] [--data DIR]
+                                     [--master local[2]] [--sides ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -23,9 +30,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from bench.support.harness import ROOT, Report, arguments, run, table_of
 from indilog.base.log import Entry
@@ -33,8 +41,13 @@ from indilog.client import open as open_client
 from indilog.config import ClusterConfig, Config, node_config
 
 MIB = 1024 * 1024
+SAMPLE_S = 0.05
+PR_SET_CHILD_SUBREAPER = 36
 BATCH, CALLERS = 250, 8
-SIDES = ("image", "all columns", "seqnum, data", "rebuild")
+SIDES = (
+    "image", "all columns", "seqnum, data", "rebuild, one process", "Spark session",
+    "rebuild, Spark",
+)  # fmt: skip
 
 
 async def filled(directory: Path, asked: argparse.Namespace) -> None:
@@ -58,55 +71,121 @@ async def filled(directory: Path, asked: argparse.Namespace) -> None:
             await asyncio.gather(*map(call, firsts))
 
 
-def tell_side(side: str, directory: Path) -> None:
+def tell_side(side: str, directory: Path, master: str) -> None:
     """Run one side here; print what was measured as JSON."""
     from indilog_pipeline.log_image import LogImage
-    from indilog_pipeline.rebuild import rebuild_index
+    from indilog_pipeline.rebuild.plan import Engine
+    from indilog_pipeline.rebuild.run import rebuild_index
     from indilog_pipeline.record_batches import COLUMNS, read_records
+
+    imports_s = time.process_time()
 
     def read(columns: tuple[str, ...]) -> int:
         image = LogImage.read(directory)
-        start()
         return sum(batch.num_rows for batch in read_records(image, columns=columns))
 
-    def rebuilt() -> int:
-        shutil.rmtree(directory / "snapshots", ignore_errors=True)
-        return sum(one.rows for one in rebuild_index(directory))
+    def rebuilt(engine: Engine | None = None) -> int:
+        for folder in directory.rglob("snapshots"):
+            shutil.rmtree(folder)
+        return sum(one.rows for one in rebuild_index(directory, engine))
 
-    started = [0.0, 0.0]
+    def with_spark(*, rebuilds: bool) -> int:
+        from indilog_pipeline.rebuild.spark_engine import SparkEngine
+        from indilog_pipeline.session import start
 
-    def start() -> None:
-        started[:] = time.process_time(), time.perf_counter()
+        spark = start("bench", master=master, settings={"spark.ui.showConsoleProgress": "false"})
+        try:
+            if rebuilds:
+                return rebuilt(SparkEngine(spark))
+            return len(spark.sparkContext.parallelize(range(2), 2).map(abs).collect())
+        finally:
+            spark.stop()
 
     work: dict[str, Callable[[], int]] = {
         "image": lambda: LogImage.read(directory).tail,
         "all columns": lambda: read(COLUMNS),
         "seqnum, data": lambda: read(("seqnum", "data")),
-        "rebuild": rebuilt,
+        "rebuild, one process": rebuilt,
+        "Spark session": lambda: with_spark(rebuilds=False),
+        "rebuild, Spark": lambda: with_spark(rebuilds=True),
     }
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start()
+    begun = time.perf_counter()
     count = work[side]()
-    cpu_s, wall_s = time.process_time() - started[0], time.perf_counter() - started[1]
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(
-        json.dumps({"count": count, "cpu_s": cpu_s, "wall_s": wall_s, "grown_bytes": grown * 1024})
-    )
+    wall_s = time.perf_counter() - begun
+    print(json.dumps({"count": count, "wall_s": wall_s, "imports_s": imports_s}))
 
 
-def measured(side: str, directory: Path) -> dict[str, Any]:
-    """Return what a process of its own measures."""
+def measured(side: str, directory: Path, master: str) -> dict[str, Any]:
+    """Return what a process of its own and its descendants use."""
     module = "bench.pipeline.rebuild"
-    command = [sys.executable, "-m", module, "--side", side, "--data", str(directory)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command = [
+        sys.executable, "-m", module, "--side", side, "--data", str(directory), "--master", master,
+    ]  # fmt: skip
+    with Descendants() as descendants, tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=said)
+        while process.poll() is None:
+            descendants.sample()
+            time.sleep(SAMPLE_S)
+        assert process.returncode == 0, f"{side} failed"
+        said.seek(0)
+        found: dict[str, Any] = json.loads(said.read().splitlines()[-1])
+    used_s = descendants.cpu_s - found.pop("imports_s")
+    return found | {"cpu_s": used_s, "memory_bytes": descendants.memory_bytes}
+
+
+class Descendants:
+    """What the processes use that this process and its descendants start while the block runs.
+
+    Attributes:
+        cpu_s: processor seconds; valid after the block, which waits for their ends.
+        memory_bytes: the largest sum of their proportional set sizes among the samples.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self.memory_bytes = 0
+
+    def __enter__(self) -> Self:
+        """Adopt orphans: what a process leaves running becomes a child of this one."""
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return self
+
+    def sample(self) -> None:
+        """Measure the memory of all descendants now."""
+        self.memory_bytes = max(self.memory_bytes, sum(map(_memory_of, _below(os.getpid()))))
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the ends of all descendants."""
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_s = after.ru_utime + after.ru_stime - self._before.ru_utime - self._before.ru_stime
+
+
+def _below(pid: int) -> list[int]:
+    """Return the descendants of a process."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+        children = [c for t in threads for c in (t / "children").read_text().split()]
+    except OSError:
+        return []
+    return [found for child in map(int, children) for found in (child, *_below(child))]
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 async def main(asked: argparse.Namespace) -> None:
     """Fill a directory, measure every side, print a table."""
     if asked.side is not None:
-        tell_side(asked.side, asked.data)
+        tell_side(asked.side, asked.data, asked.master)
         return
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = asked.data or Path(temporary, "data")
@@ -114,10 +193,11 @@ async def main(asked: argparse.Namespace) -> None:
             await filled(directory, asked)
         size = sum(f.stat().st_size for f in (directory / "journal").glob("segment-*.log"))
         report = Report("rebuild", asked, segment_bytes=size)
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+        sides = asked.sides or SIDES
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for number in range(asked.rounds):
-            for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                found[side].append(await asyncio.to_thread(measured, side, directory))
+            for side in sides if number % 2 == 0 else reversed(sides):
+                found[side].append(await asyncio.to_thread(measured, side, directory, asked.master))
     table = table_of(
         f"{asked.records:,} records of {asked.bytes:,} bytes, {size / MIB:,.0f} MiB of segments",
         "side", "records or rows", "CPU s", "wall s", "MB/s of CPU", "memory, MiB",
@@ -131,7 +211,7 @@ async def main(asked: argparse.Namespace) -> None:
             f"{cpu_s:.2f}",
             f"{median(one['wall_s'] for one in rounds):.2f}",
             f"{size / cpu_s / 1e6:,.0f}",
-            f"{median(one['grown_bytes'] for one in rounds) / MIB:,.0f}",
+            f"{median(one['memory_bytes'] for one in rounds) / MIB:,.0f}",
         )
     report.show(table)
     report.write()
@@ -152,6 +232,8 @@ if __name__ == "__main__":
                 "default": None,
                 "help": "keep the directory here, and use it again",
             },
+            master={"default": "local[2]", "help": "where Spark runs"},
+            sides={"choices": SIDES, "nargs": "+", "default": None, "help": "only these"},
             side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
         ),
     )

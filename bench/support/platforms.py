@@ -120,7 +120,7 @@ def _bench_of(engines: tuple[LocalLogs, ...], config: Config, pids: Mapping[Node
         logs=tuple(logs.log("bench", Session()) for logs in engines),
         config=config,
         status=lambda: _summed([logs.engine.status() for logs in engines]),
-        usage=lambda: {str(name): _usage_of(pid) for name, pid in processes.items()},
+        usage=lambda: {str(name): usage_of(pid) for name, pid in processes.items()},
     )
 
 
@@ -135,7 +135,8 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _usage_of(pid: int) -> Usage:
+def usage_of(pid: int) -> Usage:
+    """Return the resources that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ END_S_MAX = 30.0
 CONNECTIONS_MAX = 600
 """Connections of PostgreSQL; a client process opens at most a few hundred."""
 _NOBODY = "nobody"
+_PORTS = 15_000, 32_768
+"""Below those of outgoing connections (`ip_local_port_range`)."""
 
 
 class Server(NamedTuple):
@@ -198,12 +201,14 @@ def running(
 
 
 def free_port() -> int:
-    """Return a port of this machine that is not in use."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+    """Return a port of this machine that is not in use, and that the system gives to no outgoing
+    connection: so it is still free for a server that starts a second time.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:

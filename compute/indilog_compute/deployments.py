@@ -37,9 +37,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         follows: the seqnum of the application's newest record that the writer knew; None: none.
             `version` and `since` are computed from that record.
-        read_below: its writer had read all records below this seqnum. So without `follows` the
-            writer knew no earlier record there, and no node counts one, remembered or not.
-        since: of each of `schedules`, `Placed.since`; None: when this record was ordered.
+        read_below: its writer had read all records below this seqnum. If `follows` is None, the
+            writer found no record of the application there. Then no node counts an earlier record
+            there either, even if the node remembers one.
+        since: `Placed.since` of each of `schedules`; None: the time at which this record was
+            ordered.
     """
 
     name: str
@@ -77,10 +79,12 @@ class Placed(NamedTuple):
     """A deployment and its place in the log.
 
     Attributes:
-        since: by schedule, since when all deployments up to this one have it: the log's time of the
-            first of them, seconds since 1970. Schedules that differ in `catch_up` only are one.
+        since: by schedule, the first deployment of the unbroken sequence, up to this one, in which
+            every deployment has that schedule: its time, seconds since 1970 by the log's time.
+            Schedules that differ only in `catch_up` count as the same.
         time: when the deployment was made, by the wall clock of its writer, seconds since 1970.
-        is_whole: a reader of this record alone, without those before it, gets the same result.
+        is_whole: whether a reader that has only this record, and none before it, gets the same
+            result.
     """
 
     seqnum: SeqNum
@@ -144,7 +148,7 @@ class DeploymentLog:
                 f"{error.limit:,}; leave data files out."
             ) from error
 
-    async def until_more(self, wait_s: float) -> None:
+    async def wait_for_more(self, wait_s: float) -> None:
         """Wait up to `wait_s` for a record that `catch_up` has not read."""
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
@@ -152,11 +156,12 @@ class DeploymentLog:
             return  # `catch_up` names it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
-        """Read what was recorded since, into `newest`; `fresh`: by any node, up to now.
+        """Read new records into `newest`; `fresh`: all that any node appended before this call.
 
         All nodes that read the same records come to the same result, also if several compute nodes
         deployed at the same time: the first owner of a name keeps it, versions count up. What a
-        node has forgotten (`collect`) makes no difference: each record says what it rests on.
+        node has forgotten (`collect`) makes no difference, because each record summarises those
+        before it.
         """
         while True:
             try:
@@ -212,10 +217,11 @@ class DeploymentLog:
     async def collect(self) -> None:
         """Trim the records that no start needs, of those that were read; harmless at any time.
 
-        Records may be read while a trim is awaited, so what was trimmed for is compared afterwards.
+        A newer record of an application may be read while its trim is awaited. Then the application
+        is collected again by the next call.
 
         Raises:
-            QuorumUnavailableError: it was not confirmed; what is left is trimmed by the next call.
+            QuorumUnavailableError: a trim was not confirmed; the next call trims what is left.
         """
         for name in sorted(self._superseded):
             if (placed := self.newest.get(name)) is not None and placed.is_whole:
@@ -232,7 +238,7 @@ class DeploymentLog:
 
 
 def _following(before: Placed | None, deployment: Deployment) -> Deployment:
-    """Return a deployment that summarises `before`, too."""
+    """Return `deployment` as a record that also summarises `before`."""
     if before is None:
         return deployment
     return msgspec.structs.replace(

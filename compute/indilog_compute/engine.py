@@ -5,10 +5,11 @@ Suffix, and resolves appends with it. It applies type-S data (index data) to its
 are answered from the local index and the record cache, or by the index tier and storage (`Reads`).
 
 Callers in this process use direct methods, which put work into the open batch or answer at once.
-They end with a `wake` of the shell; outcomes are `Appended` and `Answer` effects. There are two
-positions. `position` is how much of the metalog is applied: which records exist, and where.
-`tag_position` is how much index data is applied, too: what reads by tag are answered from. An
-engine starts at the primary's committed position, and has no index of the log before it.
+The caller then wakes the shell, which calls `handle`; outcomes are `Appended` and `Answer` effects.
+There are two positions. `position` counts the metalog entries that are applied: they say which
+records exist, and where. `tag_position` counts those whose index data is applied, too: reads by tag
+reflect them. An engine starts at the primary's committed position, and has no index of the log
+before it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from indilog.roles.index_feed import IndexFeed
 from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import (
     Answer,
+    ColdAnswered,
     Effect,
     Event,
     FrameKind,
@@ -68,7 +70,7 @@ from indilog.wire.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.wire.tag_messages import TagFirsts, TrimIs
+from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
 from indilog.wire.time_messages import TimeFound
 from indilog_compute.index_fetch import IndexFetch
 from indilog_compute.local_index import LocalIndex
@@ -84,7 +86,7 @@ from indilog_compute.trims import Trims
 
 _NEVER: Final = Instant(math.inf)
 _REQUESTS_PER_EPOCH: Final = 1 << 32
-"""Requests are numbered from `epoch` times this: answers to an earlier life match none."""
+"""Request numbers begin at `epoch` times this, so answers to an earlier incarnation match none."""
 
 
 class Engine:
@@ -118,7 +120,7 @@ class Engine:
         return Resend(messages.resend_s, messages.resend_s_max)
 
     def _begin(self) -> None:
-        """Begin without any of the log, and wait to join."""
+        """Begin with an empty index at the end of the log, and wait to join."""
         node = self._config.node
         self._cache = RecordCache(
             node.caches.record_cache_bytes_max, aux_bytes_max=node.caches.aux_cache_bytes_max
@@ -157,8 +159,8 @@ class Engine:
     def append(self, data: bytes, columns: TagColumns, waiter: object) -> bool:
         """Put a record into the open batch; `Appended` tells the waiter its seqnum.
 
-        Return whether this role must be called; False: it was to be called already, for a record
-        before this one.
+        Return whether the shell must call this role. False: an earlier append has already asked for
+        the call.
 
         Raises:
             OverloadedError, SealedError, DiskFullError: as `ShardWriter.add`.
@@ -174,7 +176,7 @@ class Engine:
     def append_batch(self, records: Sequence[tuple[bytes, TagColumns]], waiter: object) -> None:
         """Put records, all or none, into one batch; the waiter gets the first seqnum.
 
-        Then this role must be called.
+        The shell must call this role afterwards.
 
         Raises: as `append`.
         """
@@ -254,6 +256,12 @@ class Engine:
             message = AuxSet(shard, seqnum, aux)
             self._outbox += [Send(r, message) for r in replicas_of(self._views, shard)]
 
+    def request_snapshots(self) -> MetalogPosition:
+        """Ask all index nodes for snapshots of all positions below the one returned."""
+        wanted = SnapshotWanted(self.position)
+        self._outbox += [Send(node, wanted) for node in self._views[-1].index_nodes]
+        return self.position
+
     def when_ready(self, waiter: object) -> None:
         """Answer the waiter once this node has joined; raises as `ReadyWaiters.add`."""
         self._ready_waiters.add(waiter)
@@ -297,7 +305,7 @@ class Engine:
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """Handle events, then send what callers have put in."""
         effects, self._outbox = self._outbox, []
-        self._reads.begin_turn(now)
+        self._reads.begin_iteration(now)
         for event in events:
             effects += self._on_event(event, now)
         if now >= self._upkeep_at or self._waited_for():
@@ -339,7 +347,7 @@ class Engine:
                 return self._on_message(event, now)
             case Started(epoch):
                 return self._on_started(epoch, now)
-            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged():
+            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 return [Ignore(event, "an engine has no disk")]
             case unreachable:
                 assert_never(unreachable)
@@ -350,7 +358,7 @@ class Engine:
             case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
                 event.sender != self._views[-1].primary
             ):
-                return [Ignore(event, "an answer of the primary from another node")]
+                return [Ignore(event, "an answer of the primary, sent by another node")]
             case MetalogEntries() | MetalogBase():
                 return self._on_metalog(event, message, now)
             case IndexData():
@@ -417,7 +425,8 @@ class Engine:
         )
         self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
-        self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
+        own = () if self._writer is None else (self._writer.shard,)
+        self._local = LocalIndex(self._config.node, message.position, message.tail, own)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
         effects = self._reads.advanced(now)
@@ -426,12 +435,12 @@ class Engine:
         return effects
 
     def _join_again(self, now: Instant, reason: str) -> list[Effect]:
-        """Begin anew: entries that were applied here were replaced, or the next ones are gone.
+        """Join again: entries that were applied here were replaced, or the next ones are not kept.
 
-        Index and caches rest on them. Reads under way fail as retryable; the writer keeps its
-        shard, and learns at the join how far that is ordered.
+        The index and the caches depend on these entries, so they begin empty. Reads in flight fail
+        as retryable. The writer keeps its shard, and learns at the join how far it is ordered.
         """
-        error = NotReadyError("This node has to begin anew at the end of the log; ask again.")
+        error = NotReadyError("This node lost track of the log and joins again; try again.")
         effects: list[Effect] = [
             Ignore(self.position, reason),
             *self._reads.abandon(error),
@@ -441,7 +450,7 @@ class Engine:
         self._join_request = self._reads.last_request + 1
         self._begin()
         self._reads.number_from(self._join_request)
-        self._reads.begin_turn(now)
+        self._reads.begin_iteration(now)
         return effects + self._ask_to_join(now)
 
     # --- type-O and type-S data
@@ -457,7 +466,7 @@ class Engine:
             return [Ignore(event, reason)]
         if self._local is None:
             return []
-        return self._join_again(now, "the metalog entries that follow here are kept no more")
+        return self._join_again(now, "the next metalog entries are no longer kept")
 
     def _on_metalog_entries(
         self, event: Received, message: MetalogEntries, now: Instant
@@ -527,7 +536,8 @@ class Engine:
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
         """Apply index data in order, never ahead of the metalog: lookups need both.
 
-        That of another entry than the one that is applied here was replaced, or the one here was.
+        Index data of an entry that differs from the one applied at its position is ignored: one of
+        the two entries was replaced.
         """
         effects: list[Effect] = []
         reader = self._catch_up.reader
@@ -551,7 +561,7 @@ class Engine:
     # --- time
 
     def _awaits_entries(self) -> bool:
-        """Whether an entry that is not here may exist: index data or a reader is ahead."""
+        """Whether entries may exist that are not here: index data or a reader is ahead."""
         ahead = self._feed.behind and self._feed.end > self.position
         return bool(ahead or self._reads.parked or self.watches)
 
@@ -586,6 +596,12 @@ class Engine:
     def check_invariants(self) -> None:
         """Assert that index data is not ahead of the metalog, and that sums are right."""
         assert self.tag_position <= self.position
+        if self._local is not None:
+            assert self._local.tag_tail <= self.tail, "index data is about ordered records"
         if self._writer is not None:
             self._writer.check_invariants()
-        self._reads.questions.check_invariants()
+        self._reads.check_invariants()
+        self._floors.check_invariants()
+        self.watches.check_invariants()
+        self.times.check_invariants()
+        self.trims.check_invariants()

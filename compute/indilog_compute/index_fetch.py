@@ -1,8 +1,8 @@
 """When an engine asks storage for index data that it has missed (PITFALLS 8: a gap is fetched, it
 never stalls).
 
-The metalog says of which positions there is index data. What is missing is asked for after a pause
-without progress in the index data, because under load it always lags behind the metalog a little.
+The metalog says which positions have index data. Under load, index data always lags a little behind
+the metalog. So an engine requests missing index data only after a pause in which none arrived.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ class IndexFetch:
         self._views = views
         self._resend = resend
         self._end: MetalogPosition = 0
-        """Index data below this was asked for, and each page that comes asks for the next one.
-
-        What is ordered later comes unasked: under load the metalog may stay ahead for ever.
+        """Index data below this position was requested, page by page: each page that arrives
+        requests the next one. Storage sends index data of later positions unasked.
         """
         self._tag_position: MetalogPosition = 0
         """How far the index data was when `note` was last called."""
 
     def on_index_data(self, before: MetalogPosition, tag_position: MetalogPosition) -> list[Effect]:
         """Ask for the next page after one that took the engine from `before` to `tag_position`."""
+        assert before <= tag_position, "index data is never taken back"
         if before < tag_position < self._end:
             return self._wanted(tag_position, self._end)
         return []
 
     def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
         """Note how far the engine is: the pause begins with the last progress of the index data."""
+        assert tag_position <= position, "index data is not ahead of the metalog"
         if tag_position != self._tag_position or tag_position >= position:
             self._tag_position = tag_position
             self._resend.stop()

@@ -1,8 +1,9 @@
 """The log inside a compute node: `Log` over an engine in this process.
 
 The hot paths of the platform end here. An append is a future and a few list operations. A read that
-the local index and the record cache answer is complete within the call. Such reads do not suspend,
-so one in `_READS_PER_TURN` yields to the event loop: else a busy reader would starve other tasks.
+the local index and the record cache answer is complete within the call. Such reads do not suspend.
+So every `_READS_PER_ITERATION`-th of them yields to the event loop, because a busy reader would
+starve other tasks.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from indilog_compute.engine import Engine
 from indilog_compute.reads.operation import PENDING, Answered, Tail
 from indilog_compute.retention_service import RetentionService
 
-_READS_PER_TURN: Final = 128
+_READS_PER_ITERATION: Final = 128
 
 _FoundT = TypeVar("_FoundT", Record, list[Record])
 
@@ -73,7 +74,7 @@ class LocalLogs:
         stopped.
         """
         self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
-        """As `wake`, for callers that may wait for more than an append is answered by."""
+        """As `wake`, for callers that wait for anything but an append."""
         self._reads = 0
         self.retention: RetentionService | None = None
         """Enforces retention policies; at one compute node of a platform only."""
@@ -82,6 +83,16 @@ class LocalLogs:
     def position(self) -> MetalogPosition:
         """The metalog position that is applied here; other nodes may be ahead."""
         return self.engine.position
+
+    def request_snapshots(self) -> MetalogPosition:
+        """Ask all index nodes for snapshots of all positions below the one returned.
+
+        Raises:
+            NotReadyError: the platform has stopped.
+        """
+        position = self.engine.request_snapshots()
+        self.hasten()
+        return position
 
     def log(self, name: str, session: Session | None = None) -> LocalLog:
         """Return the log `name`.
@@ -92,15 +103,16 @@ class LocalLogs:
         return LocalLog(self, name, session or Session())
 
     async def paced(self, session: Session, position: MetalogPosition) -> None:
-        """Wait until what was read at `position` is synced, then let `session` know the position;
-        let the event loop run now and then.
+        """Wait until what was read at `position` is synced, then raise `session` to that position.
+
+        Every `_READS_PER_ITERATION`-th call lets the event loop run.
 
         Raises:
             NotReadyError: the platform has stopped: what was read may never have been synced, and
                 after a restart another entry may have that position.
         """
         self._reads += 1
-        if self._reads >= _READS_PER_TURN:
+        if self._reads >= _READS_PER_ITERATION:
             self._reads = 0
             await asyncio.sleep(0)
         if self._shell.holding:
@@ -133,7 +145,7 @@ class LocalLog(Log):
 
     @property
     def scope(self) -> object:
-        """The engine's logs: they are of one platform (`Log.scope`)."""
+        """The `LocalLogs` that this log is from: one for each engine (`Log.scope`)."""
         return self._logs
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
@@ -243,13 +255,13 @@ class LocalLog(Log):
 
     async def tail(self) -> SeqNum:
         """Return the first seqnum not yet written; see `Log.tail`."""
-        return (await self._told_tail()).seqnum
+        return (await self._ask_tail()).seqnum
 
     async def now(self) -> float:
         """Return the time of the log; see `Log.now`."""
-        return (await self._told_tail()).time_us / 1e6
+        return (await self._ask_tail()).time_us / 1e6
 
-    async def _told_tail(self) -> Tail:
+    async def _ask_tail(self) -> Tail:
         waiter = self._logs.future()
         self._engine.read_tail(waiter)
         self._logs.hasten()
@@ -260,7 +272,8 @@ class LocalLog(Log):
     async def find_time(self, time: float) -> SeqNum:
         """Return the first seqnum ordered at `time` or later; see `Log.find_time`."""
         waiter = self._logs.future()
-        # What this node knows to be ordered must not lie at or above the answer for a later time.
+        # The answer for a time after now must lie above every record that this node knows to be
+        # ordered.
         position = max(self._session.position, self._engine.position)
         self._engine.times.start(check_time(time), position, waiter)
         self._logs.hasten()
@@ -395,7 +408,7 @@ def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
     """Return tags as a tuple.
 
     Raises:
-        InvalidTagError: they are one text; its letters are hardly meant.
+        InvalidTagError: `tags` is one text, whose letters would become tags.
     """
     check_tags(tags)
     return tuple(tags)

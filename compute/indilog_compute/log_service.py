@@ -1,10 +1,10 @@
 """The log for workers and clients: answers the log questions of one link.
 
-Every question carries its session's position, and every answer the position that it reflects. So a
-session spans links. Up to `questions_max` questions are answered at once. When the link closes, or
-the client sends `Cancel`, its waiting reads end. Every question has one answer, also a cancelled
-one, which frees its share of the limit. A read that need not wait is answered within the call; all
-other questions have a task.
+Every question carries the position of its session, and every answer the position that it reflects.
+So one session may use several links. Up to `questions_max` questions are answered at once. When the
+link closes, or the client sends `Cancel`, its waiting reads end. A cancelled question is answered
+too; each answer frees its question's share of the limit. A read that need not wait is answered
+within the call; all other questions have a task.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from indilog.link.link_messages import (
 from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
 
 _READS: Final = (LogRead, LogReadPrev)
-"""A tuple: to make a union for each question would cost more than to look it up."""
+"""A tuple, because making a union for each question would cost more than the check itself."""
 
 
 class LogService:
@@ -124,9 +124,9 @@ class LogService:
 def _run_to_first_wait(
     answering: Coroutine[object, None, None],
 ) -> Coroutine[object, None, None] | None:
-    """Run `answering` up to where it suspends first; return the rest, for a task. None: it is done.
+    """Run `answering` in the caller's task to where it suspends first.
 
-    It must not ask for its task before that.
+    Return the rest, for a task of its own; None: it is done.
     """
     try:
         suspended_on = answering.send(None)
@@ -136,14 +136,14 @@ def _run_to_first_wait(
 
 
 class _Rest(Coroutine[object, None, None]):
-    """What is left of a coroutine that is suspended: first it yields what that is suspended on."""
+    """The rest of a suspended coroutine. It first yields the object that the coroutine awaits."""
 
     def __init__(self, coroutine: Coroutine[object, None, None], suspended_on: object) -> None:
         self._coroutine = coroutine
         self._suspended_on = [suspended_on]
 
     def send(self, value: None) -> object:
-        """Go on to where it suspends next."""
+        """Run it to where it suspends next."""
         if self._suspended_on:
             return self._suspended_on.pop()
         return self._coroutine.send(value)
@@ -168,8 +168,10 @@ _AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
 async def _execute(  # noqa: PLR0911 - one answer per question
     log: Log, question: LogQuestion
 ) -> _AnswerAt:
-    """Do what is asked. It is not given the session, so that no answer carries a position that was
-    read before the operation was done.
+    """Execute a question.
+
+    The session is not passed, so that no answer carries a position that was read before the
+    operation was done.
     """
     match question:
         case LogAppend():

@@ -1,7 +1,8 @@
-"""Checks of session positions: one that the log has not reached is refused at once.
+"""Checks of session positions: a position that the log has not reached is refused at once.
 
-A read at a session's position waits until this node has applied it. An invalid position (another
-platform's, an invented one) would fail as retryable after `read_timeout_s`, and each retry, too.
+A read at a session's position waits until this node has applied it. Without this check, a read at
+an invalid position (of another platform, or invented) would fail as retryable after
+`read_timeout_s`, and so would each retry.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Positions:
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
-        # Checked once: a check against a protocol costs as much as an append.
+        # Once: `isinstance` with a protocol costs as much as an append.
         self._applied = logs if isinstance(logs, HasPosition) else None
         self._reached: MetalogPosition = 0
 

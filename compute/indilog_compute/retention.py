@@ -1,9 +1,10 @@
 """Enforces retention policies by trimming: the work of a round (ARCHITECTURE 13, decision 0015).
 
-By age, a round asks the log for its time, and for the seqnum of a time. By size, it reads each
-record once and keeps marks: a seqnum, and how many bytes are before it. There are at most about
-`_MARKS` a log, so memory is bounded; after a restart the retained records are read again. Trimming
-twice is harmless, so two nodes may enforce policies at once.
+For a limit of age, a round asks the log for its time, and for the first seqnum ordered at a given
+time. For a limit of size, it reads each record once and keeps marks: seqnums, each with the number
+of bytes before it. There are at most about `_MARKS` marks per log, so memory is bounded; after a
+restart the retained records are read again. Trimming twice is harmless, so two nodes may enforce
+policies at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from indilog.sdk.retention_log import RETENTION_LOG
 
 _MARKS: Final = 1000
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
-"""The least bytes that a page counts toward those that a round may read."""
+"""A page counts at least this many bytes toward those that a round may read."""
 _FAILURES_MAX: Final = 10
 """A round ends after this many failed logs."""
 
@@ -67,6 +68,7 @@ class SizeMarks:
         excess = self._read_bytes - self._size_bytes
         first_kept = bisect_left(self._marks, excess, key=lambda mark: mark[1])
         del self._marks[: min(first_kept, len(self._marks) - 1)]
+        assert not page or self._marks, "one mark stays"
         return self._read_bytes - before
 
     def trimmed(self, until: SeqNum) -> None:
@@ -93,8 +95,8 @@ class _Kept:
         self.sizes = SizeMarks(policy.size_bytes) if policy.size_bytes is not None else None
 
     async def old_until(self, now: float) -> SeqNum:
-        """Return below which seqnum there is something older than the policy's age at `now`, the
-        time of the log; 0: nothing.
+        """Return the seqnum below which records are older than the policy allows at `now`, the time
+        of the log; 0: none is.
         """
         age_s = self.policy.age_s
         if age_s is None:
@@ -103,7 +105,7 @@ class _Kept:
         if until <= self.floor:
             return 0
         first = await self._first()
-        # The read saw all records below `until`: those that it skipped need not be asked again.
+        # The read has looked at all records below `until`, so none of them is asked for again.
         self.floor = until if first is None else min(first, until)
         return until if first is not None and first < until else 0
 
@@ -113,7 +115,7 @@ class _Kept:
                 record = await self.log.read_next(bound=self.floor)
             except TrimmedError as error:
                 self.floor = max(error.first_seqnum, self.floor + 1)
-            except DataLossError as error:  # it was there, and may be trimmed like the others
+            except DataLossError as error:  # a lost record, which may be trimmed like the others
                 return self.floor if error.seqnum is None else error.seqnum
             else:
                 return record.seqnum if record is not None else None
@@ -132,7 +134,7 @@ class _Kept:
         except DataLossError as error:
             if error.next_seqnum is None or error.next_seqnum <= sizes.bound:
                 raise
-            sizes.bound = error.next_seqnum  # its size counts as 0, so no more is trimmed for it
+            sizes.bound = error.next_seqnum  # a lost record counts 0 bytes, so it trims no others
             return 0
         if not page:
             sizes.bound = tail
@@ -151,7 +153,7 @@ class RetentionRounds:
 
     Args:
         logs: the logs to trim.
-        pause: awaited with the least seconds that the bytes just read may take.
+        pause: awaited with the least number of seconds that reading those bytes may take.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class RetentionRounds:
         A log that fails is tried again in the next round, after the others.
 
         Raises:
-            IndilogError: the log does not tell its time now; nothing was trimmed.
+            IndilogError: the time of the log is not available; nothing was trimmed.
         """
         self._failed.clear()
         now = await self._policies.now()
@@ -257,7 +259,7 @@ class RetentionRounds:
         return False
 
     async def _read_page(self, name: str, kept: _Kept, tail: SeqNum) -> int | None:
-        self._kept[name] = self._kept.pop(name)  # those that were not read come first next time
+        self._kept[name] = self._kept.pop(name)  # last, so that logs not read yet come first
         try:
             return await kept.read_page(tail)
         except IndilogError as error:

@@ -68,4 +68,4 @@ class RetentionService:
     async def _rest(self) -> None:
         """Wait for the next round, or until a policy is set."""
         wait_s = self._interval_s if self._policies.newest else math.inf
-        await self._policies.until_more(wait_s)
+        await self._policies.wait_for_more(wait_s)

@@ -2,10 +2,11 @@
 
 A writer first takes over its shard. It claims the shard under a new epoch on all replicas, which
 refuse every older writer from then on. It opens the shard at the smallest stored prefix of the
-replicas that know all they ever had. Records beyond that prefix were never on the ack quorum, so no
-cut can have ordered them. If no replica knows (all are new, or damaged), the writer opens at the
-longest prefix, and not below the records that the metalog has ordered. A replica that lost its disk
-forgets its writer. It is claimed and opened again alone, and fetches its batches from the others.
+authoritative replicas: those that know everything they ever had. Records beyond that prefix were
+never on the ack quorum, so no cut can have ordered them. If no replica is authoritative (all are
+new, or damaged), the writer opens at the longest prefix, and not below the records that the metalog
+has ordered. A replica that lost its disk forgets its writer. The writer then claims and opens that
+replica alone, and the replica fetches its batches from the others.
 
 Then records collect in the open batch, which is sent when the iteration ends. While
 `frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
@@ -13,8 +14,9 @@ Then records collect in the open batch, which is sent when the iteration ends. W
 
 A batch leaves memory when a metalog entry orders its records. Without such an entry, the replicas
 are asked what they have, after `resend_s` and then after pauses that double. A batch is resent only
-to a replica that says it lacks it, so slow replicas get no more work. After `append_timeout_s` the
-callers of a batch get an unknown outcome. The batch stays, because localids must follow on.
+to a replica that reports that it lacks the batch, so slow replicas get no more work. After
+`append_timeout_s` the callers of a batch get an unknown outcome. The batch stays, because localids
+must follow on.
 """
 
 from __future__ import annotations
@@ -68,12 +70,14 @@ class Takeover(enum.Enum):
 
 
 class _Batch:
-    """Records that go together; sent when it is encoded, ordered when it leaves the queue.
+    """Records that are sent together.
+
+    A batch that is encoded was sent; an ordered one leaves the queue.
 
     Attributes:
         bytes: the size that it will have, encoded.
-        bytes_max, records_max: up to which it takes records without a further check of any limit. A
-            batch without records has not been checked yet and takes none.
+        bytes_max, records_max: up to these the batch takes records without a further check of any
+            limit. They are 0 until the limits were checked for the batch.
     """
 
     __slots__ = (
@@ -104,7 +108,7 @@ class OrderedBatch:
         self.names = batch.builder.names
         self.size_bytes = batch.bytes
         self.time = int(batch.accepted * 1e6) / 1e6
-        """As readers of the stored batch see it, which counts in microseconds."""
+        """The time that readers of the stored batch see, in whole microseconds."""
         self.waiters = batch.waiters
 
 
@@ -130,7 +134,7 @@ class ShardWriter:
         self._takeover_question = Resend(*self._resend_s)
         """For the claim, then for the opening."""
         self._ordering = Resend(*self._resend_s)
-        """For the question what replicas have stored, while batches in flight are not ordered."""
+        """For asking replicas what they have stored, while batches in flight are not ordered."""
         """When to ask the replicas again."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
@@ -148,7 +152,7 @@ class ShardWriter:
         self._reopening: dict[NodeId, Resend] = {}
         """Replicas that forgot this writer, and when to claim them again."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
-        """By replica: from which localid on batches were resent, and when to resend them again."""
+        """By replica: the localid from which batches were resent, and when to resend them again."""
 
     @property
     def pending(self) -> int:
@@ -169,7 +173,7 @@ class ShardWriter:
     def add(self, data: bytes, columns: TagColumns, waiter: object | None) -> bool:
         """Put one record into the open batch; return whether `flush` must be called for it.
 
-        It need not be called for a record that follows on others in the open batch.
+        False for a record that joins others in the open batch: `flush` was already requested.
 
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
@@ -209,10 +213,10 @@ class ShardWriter:
         batch.waiters += [waiter, *[None] * (len(records) - 1)]
 
     def _open_for(self, records: int, size_bytes: int) -> _Batch:
-        """Return the open batch for so many records: another one, if they do not fit any more.
+        """Return the open batch for `records` more records; a new one, if they do not fit.
 
-        This checks all limits, and sets those of the batch. They stay right, because what else
-        waits only decreases while the batch is open.
+        Checks all limits, and sets those of the batch. These stay right while the batch is open,
+        because the other appends that wait only become fewer.
         """
         records_left = self._pending_max - self.pending
         bytes_left = self._pending_bytes_max - self._pending_bytes
@@ -245,7 +249,7 @@ class ShardWriter:
             self._open = _Batch()
 
     def _forget(self, batch: _Batch) -> None:
-        """Note that a closed batch does not wait to be ordered any more."""
+        """Subtract a closed batch that does not wait to be ordered any more."""
         self._closed_records -= len(batch.waiters)
         self._closed_bytes -= batch.bytes
 
@@ -283,9 +287,9 @@ class ShardWriter:
     def ordered(self, span: Span) -> list[OrderedBatch]:
         """Remove and return the batches that `span` of this shard orders.
 
-        A span may begin with records of an earlier writer. Cuts fall between batches, so a batch is
-        in it whole. One that a newer writer shares says nothing about our batches: `fenced_by`
-        comes first.
+        A span may begin with records of an earlier writer. Cuts fall between batches, so a span has
+        a batch whole or not at all. The caller must check `fenced_by` first: the localids of a span
+        with a newer writer's records are not those of our batches.
         """
         assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
@@ -346,7 +350,7 @@ class ShardWriter:
     def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
         """Note how much of the shard is ordered, as far as this node knows.
 
-        If it joins again, the outcome of batches that were ordered meanwhile is not known here.
+        When the node joins again, the outcome of batches that were ordered meanwhile is not known.
         """
         self._cut = cut
         unknown = AppendOutcomeUnknownError(
@@ -363,8 +367,8 @@ class ShardWriter:
     def _open_shard(self, now: Instant) -> list[Effect]:
         """Ask for the shard to be opened where all replicas have it, and not below what is ordered.
 
-        A replica that lost its newest batch, and nothing behind it that says so, believes that it
-        has all it ever had (0009); the metalog knows better.
+        A replica may have lost exactly its newest batch. Nothing on its disk shows that, so it
+        reports itself as authoritative (0009). The ordered length in the metalog shows the loss.
         """
         claims = self._claimed.values()
         claiming = self.takeover is Takeover.CLAIMING
@@ -386,7 +390,7 @@ class ShardWriter:
         return [Send(replica, ShardClaim(self.shard, self.epoch))]
 
     def _open_again(self, replica: NodeId) -> list[Effect]:
-        """Let such a replica continue at what is not ordered yet."""
+        """Let such a replica continue at the first localid that is not ordered yet."""
         if replica not in self._reopening or self.takeover is Takeover.LOST:
             return []
         start = self._in_flight[0].first if self._in_flight else self._next
@@ -411,7 +415,8 @@ class ShardWriter:
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
         """Resend the batches that a replica lacks, unless a newer writer has the shard.
 
-        From one localid on after pauses that double: a replica may refuse a batch permanently.
+        Batches from the same localid on are resent after pauses that double, because a replica may
+        refuse a batch permanently.
         """
         if message.epoch > self.epoch:
             return self.give_up()
@@ -455,7 +460,7 @@ class ShardWriter:
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
         )
-        return self._tell_all(unsent=self._lost(), sent=unknown)
+        return self._answer_all(unsent=self._lost(), sent=unknown)
 
     def abandon(self) -> list[Effect]:
         """Fail all appends: this node stops."""
@@ -465,9 +470,9 @@ class ShardWriter:
             "in the log."
         )
         self.takeover = Takeover.STOPPED
-        return self._tell_all(unsent=unsent, sent=unknown)
+        return self._answer_all(unsent=unsent, sent=unknown)
 
-    def _tell_all(self, *, unsent: IndilogError, sent: IndilogError) -> list[Effect]:
+    def _answer_all(self, *, unsent: IndilogError, sent: IndilogError) -> list[Effect]:
         self._closed.append(self._open)
         self._open = _Batch()
         effects = [e for batch in self._closed for e in _answers(batch, unsent)]
@@ -504,7 +509,7 @@ class ShardWriter:
         return self._ordering.due or Instant(self._in_flight[0].sent + self._resend_s[0])
 
     def _expires_at(self) -> Instant | None:
-        """When the first batch that callers wait for takes too long."""
+        """When the first batch that callers wait for times out."""
         for batch in self._in_flight:
             if batch.waiters[0] is not None or any(w is not None for w in batch.waiters):
                 return Instant(batch.accepted + self._timeout_s)
@@ -563,6 +568,12 @@ class ShardWriter:
         assert bool(self._open.waiters) == bool(self._open.records_max)
         for before, after in zip(self._in_flight, list(self._in_flight)[1:], strict=False):
             assert before.end == after.first
+        assert len(self._in_flight) <= self._frames_in_flight_max, (
+            "more batches in flight than allowed"
+        )
+        assert not self._open.waiters or self.takeover is not Takeover.STOPPED
+        assert self._reopening.keys() <= set(self.replicas), "only replicas are opened again"
+        assert self._sent_again.keys() <= set(self.replicas), "only replicas get batches"
 
 
 def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:

@@ -27,7 +27,7 @@ class _Trim(NamedTuple):
     expires: Instant
     resend: Resend
     position: MetalogPosition | None = None
-    """Which metalog position has it; None: the primary has not answered."""
+    """The metalog position that has the trim; None: the primary has not answered."""
 
     def deadline(self) -> Instant:
         """When to send it again, or to fail it."""
@@ -35,7 +35,7 @@ class _Trim(NamedTuple):
 
 
 class Trims:
-    """The trims under way of one engine; at most `trims_pending_max`."""
+    """The trims of one engine that are in flight; at most `trims_pending_max`."""
 
     def __init__(self, primary: NodeId, config: NodeConfig) -> None:
         self._primary = primary
@@ -50,21 +50,21 @@ class Trims:
         return len(self._starting) + len(self._under_way)
 
     def number_from(self, request: int) -> None:
-        """Number requests above `request`, so that answers to an earlier life find nothing."""
+        """Number requests above `request`, so that answers to an earlier incarnation match none."""
         self._next_request = request
 
     def start(self, floor: Floor, waiter: object) -> None:
-        """Take a trim on.
+        """Start a trim.
 
         Raises:
-            OverloadedError: too many are under way.
+            OverloadedError: too many are in flight.
         """
         if len(self) >= self._trims_max:
             raise OverloadedError(f"{len(self):,} trims are under way; try again later.")
         self._starting.append((floor, waiter))
 
     def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
-        """Take in the primary's answer, and that there are so many entries."""
+        """Take in the primary's answer, and note the entries that it says exist."""
         reader.known_end = max(reader.known_end, message.position or 0)
         trim = self._under_way.get(message.request)
         if trim is None or trim.position is not None:
@@ -83,7 +83,7 @@ class Trims:
     def advance(self, position: MetalogPosition, now: Instant) -> list[Effect]:
         """Answer trims that are applied at `position`; send new ones, resend unanswered ones.
 
-        Each trim has its own pauses: answers and new trims must not put off the resend of another.
+        Each trim has its own pauses, so that answers to other trims do not delay its resend.
         """
         effects: list[Effect] = []
         for floor, waiter in self._starting:
@@ -112,6 +112,13 @@ class Trims:
     def deadline(self) -> Instant | None:
         """When to send a trim again, or to fail it after `read_timeout_s`; None: none is here."""
         return min((trim.deadline() for trim in self._under_way.values()), default=None)
+
+    def check_invariants(self) -> None:
+        """Assert the limit, and that an answered trim is not resent."""
+        assert len(self) <= self._trims_max, "more trims than allowed"
+        for request, trim in self._under_way.items():
+            assert request <= self._next_request, "requests are numbered upwards"
+            assert trim.position is None or trim.resend.due is None, "an answer ends the resends"
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every trim: with `error` those that were not sent; the others may still happen."""

@@ -9,6 +9,7 @@ from indilog.base.ids import Instant, NodeId
 from indilog.config import Config
 from indilog.kernel.view import Views
 from indilog.roles.role import (
+    ColdAnswered,
     Effect,
     Event,
     FrameKind,
@@ -63,7 +64,7 @@ class Aggregator:
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
             case Started():
                 return []
-            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged():
+            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 raise AssertionError("an aggregator has no journal")
             case unreachable:
                 assert_never(unreachable)

@@ -63,7 +63,7 @@ class Kept(NamedTuple):
     def follows(self, snapshot: SnapshotInfo | None) -> bool:
         """Whether these rows extend a snapshot (None: there is none) of the same metalog.
 
-        They may begin where the snapshot ends, or within what it covers.
+        The rows may begin where the snapshot ends, or within what it covers.
         """
         if snapshot is None:
             return self.base is None

@@ -49,7 +49,7 @@ class Discards:
         self._entries = 0
         """Entries of the index when storage was asked last."""
         self._trims = 0
-        """How many trims were known then."""
+        """How many trims were known when storage was asked last."""
         self._todo: deque[_Question] = deque()
         """Questions still to be answered; the first one is in flight."""
         self._found: list[Runs] = []

@@ -47,6 +47,7 @@ from indilog.kernel.view import Views, placement_of
 from indilog.roles.index_feed import IndexFeed, ReadyBlock
 from indilog.roles.role import (
     AskSnapshots,
+    ColdAnswered,
     Effect,
     Event,
     FrameKind,
@@ -73,6 +74,7 @@ from indilog.wire.tag_messages import (
     NO_RECORD,
     NOT_KNOWN,
     Discarded,
+    SnapshotWanted,
     TagFirsts,
     TagFirstsWanted,
     TagFloors,
@@ -165,10 +167,12 @@ class IndexNode:
 
     def status(self) -> dict[str, int]:
         """Return figures for operators: index size, memory in bytes, waiting lookups."""
+        base = self._store.base
         return {
             "position": self.position,
             "tail": self.tail,
             **self._store.status(),
+            "snapshot_position": base.info.position if base is not None else 0,
             "snapshots_written": self._snapshots.written,
             "snapshots_failed": self._snapshots.failed,
             "reading": len(self._spilled),
@@ -201,12 +205,12 @@ class IndexNode:
         return checkpoint_of(self._store, self._floors, info)
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
-        """Keep a checkpoint until the snapshot is open, then begin with both.
+        """Keep a checkpoint until the snapshot is open; the index then begins with both.
 
         Raises:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
-        assert not self._store.end, f"at first, also if {len(gone)} segments are gone"
+        assert not self._store.end, f"restored before all else; {len(gone)} segments are gone"
         if payload:
             self._kept_payload = payload
             self._kept = restored(payload, self._floors)
@@ -231,7 +235,8 @@ class IndexNode:
             if self._fetch is not None:
                 effects += self._fetch.resume(self._feed.position)
             self._store.shrink()
-        if advanced or self._store.full or self._snapshots.deadline() is not None:
+        due = self._snapshots.wanted or self._snapshots.deadline() is not None
+        if advanced or self._store.full or due:
             effects += self._snapshots.write(
                 self._store, self._floors.trimmed, self.position, self._lineage, now
             )
@@ -239,7 +244,7 @@ class IndexNode:
         effects += self._floors.on_time(now, waited_for=waited_for)
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now
-            self._store.sweep(self._config.trims.sweep_tags_per_turn)
+            self._store.sweep(self._config.trims.sweep_tags_per_iteration)
         effects += self._ask_for_discarded(now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
@@ -267,6 +272,7 @@ class IndexNode:
         assert self._lineage.last <= self._copy_of
         assert self._copy_of <= self._not_before
         assert self._lineage.position <= self._feed.position
+        self._lineage.check_invariants()
         self._floors.check_invariants()
         self._waiting.check_invariants()
         self._merging.check_invariants()
@@ -282,7 +288,7 @@ class IndexNode:
                 return [self._snapshots.open(), *self._floors.start(now)]
             case SnapshotsAnswered(answer):
                 return self._on_snapshots(answer, now)
-            case Persisted() | FrameRead() | SpaceChanged():
+            case Persisted() | FrameRead() | SpaceChanged() | ColdAnswered():
                 raise AssertionError("an index node has no journal")
             case unreachable:
                 assert_never(unreachable)
@@ -303,6 +309,9 @@ class IndexNode:
                 return self._on_seldom(event, message, now)
 
     def _on_seldom(self, event: Received, message: object, now: Instant) -> list[Effect]:
+        if isinstance(message, SnapshotWanted) and event.sender in self._engines:
+            self._snapshots.want(min(message.position, self._positions.end))
+            return []
         if isinstance(message, Discarded):
             found, sent = self._discards.on_answer(event.sender, message, self._copy_of, now)
             return self._forget(found, sent)
@@ -317,7 +326,7 @@ class IndexNode:
         if not all(self._is_plausible(block, data.copy_of) for block in blocks):
             return [Ignore(event, "index data that contradicts itself")]
         if self._snapshots.opening:
-            return []  # fetched when the snapshot is open: it says from which position on
+            return []  # fetched later: the snapshot, when it is open, says from which position on
         if data.copy_of < self._not_before:
             return [Ignore(event, _OUTDATED)]
         if (replaced := self._replaced_by(data)) is not None:
@@ -699,7 +708,7 @@ class IndexNode:
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
-        """Ask other storage nodes than the last time, from the first missed position on.
+        """Ask storage nodes for what is missed; each attempt asks others (`sources_of`).
 
         One of them is also asked about our last position: its answer shows whether the entry there
         was replaced.

@@ -104,8 +104,9 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
-        added: the index data from which `index` was made, for checkpoints; it may still have some
-            trimmed records. None: the generation was restored from rows, or is in the snapshot.
+        added: the index data from which `index` was made, kept for checkpoints. It may still have
+            records that are trimmed. None: the generation was restored from rows, or is in the
+            snapshot.
         position, end: of a closed generation, the metalog position and the seqnum where it ends.
     """
 

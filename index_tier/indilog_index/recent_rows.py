@@ -1,8 +1,8 @@
 """Index data that no snapshot has, in forms that are fast to copy and to load (decision 0028).
 
-`AddedParts` keeps the columns of index data as they arrived, beside the index made of them: a
-checkpoint copies them in one piece. `RecentIndex` is an index over sorted rows: the rows of a
-checkpoint are searched as they are, without adding them again record by record.
+`AddedParts` keeps the columns of index data as they arrived, beside the index made of them, so that
+a checkpoint copies them in one piece. `RecentIndex` searches sorted rows: those of a checkpoint are
+used as they are, not added again record by record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The snapshots of an index node: when it writes one, and from which one it starts.
 
-In thesis 5.6.2 a failed index node is rebuilt from storage. Here it is rebuilt from its snapshot,
-and only later data is fetched from storage.
+In thesis 5.6.2 a failed index node fetches all its index data from storage. Here it starts from its
+snapshot, and fetches only what is newer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Snapshots:
         self._trimmed_until: SeqNum = 0
         """The highest floor of a log when a snapshot was last written."""
         self._retry_at: Instant | None = None
+        self._wanted: MetalogPosition | None = None
         self.opening = False
         self.written = 0
         self.failed = 0
@@ -52,9 +53,19 @@ class Snapshots:
         self._writing = self._retry_at = None
         return AskSnapshots(OpenSnapshot(below))
 
+    def want(self, position: MetalogPosition) -> None:
+        """Make a snapshot due that reaches `position`, once all below it is applied."""
+        self._wanted = max(position, self._wanted or 0)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a snapshot was asked for and is not there yet."""
+        return self._wanted is not None
+
     def is_ours(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot has exactly the index data of this index shard below its position. A
-        snapshot of another schedule does not: it may have positions of other index shards.
+        """Whether a snapshot has exactly the index data of this index shard below its position.
+
+        A snapshot that was written under another schedule may have positions of other index shards.
         """
         return self.covers_ours(snapshot.info)
 
@@ -83,11 +94,12 @@ class Snapshots:
         if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
             return []
         self._retry_at = None
-        if not (store.due or self._much_is_trimmed(store, trimmed)):
+        asked = self._is_asked_for(store, position)
+        if not (asked or store.due or self._much_is_trimmed(store, trimmed)):
             return []
         base = store.base.info.position if store.base is not None else None
         unwritten = store.close_generation(position)
-        assert unwritten.position <= position, "it may be an earlier one that failed"
+        assert unwritten.position <= position, "a snapshot that failed is written first"
         self._writing = SnapshotInfo(
             logspace=self._view.logspace,
             index_shard=self._index_shard,
@@ -103,6 +115,16 @@ class Snapshots:
         )
         write = WriteSnapshot(self._writing, base, unwritten.rows, floors, store.filter_bytes_max)
         return [AskSnapshots(write)]
+
+    def _is_asked_for(self, store: IndexStore, position: MetalogPosition) -> bool:
+        """Whether a snapshot was asked for that could be written now; none is of an empty index."""
+        if self._wanted is None or position < self._wanted:
+            return False
+        base = store.base.info.position if store.base is not None else 0
+        if base >= self._wanted or not store.end:
+            self._wanted = None
+            return False
+        return True
 
     def _much_is_trimmed(self, store: IndexStore, trimmed: Trimmed) -> bool:
         base, since = store.base, self._trimmed_until

@@ -86,7 +86,7 @@ class TrimFeed:
             if self._cursor == NO_FLOORS:
                 self._end_fetch()
         elif extent.copy_of < known.copy_of:
-            pass  # an older copy, which may have other trims
+            pass  # an older copy of the metalog, which may have other trims
         elif (start, message.previous) == known[1:]:
             self._take(extent)
         elif extent.copy_of > known.copy_of and self._contradicted(message, start):
@@ -116,7 +116,7 @@ class TrimFeed:
         extent, is_first = message.extent, self._cursor == NO_FLOORS
         if not is_first and extent.copy_of != self._promised.copy_of:
             return self._fetch(now)  # what the pages before say may have been replaced
-        # A later page may come from the same node after a restart, when it knows less.
+        # A later page may be from the same node after a restart, when the node knows fewer trims.
         self._promised = extent if is_first else min(self._promised, extent)
         self._resend.stop()
         if message.last:
@@ -156,6 +156,8 @@ class TrimFeed:
     def check_invariants(self) -> None:
         """Assert that a fetch has a deadline."""
         assert self._cursor is None or self._resend.due is not None
+        self.trimmed.logs.check_invariants()
+        self.trimmed.tags.check_invariants()
 
     def _end_fetch(self) -> None:
         self._cursor = None
@@ -163,7 +165,7 @@ class TrimFeed:
 
 
 def without_trimmed(part: ShardTags, trimmed: Trimmed) -> ShardTags:
-    """Return index data without what is trimmed, as it comes after a restart."""
+    """Return index data without trimmed records, which storage sends again after a restart."""
     if trimmed.highest <= part.first_seqnum or not part.tags:
         return part
     counts = np.frombuffer(part.tag_counts, np.uint8).astype(np.int64)

@@ -33,8 +33,9 @@ class Caller(Protocol):
     async def call(
         self, function: str, arguments: bytes, session: Session, *, key: str = ""
     ) -> bytes:
-        """Run `app.function` and return its result as JSON text; the call begins at `session`, and
-        raises it.
+        """Run `app.function` and return its result as JSON text.
+
+        The call reads at the position of `session`, and raises it.
 
         With an idempotency `key`, all calls with that key get one outcome.
         """

@@ -126,7 +126,7 @@ class ResultType:
             _check_numbers(text)
         except _NoNumberError as error:
             raise FunctionFailedError(
-                f"{self._name} returned what JSON cannot say: {error}.", kind="ValueError"
+                f"{self._name} returned a value without a JSON form: {error}.", kind="ValueError"
             ) from error
         except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
             does_not_fit = "has no JSON form" if self._is_any else "does not fit its return type"

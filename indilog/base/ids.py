@@ -225,7 +225,7 @@ def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
     return log, tuple(int(n[1:]) if n[0] == _INTEGER else n[1:] for n in spelled)
 
 
-def names_bear(names: bytes, tag: TagHash) -> bool:
+def names_have(names: bytes, tag: TagHash) -> bool:
     """Return whether a record with `names` has a tag with this hash; its log's tag counts."""
     log, *spelled = names.decode().split("\x1f")
     return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)

@@ -24,7 +24,7 @@ KINDS_MAX: Final = 1_000
 """Kinds that are remembered. Above this the oldest is forgotten, and its next line counts as a
 first.
 """
-_TOLD: Final = "log lines left out"
+_LEFT_OUT: Final = "log lines left out"
 
 _is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", default=False)
 
@@ -95,7 +95,7 @@ class Repeats:
             structlog.DropEvent: it is left out.
         """
         text = str(event.get("event"))
-        if text != _TOLD and not self.is_written("", method, text):
+        if text != _LEFT_OUT and not self.is_written("", method, text):
             raise structlog.DropEvent
         return event
 
@@ -146,7 +146,7 @@ class Repeats:
         window = self._windows.pop(kind, None)
         if window is not None and window.left_out:
             self._tell(
-                _TOLD,
+                _LEFT_OUT,
                 count=window.left_out,
                 of=kind.event,
                 level=kind.level,

@@ -223,15 +223,15 @@ _LABELLED: Final = (
     ("sent", "indilog_messages_sent", "Messages sent, by kind", "kind"),
     ("received", "indilog_messages_received", "Messages received, by kind", "kind"),
     ("dropped", "indilog_messages_dropped", "Messages dropped, by reason", "reason"),
-    ("ignored", "indilog_events_ignored", "Events that had no place here, by reason", "reason"),
+    ("ignored", "indilog_events_ignored", "Messages and events ignored, by reason", "reason"),
 )
 _PLAIN: Final = (
     ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),
     ("appended", "indilog_records_appended", "Records appended and acknowledged"),
     ("damaged", "indilog_damaged", "Damaged places found on disk, at starts, reads and scrubs"),
-    ("mended", "indilog_mended_bits", "Flipped bits on disk that were put right"),
-    ("repaired", "indilog_repaired_batches", "Batches got back from another replica"),
-    ("rewrites", "indilog_rewrites", "Segment files rewritten without what is dead in them"),
+    ("mended", "indilog_mended_bits", "Flipped bits on disk that were corrected"),
+    ("repaired", "indilog_repaired_batches", "Lost batches fetched from another replica"),
+    ("rewrites", "indilog_rewrites", "Segment files rewritten without their dead frames"),
     ("rewritten_bytes", "indilog_rewritten_bytes", "Bytes written to rewrite segment files"),
 )
 

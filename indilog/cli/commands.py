@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import webbrowser
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -54,14 +54,15 @@ def up(
     data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML: cluster and node.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with all settings.")] = None,
     processes: Annotated[
-        bool, typer.Option("--processes", help="A process per node instead of one in all.")
+        bool, typer.Option("--processes", help="One process per node, instead of one for all.")
     ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Serve https:// with it (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate for https:// (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let every process of this machine do everything.")
+        bool,
+        typer.Option("--no-auth", help="No token: every process on this machine gets full access."),
     ] = False,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -109,20 +110,20 @@ def _say_ready(url: str) -> None:
 
 @app.command()
 def token(*, url: Url = DEFAULT) -> None:
-    """Print the token of a platform of yours, for other programs: `Authorization: Bearer TOKEN`."""
+    """Print the token of a platform that you run, for the header `Authorization: Bearer TOKEN`."""
     with explain_mistakes():
         endpoint = reach(url)
     if not endpoint.token:
         stop(
-            f"No token is known for {url}: no platform of yours that wants one runs there on this "
-            "machine; elsewhere it is in the file `token` of the platform's data directory."
+            f"No token is known for {url}: you run no platform with a token there on this "
+            "machine. Elsewhere the token is in the file `token` of the data directory."
         )
     show.line(endpoint.token)
 
 
 @app.command(name="open")
 def open_(*, url: Url = DEFAULT) -> None:
-    """Print a link that signs a browser in, once; open it, if there is a screen."""
+    """Print a link that signs a browser in once, and open it if there is a screen."""
     gateway = Gateway(url)
     link = gateway.url + gateway.post("/session/codes")["path"]
     show.line(link)
@@ -181,7 +182,7 @@ def undeploy(
     owner: Annotated[str, typer.Option(help="Whose application it is.")] = "local",
     url: Url = DEFAULT,
 ) -> None:
-    """Take an application away; its logs stay, and deploying it again goes on with them."""
+    """Remove an application. Its logs stay; if it is deployed again, it continues with them."""
     from indilog.apps.app import check_app_name
 
     with explain_mistakes():
@@ -198,7 +199,7 @@ def undeploy(
 def _wait_for_change(what: Path) -> None:
     before = _stamps(what)
     while _stamps(what) == before:
-        time.sleep(_WATCH_S)
+        sleep(_WATCH_S)
 
 
 def _stamps(what: Path) -> dict[Path, int]:
@@ -214,7 +215,7 @@ def invoke(
     function: Annotated[str, typer.Argument(help="app.function")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="name=text, or name:=JSON for anything else than text and numbers."),
+        typer.Argument(help="name=value for text and numbers, name:=JSON for other values."),
     ] = None,
     *,
     json_text: Annotated[
@@ -228,7 +229,7 @@ def invoke(
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option(help="Idempotency key: the same key is one run, with one result."),
+        typer.Option(help="Idempotency key: calls with the same key are one run, one result."),
     ] = None,
     url: Url = DEFAULT,
 ) -> None:

@@ -47,9 +47,9 @@ def follow(
         if not follower.opened:
             gateway.unreachable(error)
         now = clock()
-        if follower.heard or away_since is None:
+        if follower.has_received or away_since is None:
             away_since, pause_s = now, _PAUSE_S_MIN
-            _tell(f"The platform went away; waiting up to {RESUME_S:g} s for it to come back.")
+            _tell(f"The platform is unreachable; waiting up to {RESUME_S:g} s for it.")
         elif now > away_since + RESUME_S:
             gateway.unreachable(error)
         sleep(pause_s)
@@ -61,7 +61,7 @@ class _Follower:
 
     Attributes:
         opened: whether any stream was opened.
-        heard: whether the last stream sent anything.
+        has_received: whether the last stream sent anything.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class _Follower:
         query: dict[str, object],
     ) -> None:
         self.opened = False
-        self.heard = False
+        self.has_received = False
         self._gateway = gateway
         self._path = path
         self._start = self._bound = bound
@@ -84,7 +84,7 @@ class _Follower:
         """Print the records of one stream until it ends; return why it ended or was not opened."""
         import httpx
 
-        self.heard = False
+        self.has_received = False
         query = self._query | {"bound": self._bound}
         if self._bound != self._start:  # after the printed records, not at the given time
             query.pop("since", None)
@@ -92,7 +92,7 @@ class _Follower:
             with self._gateway.lines(self._path, **query) as lines:
                 self.opened = True
                 for line in lines:
-                    self.heard = True
+                    self.has_received = True
                     if line.startswith(_SSE_DATA):
                         record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
                         self._bound = record["seqnum"] + 1

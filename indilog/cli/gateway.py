@@ -149,7 +149,7 @@ class Gateway:
             if method != "GET" and not _is_before_sending(error):
                 stop(
                     f"The connection to {self.url} broke, or was silent for too long, before the "
-                    "answer came; it may have been done: look before you repeat it.",
+                    "answer came. The request may have been done: check before you repeat it.",
                     FAILURE,
                 )
             self.unreachable(error)
@@ -165,7 +165,7 @@ class Gateway:
     def _refused(self, response: httpx.Response) -> NoReturn:
         sentence = _sentence(response)
         if sentence is None:
-            sentence = f"{self.url} answered {response.status_code} and no reason."
+            sentence = f"{self.url} answered {response.status_code} without a reason."
         floor = _next_seqnum(response, "TrimmedError")
         if floor is not None:
             sentence = (
@@ -174,9 +174,7 @@ class Gateway:
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
     def unreachable(self, error: Exception) -> NoReturn:
-        """End the command with a sentence: by `error`, the platform is unreachable, silent or not
-        ready.
-        """
+        """End the command with a sentence on why no answer came: `error` tells the cause."""
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):

@@ -12,7 +12,7 @@ from indilog.cli import show as printed
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.quantities import wait_s_of
 
-invocations = typer.Typer(help="Ask for asynchronous calls.", no_args_is_help=True)
+invocations = typer.Typer(help="Show or cancel asynchronous calls.", no_args_is_help=True)
 
 _OPEN: Final = ("scheduled", "running")
 _WAIT_S_MAX: Final = 60.0
@@ -28,11 +28,11 @@ def show(
     ],
     *,
     wait: Annotated[
-        str | None, typer.Option(help="Wait so long for the outcome: 30s, 10m.", metavar="TIME")
+        str | None, typer.Option(help="Wait at most this long for it to end: 30s.", metavar="TIME")
     ] = None,
     url: Url = DEFAULT,
 ) -> None:
-    """Print how far an asynchronous call is, and its result or problem when it is over, as JSON."""
+    """Print an asynchronous call as JSON: its state, and its result or problem if it has ended."""
     with explain_mistakes():
         wait_s = wait_s_of(wait) if wait is not None else 0.0
     printed.value(_outcome_of(Gateway(url), _path(invocation), wait_s))
@@ -46,7 +46,7 @@ def cancel(
     *,
     url: Url = DEFAULT,
 ) -> None:
-    """Cancel an asynchronous call: one that waits never begins, one that runs is asked to stop."""
+    """Cancel an asynchronous call: a waiting one never begins, a running one is asked to stop."""
     printed.value(Gateway(url).delete(_path(invocation), headers={}))
 
 

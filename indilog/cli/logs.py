@@ -27,19 +27,19 @@ TagIntOption = Annotated[
 ]
 BoundOption = Annotated[
     int | None,
-    typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at, inclusive; else what is left."),
+    typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at; default: all records left."),
 ]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
+    bool, typer.Option("--follow", "-f", help="Then print new records as they arrive.")
 ]
-LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many records.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="Most records to print.")]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", help="Ordered so long ago or later: 10m, 2d, 2026-11-21T18:00."),
+    typer.Option("--since", help="Only records since: an age (10m, 2d) or a time."),
 ]
 OrderedOption = Annotated[
     bool,
-    typer.Option("--ordered", help="Show when the log ordered each, not its writer's time."),
+    typer.Option("--ordered", help="Show the time of the log instead of the writer's."),
 ]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="See all that was appended before, by any client.")
@@ -58,15 +58,13 @@ def append(
     log: LogName,
     data: Annotated[str | None, typer.Argument(help="Text; - reads standard input.")] = None,
     *,
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", help="A tag; may be given often.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Append what this file holds.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Append the content of a file.")] = None,
     url: Url = DEFAULT,
 ) -> None:
-    """Append a record and print its seqnum; it is durable then."""
+    """Append a record, and print its seqnum when it is durable."""
     if (data is None) == (file is None):
-        stop("Give the record's data, or --file, one of them.")
+        stop("Give either the record's data or --file.")
     content = _content(data, file)
     headers = {"content-type": "application/octet-stream"}
     query = "?" + "&".join(f"tag={quote(t, safe='')}" for t in tag) if tag else ""
@@ -95,7 +93,7 @@ def read(
     last: Annotated[
         bool,
         typer.Option(
-            "--last", help="The last ones up to --bound, newest first; with --follow oldest first."
+            "--last", help="The last records up to --bound, newest first (with --follow: oldest)."
         ),
     ] = False,
     follow: FollowOption = False,
@@ -126,7 +124,7 @@ def read(
     )
     if answer.get("more") and len(answer["records"]) < limit:
         sys.stderr.write(
-            f"warning: a page has fewer records when they are large; the next ones: "
+            f"warning: the page ended early because records are large; continue with "
             f"--bound {answer['next_bound']}.\n"
         )
     if not follow:
@@ -146,7 +144,7 @@ def range_(
     tag: TagOption = None,
     tag_int: TagIntOption = None,
     bound: BoundOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; else all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most records to print.")] = None,
     ordered: OrderedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     url: Url = DEFAULT,
@@ -229,15 +227,15 @@ def retention(
     log: LogName,
     *,
     age: Annotated[
-        str | None, typer.Option(help="Keep what was ordered no longer ago than this: 7d, 1d12h.")
+        str | None, typer.Option(help="Keep records ordered within this time: 7d, 1d12h.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Keep so much, the newest: 10GiB, 500MB.")
+        str | None, typer.Option(help="Keep the newest records of this size: 10GiB, 500MB.")
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Keep everything.")] = False,
     url: Url = DEFAULT,
 ) -> None:
-    """Print or set what the platform keeps of a log; --age and --size are the whole policy."""
+    """Print or set a log's retention policy; --age and --size together replace it."""
     given = age is not None or size is not None
     if given and off:
         stop("Give --off, or --age and --size, not both.")

@@ -25,12 +25,10 @@ def analyse(
     ],
     where: Where,
     *,
-    log: Annotated[
-        str | None, typer.Option(help="Only this log; through a platform it is needed.")
-    ] = None,
+    log: Annotated[str | None, typer.Option(help="Only this log; required with a URL.")] = None,
     at: Annotated[
         int | None,
-        typer.Option(min=0, max=MAX_SEQNUM, help="Objects as of this seqnum; else of now."),
+        typer.Option(min=0, max=MAX_SEQNUM, help="Show objects as of this seqnum."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the picture.")] = Path(),
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows to show, at most.")] = 20,
@@ -74,16 +72,14 @@ def analyse(
 def export(
     where: Where,
     log: Annotated[str, typer.Argument(help="The log's name.", metavar="LOG")],
-    directory: Annotated[Path, typer.Argument(help="Of the Parquet files.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="For the Parquet files.", metavar="DIR")],
     *,
-    buckets: Annotated[
-        int, typer.Option(min=1, max=1024, help="Into how many buckets tags are divided.")
-    ] = 8,
+    buckets: Annotated[int, typer.Option(min=1, max=1024, help="Number of buckets for tags.")] = 8,
     skip_gaps: Annotated[
         bool, typer.Option("--skip-gaps", help="Skip trimmed, lost and corrupt records.")
     ] = False,
 ) -> None:
-    """Export a log to Parquet files, or what was appended since the last export."""
+    """Export a log to Parquet files; the next time only what was appended since."""
     from rich.console import Console
     from rich.progress import Progress
 

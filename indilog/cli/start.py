@@ -50,7 +50,7 @@ _NEXT = """
 {commands}
   indilog open --url {url}  # the deployed functions in a browser
 
-README.md has a function of your own in five minutes.
+README.md shows how to write a function of your own in five minutes.
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
@@ -354,11 +354,11 @@ def start(
     ] = 5.0,
     graph: Annotated[
         Path | None,
-        typer.Option(help="Friendships, two numbers a line; else a generated graph."),
+        typer.Option(help="Your social graph: two numbers a line; default: generated."),
     ] = None,
     travel_data: Annotated[
         Path | None,
-        typer.Option(help="Directory with hotels.json and so on; else generated hotels."),
+        typer.Option(help="Directory with your hotels.json; default: generated hotels."),
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="HTTP port on this machine.")

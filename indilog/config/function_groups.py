@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from indilog.base.errors import ConfigError
 from indilog.base.loopback import is_loopback
@@ -194,7 +194,9 @@ class InvocationsConfig(Group):
     keys_kept_max: int = 100_000
     """Outcomes with an idempotency key that are kept. The same on all nodes."""
     results_kept_bytes_max: int = 64 * MIB
-    """Bytes of arguments and results of all outcomes that are kept. The same on all nodes."""
+    """Bytes of arguments and results of the kept outcomes with an idempotency key, and as many
+    bytes of those without. The same on all nodes.
+    """
     app_kept_share_max: float = 0.5
     """Share of `results_kept_max`, `keys_kept_max` and `results_kept_bytes_max` that one
     application may use (at most 1). The same on all nodes.
@@ -203,8 +205,12 @@ class InvocationsConfig(Group):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetadataConfig(Group):
-    """The metadata store, which the supervisor serves."""
+    """The metadata store: a file that the supervisor serves, or ZooKeeper."""
 
+    metadata_store: Literal["embedded", "zookeeper"] = "embedded"
+    """Where views, addresses and epochs are kept: `embedded` in a file of the data directory, or in
+    `zookeeper`. It cannot be changed later.
+    """
     metadata_keys_max: int = 10_000
     """Keys in the store; a further one is refused."""
     metadata_value_bytes_max: int = 1 * MIB
@@ -213,6 +219,35 @@ class MetadataConfig(Group):
     """Watches, and requests of other processes, that wait in the store at once."""
     metadata_timeout_s: float = 10.0
     """Seconds without an answer after which a request to the store fails as retryable."""
+    metadata_session_s: float = 10.0
+    """Seconds without a heartbeat after which a session in the store ends and its keys vanish."""
+    metadata_sessions_max: int = 1_000
+    """Sessions that the embedded store keeps at once; a further one is refused."""
+    zookeeper_hosts: str = "127.0.0.1:2181"
+    """Servers of the ZooKeeper ensemble: `host:port`, separated by commas."""
+    zookeeper_root: str = "/indilog"
+    """Path in ZooKeeper below which everything is kept; each platform needs its own."""
+    zookeeper_auth: Literal["none", "digest", "sasl"] = "none"
+    """How to authenticate: not at all, by ZooKeeper's `digest` scheme, or by SASL (DIGEST-MD5).
+    With `digest` and `sasl` only `zookeeper_user` may access what the platform creates.
+    """
+    zookeeper_user: str = "indilog"
+    """Name for `zookeeper_auth`."""
+    zookeeper_password_file: Path | None = None
+    """File with the password for `zookeeper_auth`; the environment variable
+    `INDILOG_ZOOKEEPER_PASSWORD` wins.
+    """
+    zookeeper_tls: bool = False
+    """Whether to encrypt; the names in the servers' certificates must be those of
+    `zookeeper_hosts`.
+    """
+    zookeeper_tls_ca: Path | None = None
+    """PEM file of the authority that signed the servers' certificates; none: those of the system.
+    """
+    zookeeper_tls_cert: Path | None = None
+    """PEM file of this client's certificate, if the servers ask for one."""
+    zookeeper_tls_key: Path | None = None
+    """PEM file of its key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

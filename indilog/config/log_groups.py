@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from indilog.base.errors import ConfigError
 from indilog.config.group import KIB, MIB, Group
+
+_COLD_PARAMETERS: Final = frozenset({"endpoint_override", "scheme", "region"})
+"""Parameters of `cold_place`, named as those of `pyarrow.fs.S3FileSystem`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +31,7 @@ class JournalConfig(Group):
     """
     sync_inline_s_max: float = 0.0015
     """While syncs take less than this many seconds (moving average), they run on the event loop;
-    slower ones run in a thread; with 0, all do.
+    slower ones run in a thread. 0: all run in a thread.
     """
     journal_idle_s: float = 0.2
     """Seconds without a write after which a journal notes how far it was synced. The note
@@ -95,8 +100,8 @@ class OrderingConfig(Group):
     base.
     """
     metalog_entries_in_flight_max: int = 512
-    """Metalog entries in one message, sent to a backup without an answer, and proposed without
-    being committed.
+    """Limit of the metalog entries in one message, of those sent to a backup without an answer, and
+    of those proposed and not committed.
     """
     ordering_frame_entries: int = 64
     """Metalog entries that a storage node journals together. A restart fetches those that were
@@ -131,12 +136,59 @@ class StorageConfig(Group):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ColdConfig(Group):
+    """Old records on cheap storage (docs/OPERATIONS.md)."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"cold_after_s", "cold_local_bytes_max"})
+
+    cold_place: str = ""
+    """Where old records go: an absolute path, or `s3://bucket/prefix` with parameters
+    (docs/OPERATIONS.md). Empty: no records are moved.
+    """
+    cold_after_s: float = 30 * 86_400.0
+    """Seconds after which an ordered record may be moved; 0: age does not matter. Records above
+    `cold_local_bytes_max` move earlier.
+    """
+    cold_local_bytes_max: int = 0
+    """Bytes of records that a storage node keeps on its own disk; the oldest of the others are
+    moved. 0: size does not matter.
+    """
+    cold_object_bytes: int = 32 * MIB
+    """Bytes of records of one object (at most 512 MiB); fewer old records of a shard wait."""
+    cold_bytes_per_s: int = 8 * MIB
+    """Bytes of records per second that a storage node moves."""
+    cold_requests_max: int = 4
+    """Reads of cold storage that a process makes at once; further ones wait."""
+    cold_cache_bytes_max: int = 64 * MIB
+    """Bytes of row groups read from cold storage that a storage node keeps in memory."""
+    cold_timeout_s: float = 5.0
+    """Seconds after which a read of cold storage fails as retryable; at most `read_timeout_s`."""
+    cold_retry_s: float = 10.0
+    """Seconds after which work that cold storage refused is tried again."""
+
+    def __post_init__(self) -> None:
+        """Check each setting, then that there is an edge."""
+        super().__post_init__()
+        if self.cold_object_bytes > 512 * MIB:
+            raise ConfigError(
+                f"cold_object_bytes is at most 536,870,912, not {self.cold_object_bytes:,}."
+            )
+        if not self.cold_place:
+            return
+        check_cold_place(self.cold_place)
+        if not self.cold_after_s and not self.cold_local_bytes_max:
+            raise ConfigError(
+                "cold_place is given, and cold_after_s and cold_local_bytes_max are 0; give one."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrimsConfig(Group):
     """Trims and retention policies."""
 
     trims_pending_max: int = 10_000
     """Trims in flight at once, at the primary and at a compute node."""
-    sweep_tags_per_turn: int = 1_000
+    sweep_tags_per_iteration: int = 1_000
     """Tags per iteration of the event loop that an index node frees of the records of a trimmed
     log.
     """
@@ -172,14 +224,14 @@ class IndexTierConfig(Group):
     nearest to each other are merged; reads by tag then treat the records between them as lost.
     """
     index_snapshot_entries_min: int = 1_000_000
-    """An index node writes a snapshot when at least this many entries are new, and half as many as
-    the snapshot before has. It writes one earlier when memory is short.
+    """An index node writes a snapshot when at least this many entries are new, and at least half as
+    many as the previous snapshot has. It writes one earlier when memory is short.
     """
     index_snapshot_retry_s: float = 10.0
     """Seconds after which a snapshot that could not be written is tried again."""
     index_forget_entries_min: int = 1024
-    """An index node asks storage which records it may forget when at least this many entries are
-    new, and an eighth as many as it had; only after trims.
+    """An index node asks storage which records it may forget after trims, when its index has grown
+    by at least this many entries, and by at least an eighth.
     """
 
 
@@ -190,7 +242,10 @@ class AppendsConfig(Group):
     frame_records_max: int = 256
     """Records after which an open batch is closed."""
     frame_bytes: int = 384 * KIB
-    """Bytes of an open batch, unless one append has more; at most `batch_bytes_max` counts."""
+    """Bytes after which an open batch is closed, at most `batch_bytes_max`.
+
+    One larger append makes a batch of its own.
+    """
     frames_in_flight_max: int = 8
     """Batches sent and not yet ordered. At this number further appends wait in the open batch."""
     append_pending_max: int = 65_536
@@ -223,8 +278,9 @@ class ReadsConfig(Group):
     oldest is dropped.
     """
     hedged_reads_share_max: float = 0.05
-    """Share of the reads of records that may go to a second replica, too (at most 1). A read does
-    when it takes longer than 99 of the last 100. 0: none does.
+    """Share of the reads of records that may go to a second replica, too (at most 1).
+
+    A read goes there when it takes longer than 99 of the last 100 reads. 0: none does.
     """
     hedge_delay_s_min: float = 0.001
     """Seconds before a read goes to a second replica, at least; at most `lookup_timeout_s`."""
@@ -283,7 +339,7 @@ class CachesConfig(Group):
     as many bytes of batches.
     """
     aux_cache_bytes_max: int = 16 * MIB
-    """Bytes of aux data that a compute node keeps, and a storage node."""
+    """Bytes of aux data that a compute node keeps; a storage node keeps as many."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -293,11 +349,11 @@ class RefillsConfig(Group):
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"refills_per_s_max"})
 
     new_tags_pending_max: int = 16_384
-    """Appended tags about which a compute node asks at once whether they are new. It does not ask
-    about further tags. Only with the extended local index.
+    """Tags about which a compute node with the extended local index asks at once whether they are
+    new. It does not ask about further tags.
     """
     refill_after_misses: int = 2
-    """Lookups of a tag that miss before a refill fetches the tag's newest records."""
+    """Missed lookups of a tag after which a refill fetches the tag's newest records."""
     refill_seqnums_max: int = 256
     """Records fetched per refill (2 to 10,000)."""
     refill_candidates_max: int = 10_000
@@ -314,3 +370,26 @@ class RefillsConfig(Group):
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
             )
+
+
+def check_cold_place(place: str) -> None:
+    """Check how `cold_place` is written; the store is not asked.
+
+    Raises:
+        ConfigError: it is neither a path nor an S3 address, or contains credentials.
+    """
+    if "://" not in place:
+        if not Path(place).is_absolute():
+            raise ConfigError(f"cold_place is an absolute path or s3://..., not {place!r}.")
+        return
+    parts = urlsplit(place)
+    if parts.scheme != "s3" or not parts.hostname:
+        raise ConfigError(f"cold_place is an absolute path or s3://bucket/prefix, not {place!r}.")
+    if "@" in parts.netloc:
+        raise ConfigError("cold_place contains credentials; give them in the environment.")
+    unknown = {name for name, _ in parse_qsl(parts.query)} - _COLD_PARAMETERS
+    if unknown:
+        raise ConfigError(
+            f"cold_place has unknown parameters ({', '.join(sorted(unknown))}); known are "
+            f"{', '.join(sorted(_COLD_PARAMETERS))}."
+        )

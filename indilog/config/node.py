@@ -23,6 +23,7 @@ from indilog.config.group import Group, check_order
 from indilog.config.log_groups import (
     AppendsConfig,
     CachesConfig,
+    ColdConfig,
     IndexTierConfig,
     JournalConfig,
     MessagesConfig,
@@ -49,6 +50,7 @@ class NodeConfig:
     refills: RefillsConfig = dataclasses.field(default_factory=RefillsConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)
     storage: StorageConfig = dataclasses.field(default_factory=StorageConfig)
+    cold: ColdConfig = dataclasses.field(default_factory=ColdConfig)
     trims: TrimsConfig = dataclasses.field(default_factory=TrimsConfig)
     index_tier: IndexTierConfig = dataclasses.field(default_factory=IndexTierConfig)
     journal: JournalConfig = dataclasses.field(default_factory=JournalConfig)
@@ -61,6 +63,10 @@ class NodeConfig:
         resend_s, timeout_s = self.messages.resend_s, self.appends.append_timeout_s
         # Otherwise an append fails before it is sent again.
         check_order("resend_s", resend_s, "append_timeout_s", timeout_s)
+        # Otherwise a read fails before cold storage is said not to answer.
+        cold_s, read_s = self.cold.cold_timeout_s, self.reads.read_timeout_s
+        if self.cold.cold_place:
+            check_order("cold_timeout_s", cold_s, "read_timeout_s", read_s)
 
 
 GROUPS: Final[Mapping[str, type[Group]]] = {

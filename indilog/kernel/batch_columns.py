@@ -110,6 +110,22 @@ class BatchColumns:
         some.tags = self.tags[np.repeat(of_record, self.tag_counts)]
         return some
 
+    def epochs(self) -> Counts:
+        """Return the epoch of the writer of each batch."""
+        epochs: Counts = self._headers["epoch"].astype(np.int64)
+        return epochs
+
+    def header_crcs(self) -> Counts:
+        """Return the CRC of the header of each batch, which covers all its other CRCs."""
+        crcs: Counts = self._headers["crc"].astype(np.int64)
+        return crcs
+
+    def data_crcs(self) -> Counts:
+        """Return the CRC of the data of each record, as the batches state it."""
+        starts = self._column_starts + 8 * self.records
+        crcs = self._joined(starts, starts + 4 * self.records)
+        return np.frombuffer(crcs, np.uint32).astype(np.int64)
+
     def names(self) -> tuple[bytes, Counts]:
         """Return the names of all records, joined, and where those of each record end."""
         starts = self._column_starts + RECORD_OVERHEAD_BYTES * self.records

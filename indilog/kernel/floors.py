@@ -61,7 +61,7 @@ class Floors:
         return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
 
     def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _UNSAID) -> bool:
-        """Raise the floor of `tag`, of `log`, to at least `until`; return whether it was lower."""
+        """Raise the floor of a tag of `log` to at least `until`; return whether it was lower."""
         if until <= self.of(tag):
             return False
         self._recent[tag] = until, log
@@ -120,6 +120,13 @@ class Floors:
             self._tags, self._untils, self._logs = (
                 column[~drop] for column in (self._tags, self._untils, self._logs)
             )
+
+    def check_invariants(self) -> None:
+        """Assert that the arrays are sorted, and that `highest` is no lower than any floor."""
+        assert bool(np.all(self._tags[:-1] < self._tags[1:])), "tags ascend, each once"
+        assert bool(np.all(self._untils <= self.highest)), "no floor is above the highest"
+        assert all(until <= self.highest for until, _ in self._recent.values())
+        assert bool(np.all(self._untils > 0)), "a tag without a floor is not kept"
 
     def _merge(self) -> None:
         """Move recent floors into the arrays."""

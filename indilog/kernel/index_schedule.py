@@ -74,6 +74,9 @@ class IndexPositions:
 
     def __init__(self, ranges: Sequence[PositionRange]) -> None:
         self._ranges = tuple(ranges)
+        assert all(one.first < one.end and one.step > 0 for one in ranges), "no range is empty"
+        ends = [bound for first, end, _ in ranges for bound in (first, end)]
+        assert ends == sorted(ends), "ranges ascend and do not overlap"
 
     @classmethod
     def of(cls, eras: Eras, index_shard: int) -> IndexPositions:
@@ -114,6 +117,7 @@ class IndexPositions:
 
     def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
         """Return the position that follows the first `count` positions not before `position`."""
+        assert count >= 0, "positions are counted forwards"
         run = self.range_from(position)
         while run.first < NO_POSITION:
             here = (run.end - run.first + run.step - 1) // run.step

@@ -161,6 +161,15 @@ class Lineage:
         lineage.position = columns.position
         return lineage
 
+    def check_invariants(self) -> None:
+        """Assert that the runs ascend and lie in [base, position)."""
+        assert len(self._starts) == len(self._epochs) > 0, "each run has an epoch"
+        assert self._starts[0] == self.base <= self.position, "run 0 begins at the base"
+        assert list(self._starts[1:]) == sorted(set(self._starts[1:])), "runs ascend"
+        assert len(self._starts) == 1 or self._starts[-1] < self.position, "no run is empty"
+        pairs = zip(self._epochs, self._epochs[1:], strict=False)
+        assert all(before != after for before, after in pairs), "neighbours differ"
+
     def compare(
         self, start: MetalogPosition, previous: Epoch, entries: Sequence[HasEpoch]
     ) -> Comparison:

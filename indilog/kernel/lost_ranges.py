@@ -58,6 +58,7 @@ class LostRanges:
 
     def add(self, lost: LostRange) -> None:
         """Add a range, merged with those that it touches."""
+        assert lost.start < lost.end, "a range has a seqnum"
         first = bisect_left(self._ends, lost.start)
         after = bisect_right(self._starts, lost.end)
         start, end = lost
@@ -68,6 +69,7 @@ class LostRanges:
         self._ends[first:after] = [end]
         if len(self) > self._ranges_max:
             self._join_nearest()
+        assert len(self) <= self._ranges_max, "one range more than allowed is merged"
 
     def _join_nearest(self) -> None:
         gaps = [start - end for start, end in zip(self._starts[1:], self._ends, strict=False)]

@@ -308,4 +308,5 @@ class GrowingBase(MetalogReplay):
     def base(self) -> Base:
         """Return what all entries so far add up to."""
         cut, writers = dict(self.cut), dict(self._writers)
+        assert self.trims <= self.position, "each trim is an entry"
         return Base(self.position, self.last, self.tail, cut, self.trims, self._time_us, writers)

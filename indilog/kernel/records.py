@@ -146,12 +146,18 @@ class BatchBuilder:
             )
         )
         data = self.data[0] if len(self.data) == 1 else b"".join(self.data)
-        header = _HEADER.pack(
-            MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us, len(data_ends),
+        header = BatchHeader(
+            logspace, shard, epoch, first, time_us, len(data_ends),
             len(packed_tags) // HASH_BYTES, names_ends[-1], data_ends[-1], crc32c(columns),
             crc32c(data),
         )  # fmt: skip
-        return b"".join((header, _CRC.pack(crc32c(header)), columns, data))
+        return packed_batch(header, columns, data)
+
+
+def packed_batch(header: BatchHeader, columns: bytes, data: bytes | memoryview) -> bytes:
+    """Return a batch, given its header, its columns with the names, and all data."""
+    packed = _HEADER.pack(MAGIC, VERSION, 0, *header)
+    return b"".join((packed, _CRC.pack(crc32c(packed)), columns, data))
 
 
 def batch_header(buffer: bytes | memoryview) -> BatchHeader:

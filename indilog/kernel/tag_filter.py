@@ -101,6 +101,7 @@ class TagFilterBuilder:
         while len(found) * 8 >= max(2 * _BITS_MIN, 2 * BITS_PER_TAG * self._tags):
             half = len(found) // 2
             found = found[:half] | found[half:]
+        assert len(found) * 8 >= _BITS_MIN, "a filter is not folded below the smallest size"
         return TagFilter(found.tobytes())
 
 

@@ -164,10 +164,7 @@ def view_of(
             )
             for e in range(engines)
         },
-        index_shards=tuple(
-            tuple(NodeId(f"index-{i}-{r}") for r in range(index_replicas))
-            for i in range(index_shards)
-        ),
+        index_shards=_index_shards(index_shards, index_replicas),
         aggregators=tuple(NodeId(f"aggregator-{i}") for i in range(aggregators)),
         engines=tuple(NodeId(f"engine-{i}") for i in range(engines)),
         addresses=addresses or {},
@@ -197,3 +194,36 @@ def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> V
     )
     following.check()
     return following
+
+
+def with_index_shards(view: View, count: int, position: MetalogPosition) -> View:
+    """Return the view that follows `view`, with `count` index shards from `position` on.
+
+    From position 0 on, all positions are distributed again: no index shard is retired, and the
+    schedule has one era. If the schedule is so already, `view` itself is returned.
+
+    Raises:
+        ConfigError: `count` is below 1.
+    """
+    index_shards = _index_shards(count, len(view.index_shards[0]))
+    active = tuple(range(count))
+    if view.eras[-1].shards == active and (position or len(view.eras) == 1):
+        return view
+    if position:
+        wanted = msgspec.structs.replace(view, index_shards=index_shards)
+        return with_index_tier_of(view, wanted, position)
+    following = msgspec.structs.replace(
+        view,
+        number=ViewNumber(view.number + 1),
+        index_shards=index_shards,
+        index_eras=(IndexEra(0, active),),
+    )
+    following.check()
+    return following
+
+
+def _index_shards(count: int, replicas: int) -> tuple[tuple[NodeId, ...], ...]:
+    return tuple(
+        tuple(NodeId(f"index-{shard}-{replica}") for replica in range(replicas))
+        for shard in range(count)
+    )

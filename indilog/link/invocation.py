@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from indilog.base.errors import NotReadyError
-from indilog.link.link_messages import Failed, InvocationTold, Returned, error_from
+from indilog.link.link_messages import Failed, InvocationFound, Returned, error_from
 
 
 class Invocation(NamedTuple):
@@ -35,14 +35,14 @@ class Invocation(NamedTuple):
         """
         match self.outcome:
             case None:
-                raise NotReadyError(f"Invocation {self.id} is not over: {self.state}.")
+                raise NotReadyError(f"Invocation {self.id} has not ended: {self.state}.")
             case Returned(result=result):
                 return msgspec.json.decode(result)
             case failure:
                 raise error_from(failure)
 
 
-def invocation_of(message: InvocationTold) -> Invocation | None:
+def invocation_of(message: InvocationFound) -> Invocation | None:
     """Return the invocation in a message; None if the node does not know it."""
     if not message.function:
         return None

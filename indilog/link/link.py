@@ -31,7 +31,7 @@ from indilog.link.link_messages import (
     Answer,
     Cancel,
     Greeting,
-    InvocationTold,
+    InvocationFound,
     LinkLostError,
     LinkMessage,
     Question,
@@ -283,7 +283,7 @@ class Link:
 def unless_large(answer: Answer) -> Answer:
     """Return a small answer unchanged, and a failure in place of a large one."""
     match answer:
-        case RecordsFound() | InvocationTold(outcome=Returned()):
+        case RecordsFound() | InvocationFound(outcome=Returned()):
             return failed(OverloadedError("You do not read the answers that you asked for."))
         case Returned(position=position):
             return failed(

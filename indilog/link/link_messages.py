@@ -34,12 +34,12 @@ from indilog.link.worker_messages import (
     Ping,
     Ready,
     RunServices,
-    ServicesTold,
+    ServicesChanged,
     ThreadsLeft,
     Unload,
 )
 
-LINK_VERSION: Final = 2
+LINK_VERSION: Final = 3
 """Each end sends its version first; a link between different versions is closed."""
 
 
@@ -300,7 +300,7 @@ class SendFunction(_Message, frozen=True):
 
 class AskInvocation(_Message, frozen=True):
     """client → compute node: asks for the state of a recorded invocation, waiting up to `wait_s`
-    for its outcome; answered by `InvocationTold`.
+    for its outcome; answered by `InvocationFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -311,7 +311,7 @@ class AskInvocation(_Message, frozen=True):
 
 
 class CancelInvocation(_Message, frozen=True):
-    """client → compute node: cancel this recorded invocation; answered by `InvocationTold`.
+    """client → compute node: cancel this recorded invocation; answered by `InvocationFound`.
 
     Lost: the outcome is unknown to the asker; cancelling again is harmless.
     Repeated: never.
@@ -444,7 +444,7 @@ class Deployed(_Message, frozen=True):
 
 
 class Undeployed(_Message, frozen=True):
-    """compute node → client: the application, as it was, takes no new calls.
+    """compute node → client: the application takes no new calls; `app` describes it as it was.
 
     Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
     was done.
@@ -467,7 +467,7 @@ class Failed(_Message, frozen=True):
     position: MetalogPosition = 0
 
 
-class InvocationTold(_Message, frozen=True):
+class InvocationFound(_Message, frozen=True):
     """compute node → client: the state of a recorded invocation; an empty `function`: it is
     unknown.
 
@@ -497,10 +497,10 @@ ClientQuestion: TypeAlias = (
 """All messages that a client may send. Each list in them has a limit, which the decoder checks
 before it decodes the items. So no message costs more time than its limits allow.
 """
-Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
+Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted
-    | InvocationTold | Loaded | Deployed | Undeployed | Failed
+    | InvocationFound | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

@@ -270,9 +270,7 @@ def _record(value: RecordValue) -> Record:
 
 
 def _expected(kind: type[_AnswerT], answer: Answer) -> _AnswerT:
-    """Return `answer` if it is a `kind`; otherwise raise the error in a `Failed`, or a protocol
-    error.
-    """
+    """Return `answer` if it is a `kind`; otherwise raise the error that it reports."""
     if not isinstance(answer, kind):
         raise _error(answer)
     return answer

@@ -118,7 +118,7 @@ class RunServices(LinkStruct, frozen=True):
     deployments: tuple[int, ...]
 
 
-class ServicesTold(LinkStruct, frozen=True):
+class ServicesChanged(LinkStruct, frozen=True):
     """worker → compute node: the state of all services of this worker; sent when one has changed.
 
     Lost: the worker crashed, and its services with it.

@@ -1,10 +1,10 @@
 """A reader of the metalog: what it checks before it applies entries, and which entries it requests.
 
-A reader (storage node, engine) has a copy of the committed entries. Damage that looks like a torn
-end of its journal may make the primary lose published entries. It then proposes others in their
-places. So each message with entries names the incarnation that proposed the entry before them, and
-the number of committed entries. A reader applies an entry only if all entries before it equal the
-primary's.
+A reader (storage node, engine) has a copy of the committed entries. The primary may lose published
+entries, if its journal is damaged in a way that looks like a torn end. It then proposes other
+entries in their places. So each message with entries names the incarnation that proposed the entry
+before them, and the number of committed entries. A reader applies an entry only if all entries
+before it equal the primary's.
 
 After the first message of a new incarnation of the primary, the reader has its copy confirmed. It
 requests the entries after its last one, and names the incarnation that proposed its last one. The

@@ -7,7 +7,7 @@ arrived, calls `handle` once for the whole batch and performs the effects in ord
 **Durability.** A role emits `Persist` and acts on it after `Persisted`. `Persisted` may come before
 the sync, because a process is the unit of failure. It is enough that *nothing leaves the process*
 (messages to other processes, answers to callers) before everything persisted earlier is synced.
-Messages that promise nothing about it (`Message.promises`) are excepted. A failed sync ends the
+Messages that promise nothing durable (`Message.promises`) may leave before. A failed sync ends the
 process.
 """
 
@@ -21,6 +21,7 @@ from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.wire.messages import Message
 
 if TYPE_CHECKING:
+    from indilog.kernel.cold import ColdAnswer, ColdRequest
     from indilog.kernel.index_snapshot import SnapshotAnswer, SnapshotRequest
 
 
@@ -32,7 +33,7 @@ class FrameKind(enum.IntEnum):
     METALOG = 2
     """A metalog entry (sequencer)."""
     ORDERING = 3
-    """A metalog entry that a storage node has applied: its ordering journal."""
+    """Metalog entries that a storage node has applied: its ordering journal."""
     SHARD_STATE = 4
     """A writer's epoch and where it starts (storage)."""
     REPAIRED = 5
@@ -43,12 +44,8 @@ class FrameKind(enum.IntEnum):
     """Which records were in discarded batches (`indilog.kernel.tombstones`); written when their
     segment is rewritten (storage). No role writes it.
     """
-    METALOG_FETCHED = 7
-    """As `METALOG`, but of a sequencer that lost entries and fetches them again."""
-    METALOG_FILLED = 8
-    """As `METALOG`, but in a hole before other entries: it does not mark the end of the metalog."""
     METALOG_STATE = 9
-    """The state of a sequencer's copy: whether it lacks entries, and which incarnations it refuses
+    """The state of a sequencer's copy: whether it may lack entries, and which terms it refuses
     (`indilog_ordering.stored_metalog`).
     """
     DISCARDED = 10
@@ -60,20 +57,22 @@ class FrameKind(enum.IntEnum):
     to no role and is empty.
     """
     MOVED = 12
-    """Where the batches of a rewritten segment were written first
+    """The original places of the batches in a rewritten segment
     (`indilog.runtime.journal.moved_frames`). It belongs to no role.
     """
+    COLD = 13
+    """Which records are in an object on cold storage from here on (`indilog.kernel.cold`); their
+    batches are no longer needed in the journal (storage).
+    """
     GONE = 0xAA
-    """A record batch that was discarded (storage); of its payload the batch's header is left. It is
-    never written: the byte of a `RECORDS` frame is changed.
+    """A record batch that was discarded (storage); of its payload only the header of the batch
+    remains. Such a frame is never written: the kind byte of a `RECORDS` frame is changed to this.
     """
 
 
-METALOG_ENTRY_KINDS: Final = frozenset(
-    {FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED}
-)
-"""Frames that hold a metalog entry of a sequencer."""
-METALOG_KINDS: Final = METALOG_ENTRY_KINDS | {FrameKind.METALOG_STATE}
+ELSEWHERE: Final = b""
+"""What `Shrinks.needed` returns for a batch whose records a later frame places elsewhere."""
+METALOG_KINDS: Final = frozenset({FrameKind.METALOG, FrameKind.METALOG_STATE})
 """All that a sequencer writes."""
 
 
@@ -133,6 +132,12 @@ class SnapshotsAnswered(NamedTuple):
     answer: SnapshotAnswer
 
 
+class ColdAnswered(NamedTuple):
+    """The answer to an `AskCold`."""
+
+    answer: ColdAnswer
+
+
 class SpaceChanged(NamedTuple):
     """The disk is full except for `room` bytes, the role's share for batches in flight; None: it
     has room again.
@@ -143,7 +148,9 @@ class SpaceChanged(NamedTuple):
     room: int | None
 
 
-Event: TypeAlias = Started | Received | Persisted | FrameRead | SnapshotsAnswered | SpaceChanged
+Event: TypeAlias = (
+    Started | Received | Persisted | FrameRead | SnapshotsAnswered | ColdAnswered | SpaceChanged
+)
 
 
 # --- effects
@@ -185,6 +192,16 @@ class AskSnapshots(NamedTuple):
     request: SnapshotRequest
 
 
+class AskCold(NamedTuple):
+    """List, write, read or delete objects of this storage node on cold storage, then answer with
+    `ColdAnswered`.
+
+    A shell that cannot reach a cold store answers so.
+    """
+
+    request: ColdRequest
+
+
 Ordered: TypeAlias = tuple[SeqNum, MetalogPosition]
 """The result of an append: the seqnum of its record, and the position of the entry that ordered
 it.
@@ -214,14 +231,19 @@ class Discard(NamedTuple):
     """Free the space of a `RECORDS` frame that is never read again; recovery then finds `GONE`.
 
     It happens after the next sync, because the reason for it may not be durable before.
+
+    `elsewhere`: a later frame says where the records are. Then the frame stays as it is until its
+    segment is rewritten, and recovery finds it or not.
     """
 
     location: Location
+    elsewhere: bool = False
 
 
 class ReclaimableBytes(NamedTuple):
-    """Bytes that this role does not need inside frames that it needs, by segment. They replace all
-    figures that it reported before.
+    """Bytes that this role does not need inside frames that it needs, by segment.
+
+    These figures replace all that the role reported before.
 
     `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
     began to count; bytes that died after that are counted the next time.
@@ -243,6 +265,7 @@ Effect: TypeAlias = (
     | Persist
     | ReadFrame
     | AskSnapshots
+    | AskCold
     | Appended
     | Answer
     | Discard
@@ -360,7 +383,8 @@ class Shrinks(Protocol):
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return the part of a batch that must stay: all of it, or a smaller batch with tombstones.
-        None: only a note that these records are gone.
+        None: only a note that these records are gone. `ELSEWHERE`: nothing, because a later frame
+        says where the records are; without a checkpoint that frame needs the batch.
 
         It changes nothing. The answer depends on frames persisted before, and is used only when
         they are durable. `location` is the one by which the role knows the batch.

@@ -41,12 +41,15 @@ from indilog.base.errors import (
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.base.telemetry import Metrics
 from indilog.config import Config
+from indilog.kernel.cold import ColdAnswer
 from indilog.kernel.index_snapshot import SnapshotAnswer
 from indilog.kernel.view import View, Views
 from indilog.roles.role import (
     Answer,
     Appended,
+    AskCold,
     AskSnapshots,
+    ColdAnswered,
     Discard,
     Effect,
     Event,
@@ -66,6 +69,7 @@ from indilog.roles.role import (
     Started,
     SurvivesLoss,
 )
+from indilog.runtime.cold_store import ColdStore
 from indilog.runtime.ignored import count_effect, count_ignored
 from indilog.runtime.journal.checkpointing import Checkpointing
 from indilog.runtime.journal.disk_space import DiskSpace
@@ -176,6 +180,7 @@ class NodeShell:
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._settled_alive, self._on_snapshots)
+        self._cold = ColdStore(journal.directory, config, self._settled_alive, self._on_cold)
 
     # --- start and end
 
@@ -218,6 +223,7 @@ class NodeShell:
         if self._transport is not None:
             self._transport.close()
         await self._snapshots.close()
+        await self._cold.close()
         self._thread.shutdown()
         self.rewriting.close()
         self._journal.close()
@@ -284,6 +290,11 @@ class NodeShell:
             self._inbox.setdefault(node, []).append(SnapshotsAnswered(answer))
             self._schedule()
 
+    def _on_cold(self, node: NodeId, answer: ColdAnswer) -> None:
+        if not self.ended:
+            self._inbox.setdefault(node, []).append(ColdAnswered(answer))
+            self._schedule()
+
     def _on_frames(self, frames: Sequence[bytes]) -> None:
         if self.ended:
             return
@@ -334,7 +345,9 @@ class NodeShell:
 
     @property
     def _quiet(self) -> bool:
-        """Whether all frames that roles wanted to persist are written, and the roles know it."""
+        """Whether all frames that roles wanted to persist are written and acknowledged to the
+        roles.
+        """
         waiting = (event for events in self._inbox.values() for event in events)
         return not self._disk_space.waiting and not any(
             isinstance(event, Persisted) for event in waiting
@@ -424,8 +437,10 @@ class NodeShell:
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
             case AskSnapshots(request):
                 self._snapshots.ask(node, request)
+            case AskCold(cold_request):
+                self._cold.ask(node, cold_request)
             case Discard():
-                self._journal.discard(effect.location)
+                self._journal.discard(effect.location, elsewhere=effect.elsewhere)
             case ReclaimableBytes(by_segment, began):
                 self._journal.old.set_reclaimable(node, by_segment, began=began)
             case Ignore():

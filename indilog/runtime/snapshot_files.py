@@ -10,6 +10,8 @@ an answer.
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -64,9 +66,7 @@ class _StoppedError(Exception):
 
 
 class SnapshotFolder:
-    """The snapshots of one node. Each call may take long, so threads make them; only one thread
-    writes.
-    """
+    """The snapshots of one node. A call may take long, so threads make the calls; one writes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -100,7 +100,7 @@ class SnapshotFolder:
             return None
 
     def write(self, request: WriteSnapshot) -> SnapshotWritten:
-        """Write a snapshot, keep the newest ones. A base that is damaged is put aside."""
+        """Write a snapshot, and keep the newest. Put the one before aside if it is damaged."""
         position = request.info.position
         try:
             return SnapshotWritten(position, self._write(request))
@@ -120,7 +120,10 @@ class SnapshotFolder:
         rows_max = len(recent.tags) + (before[1].rows if before is not None else 0)
         tags = TagFilterBuilder(rows_max, bytes_max=request.filter_bytes_max)
         rows = merged(rows_left(before, request.floors), recent)
-        return self.put(request.info, self._until_stopped(regrouped(rows)), tags)
+        snapshot = self.put(request.info, self._until_stopped(regrouped(rows)), tags)
+        position = request.info.position
+        log.info("index snapshot written", position=position, rows=snapshot.rows)
+        return snapshot
 
     def put(self, info: SnapshotInfo, rows: Iterable[Rows], tags: TagFilterBuilder) -> Snapshot:
         """Write a snapshot of sorted rows, and keep the newest ones.
@@ -128,13 +131,24 @@ class SnapshotFolder:
         Raises:
             OSError: an error of the system; the snapshots before are kept.
         """
-        directory, position = self._directory, info.position
+        return self._put(info.position, lambda file: write_rows(file, info, rows, tags))
+
+    def put_copy(self, file: Path, position: MetalogPosition) -> Snapshot:
+        """Write a copy of a snapshot of `position`, and keep the newest ones.
+
+        Raises:
+            OSError: an error of the system; the snapshots before are kept.
+        """
+        return self._put(position, lambda copy: _write_copy(file, copy))
+
+    def _put(self, position: MetalogPosition, write: Callable[[Path], object]) -> Snapshot:
+        directory = self._directory
         if not directory.exists():
             directory.mkdir(parents=True)
             synced_directory(directory.parent)
         temporary = directory / _TEMPORARY
         try:
-            write_rows(temporary, info, rows, tags)
+            write(temporary)
         except BaseException:
             temporary.unlink(missing_ok=True)  # the disk may be full
             raise
@@ -143,14 +157,13 @@ class SnapshotFolder:
         synced_directory(directory)
         self._open[position], snapshot = opened_snapshot(file)
         self._remove_others(file, position)
-        log.info("index snapshot written", file=str(file), rows=snapshot.rows)
         return snapshot
 
     def _remove_others(self, newest: Path, position: MetalogPosition) -> None:
         """Remove all snapshots but the newest and those before it that are kept.
 
-        An older file of the same or a later position is damaged, or has metalog entries that were
-        replaced.
+        Any other file of the same or a later position was written before `newest`. It is damaged,
+        or it covers metalog entries that were replaced since.
         """
         kept = 1
         for at, path in snapshot_files(self._directory):
@@ -162,7 +175,7 @@ class SnapshotFolder:
                 path.unlink()
 
     def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, Snapshot] | None:
-        """Return the snapshot before, as a file of its own; None: there is none before."""
+        """Return the previous snapshot, opened anew; None: there is none."""
         base = request.base
         if base is None:
             return None
@@ -184,10 +197,16 @@ class SnapshotFolder:
                 path.rename(path.with_name(path.name + _DAMAGED))
 
 
+def _write_copy(file: Path, copy: Path) -> None:
+    shutil.copyfile(file, copy)
+    with copy.open("rb+") as written:
+        os.fsync(written.fileno())
+
+
 def rows_left(
     before: tuple[ParquetFile, Snapshot] | None, floors: SnapshotFloors | None
 ) -> Iterator[Rows]:
-    """Yield what is left of the snapshot before."""
+    """Yield the rows of the previous snapshot that remain in the next one."""
     if before is None:
         return
     parquet, snapshot = before

@@ -1,8 +1,8 @@
-"""Lost records in a log that a follower replays: log each loss once, and read on after it
-(decision 0024).
+"""Lost records in a log that a follower replays: each loss is logged once, and the follower
+continues after it (decision 0024).
 
-A follower replays a log into state that its process needs (deployments, policies, invocations). A
-follower must not stop at a loss, nor skip it silently. It remembers the lost ranges, so that it can
+A follower replays a log into state that its process needs (deployments, policies, invocations). It
+must neither stop at a loss nor skip it silently. It remembers the lost ranges, so that it can
 answer "unknown" instead of "absent" about what may have been recorded there.
 """
 

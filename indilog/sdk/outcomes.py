@@ -61,5 +61,5 @@ def append_outcome_unknown(seqnum: SeqNum) -> Iterator[None]:
         if not error.retryable:
             raise
         raise AppendOutcomeUnknownError(
-            f"The record was appended at {seqnum}, but what it came to could not be read: {error}"
+            f"The record was appended at {seqnum}, but its effect could not be read: {error}"
         ) from error

@@ -46,7 +46,7 @@ class PolicyLog:
     """Follows the policies recorded in a log source.
 
     Attributes:
-        newest: of each log that has one, among the records read so far (`catch_up`).
+        newest: by log, its newest policy among the records read so far (`catch_up`).
         beyond: policies ignored because `logs_max` logs have one already.
         losses: where policies may be lost. Policies read before a loss are not enforced until they
             are set again: a lost record may have replaced them by ones that keep more.
@@ -62,7 +62,7 @@ class PolicyLog:
             "retention policies", "Policies set before are not enforced until they are set again."
         )
 
-    async def until_more(self, wait_s: float) -> None:
+    async def wait_for_more(self, wait_s: float) -> None:
         """Wait up to `wait_s` for a record that `catch_up` has not read; `math.inf`: no timer."""
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
@@ -70,7 +70,7 @@ class PolicyLog:
             return  # `catch_up` logs it
 
     async def catch_up(self) -> None:
-        """Read what was recorded since, into `newest`."""
+        """Read new records into `newest`."""
         while True:
             try:
                 page = await self._page()

@@ -37,11 +37,11 @@ class MetalogBase(WireMessage, frozen=True):
 
 
 class HistoryWanted(WireMessage, frozen=True):
-    """storage → storage: asks what the entries from `start` on ordered, below position `end`.
+    """storage → storage: asks what the metalog entries from `start` to below `end` ordered.
 
     `last` is the incarnation that proposed the last entry that the sender has. `end_epoch` is the
-    one that proposed the entry before `end`: a node that has that entry there has the right entries
-    below it.
+    incarnation that proposed the entry before `end`. A node whose entry there has this epoch has
+    the right entries below it.
     Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """

@@ -40,13 +40,14 @@ from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, Meta
 from indilog.wire.sequencer_messages import (
     NO_INCARNATION,
     MetalogAppend,
-    MetalogCopy,
-    MetalogCopyWanted,
     MetalogStored,
+    Seal,
+    Sealed,
 )
 from indilog.wire.tag_messages import (
     Discarded,
     DiscardedWanted,
+    SnapshotWanted,
     TagFirsts,
     TagFirstsWanted,
     TagFloors,
@@ -129,7 +130,7 @@ class MetalogEntries(WireMessage, frozen=True):
     a reader checks that its copy has the same entries up to `start`. `committed` is the number of
     committed entries in all. Sent when entries are committed, and without entries when the primary
     has started. It is also the answer to the `MetalogWanted` of number `request` (0: it is no
-    answer). An answer begins where the reader's copy ends, or earlier. In the second case the
+    answer). An answer begins where the reader's copy ends, or earlier. If it begins earlier, the
     entries of the copy from there on were replaced.
     Lost: the next one does not follow, and the receiver sends `MetalogWanted`. If no next one
     arrives, the receiver asks when it waits for records to be ordered.
@@ -387,8 +388,8 @@ class LookupResult(WireMessage, frozen=True):
     """aggregator, index → engine: the merged matches, best first. If empty, it proves that there is
     none at or above `floor`, unless `lost` names a range.
 
-    Sent for `count` > 1, for no match, with `names_first`, and where the bound is trimmed; a single
-    match goes to storage as `ReadRecords` instead.
+    Sent for `count` > 1, for no match, with `names_first`, and if the bound is trimmed. Otherwise a
+    single match goes to storage as `ReadRecords`.
     Lost: the lookup is restarted.
     Repeated: the second one finds no request.
     """
@@ -461,6 +462,8 @@ class RecordsRead(WireMessage, frozen=True):
     position: MetalogPosition = 0
     names: tuple[tuple[SeqNum, bytes], ...] = ()
     """The names of those unknown records of which only the data is damaged."""
+    away: tuple[SeqNum, ...] = ()
+    """Those unknown records that are on cold storage, which did not answer in time."""
 
 
 class AuxSet(WireMessage, frozen=True):
@@ -533,8 +536,8 @@ Message: TypeAlias = (
     | ShardProgress
     | MetalogAppend
     | MetalogStored
-    | MetalogCopyWanted
-    | MetalogCopy
+    | Seal
+    | Sealed
     | MetalogEntries
     | MetalogWanted
     | MetalogBase
@@ -560,6 +563,7 @@ Message: TypeAlias = (
     | LookupResult
     | TagFirstsWanted
     | TagFirsts
+    | SnapshotWanted
     | ReadRecords
     | RecordsRead
     | AuxSet
@@ -578,7 +582,7 @@ ForSequencer: TypeAlias = (
     | MetalogCovered
     | TailWanted
     | TrimWanted
-    | MetalogCopyWanted
-    | MetalogCopy
+    | Seal
+    | Sealed
 )
-"""The messages that a sequencer handles, as primary, backup or rebuilding primary."""
+"""The messages that a sequencer handles, as primary or backup."""

@@ -39,7 +39,8 @@ class TrimIs(WireMessage, frozen=True):
 
 
 class TagFloors(WireMessage, frozen=True):
-    """storage → index, storage: floors that lead from the first `start` trims to the first `trims`.
+    """storage → index, storage: the floors raised by the trims after the first `start`, up to the
+    first `trims`.
 
     Two storage nodes send it unasked for every trim. On request (`start` None) it is a page of all
     floors: those after the cursor `after`, in order; `last` marks the last page. A floor in a page
@@ -47,8 +48,8 @@ class TagFloors(WireMessage, frozen=True):
     all these trims. `epoch` is the incarnation of the primary that proposed the last of the trims,
     `previous` the one that proposed the last of the first `start`. `copy_of` is as in `IndexData`.
     Without floors and with `start` equal to `trims` the message says which trims there are.
-    Lost: a lookup names more trims than are applied, or the next one does not follow; the index
-    node sends `TagFloorsWanted`.
+    Lost: a lookup names more trims than are applied, or the next `TagFloors` has a later `start`;
+    the index node sends `TagFloorsWanted`.
     Repeated: floors only grow.
     """
 
@@ -69,11 +70,11 @@ class TagFloors(WireMessage, frozen=True):
 
 
 class TagFloorsWanted(WireMessage, frozen=True):
-    """index, storage → storage: asks for all floors after `after`; for none, if the sender has them
-    all.
+    """index, storage → storage: asks for all floors after the cursor `after`, unless the asking
+    node has them all.
 
-    The sender has the floors of `trims` trims; incarnation `epoch` of the primary proposed the last
-    of them.
+    The asking node has the floors of `trims` trims; incarnation `epoch` of the primary proposed the
+    last of them.
     Lost: asked again after a while.
     Repeated: answered again.
     """
@@ -93,7 +94,8 @@ class DiscardedWanted(WireMessage, frozen=True):
 
     `runs`: the first seqnum and the one after the last (u64 each) of each run, ascending; at most
     4,096 runs.
-    Lost: asked of another replica, or not until the index has grown further.
+    Lost: another replica is asked; if none answers, the shard is asked again when the index has
+        grown.
     Repeated: answered again; an unexpected answer is ignored.
     """
 
@@ -116,6 +118,17 @@ class Discarded(WireMessage, frozen=True):
     end: SeqNum
     trims: int
     copy_of: Epoch
+
+
+class SnapshotWanted(WireMessage, frozen=True):
+    """engine → index: asks for a snapshot of all positions of the index shard below `position`.
+
+    The index node writes it when it has applied them, also if few entries are new.
+    Lost: the program that waits for the snapshot asks again.
+    Repeated: a snapshot that reaches `position` is there, so none is written.
+    """
+
+    position: MetalogPosition
 
 
 NO_RECORD: Final = 2**64 - 1
@@ -147,7 +160,7 @@ class TagFirstsWanted(WireMessage, frozen=True):
 class TagFirsts(WireMessage, frozen=True):
     """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
 
-    `NO_RECORD` and `NOT_KNOWN` stand for seqnums.
+    In place of a seqnum there may be `NO_RECORD` or `NOT_KNOWN`.
     Lost: as `TagFirstsWanted`.
     Repeated: the engine counts each index shard once.
     """

@@ -31,8 +31,8 @@ class Definition:
 
     Raises:
         FlowSettingsError: the name is unusable, the body is not async, or its first parameter is
-            not the workflow. If its type hints name types that are defined later, only `signature`
-            raises the last of these.
+            not the workflow. If type hints name types that are defined later, only `signature`
+            checks that parameter.
     """
 
     def __init__(self, name: str, body: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -105,7 +105,7 @@ def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Run
     check_workflow(id, definition.name, begun, "; choose another id")
     if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
         structlog.get_logger().warning(
-            "start with the id of a run that has other arguments, which hold",
+            "start repeated with other arguments; the run keeps its own",
             run=id,
             workflow=definition.name,
         )

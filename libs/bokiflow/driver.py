@@ -1,14 +1,15 @@
 """Takes over the runs of dead executors: a driver in each process that has the workflows.
 
-A driver polls heartbeats 8 times per lease, however many there are. It reads nothing else of
-healthy runs, and nothing while no executor is busy. Urgent records have a tag (`URGENT_TAG`).
+A driver polls heartbeats 8 times per lease, however many executors there are. It reads nothing else
+of healthy runs, and nothing while no executor is busy. Records that drivers must handle at once
+have a tag of their own (`URGENT_TAG`).
 
-When a lease has ended, the driver reads which runs that executor has left. If there are any, the
-order of the log makes one driver the new owner. It takes the runs over one by one, as many at once
-as it may execute. If the new owner crashes, the next owner takes over the runs of both. Runs
-assigned to an executor after all drivers had read its stream are found by re-reading it
-(`bokiflow.takeover.dead_executors`). Crash-looping runs are taken over in small groups
-(`bokiflow.takeover.crash_loops`).
+When the lease of an executor has ended, the driver reads which runs that executor left unfinished.
+If there are any, the order of the log makes one driver the new owner. The new owner takes the runs
+over one by one, as many at once as it may execute. If the new owner crashes, the next owner takes
+over the runs of both. Runs assigned to an executor after all drivers had read its stream are found
+by re-reading it (`bokiflow.takeover.dead_executors`). Crash-looping runs are taken over in small
+groups (`bokiflow.takeover.crash_loops`).
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ class Driver:
         """Runs that may be parked and whose cancellation is requested."""
         self._crash_loops = CrashLoops(runner.lease_s * _WATCH_BEATS / BEATS)
         self._taking = Tasks()
-        """Takeovers by executor, so that one executor's runs do not wait for room, or for a body
-        that does not end, of another one."""
+        """Takeovers, by dead executor.
+
+        While the runs of one wait for room, or for a body that does not end, those of the others
+        are taken over.
+        """
         self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
         """When to retry runs that were parked as crash-looping; monotonic time."""
@@ -461,7 +465,7 @@ class Driver:
     ) -> bool:
         """Take over a run if it is parked; with `is_given_up`, only if it was cancelled since.
 
-        A crash-looping run is taken at its time, at once if it was cancelled, and always alone.
+        A crash-looping run is taken alone: when its pause is over, or at once if it was cancelled.
         Return whether the run may still be parked.
         """
         with SkipUnreadable(id_) as skipping:

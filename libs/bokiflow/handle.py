@@ -48,7 +48,7 @@ class Status:
     """The status of a run, as of a read of the log.
 
     Attributes:
-        steps: decided operations, a count.
+        steps: number of decided operations.
         epoch: 1 for the first executor, one more for each further one.
         executor: name of the current or last executor.
         problem: why the run is parked or failed, else None. Of a running run: how many processes
@@ -133,7 +133,7 @@ class Handle(Generic[_ResultT_co]):
                 raise TimeoutError(self._late(run.parked))
 
     def _late(self, parked: RunParked | None) -> str:
-        how = "it goes on." if parked is None else f"it is parked: {parked.reason}"
+        how = "it continues." if parked is None else f"it is parked: {parked.reason}"
         return f"Run {self.id!r} has not ended in time; {how}"
 
     def _value(self, finished: RunFinished) -> _ResultT_co:
@@ -163,7 +163,8 @@ class Handle(Generic[_ResultT_co]):
         A step that is executing finishes first. Cancelling a cancelled run has no effect.
 
         Raises:
-            UnknownRunError: there is no such run. RunEndedError: it has ended, not cancelled.
+            UnknownRunError: there is no such run. RunEndedError: it has ended, but was not
+            cancelled.
             RunIdInUseError: it is a run of another workflow of this flow.
         """
         run = Run()
@@ -174,7 +175,7 @@ class Handle(Generic[_ResultT_co]):
             if run.finished.was_cancelled:
                 return
             raise RunEndedError(f"Run {self.id!r} has ended; it can no longer be cancelled.")
-        await self._tell(CancelAsked(), EXECUTORS_TAG, URGENT_TAG)
+        await self._append_record(CancelAsked(), EXECUTORS_TAG, URGENT_TAG)
         if (running := self._runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()
 
@@ -200,9 +201,9 @@ class Handle(Generic[_ResultT_co]):
         self._check(run)
         if run.finished is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; it would not receive the signal.")
-        await self._tell(Signalled(name, text, waiting.new_name() if key is None else key))
+        await self._append_record(Signalled(name, text, waiting.new_name() if key is None else key))
 
-    async def _tell(self, record: RunRecord, *tags: str) -> None:
+    async def _append_record(self, record: RunRecord, *tags: str) -> None:
         entry = Entry(encode(record), (run_tag(self.id), *tags))
         with public_call():
             await append_with_retry(self._log(), [entry])

@@ -24,7 +24,7 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
     """
     lost: list[SeqNum] = []
     async for record in read_readable(log, RUNS_TAG, bound, lost):
-        _tell(log, lost)
+        _log_losses(log, lost)
         run_id = run_in(record.tags)
         if run_id is None:
             continue
@@ -39,10 +39,10 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
             continue
         if run.started_at == record.seqnum:
             yield run_id, run
-    _tell(log, lost)
+    _log_losses(log, lost)
 
 
-def _tell(log: Log, lost: list[SeqNum]) -> None:
+def _log_losses(log: Log, lost: list[SeqNum]) -> None:
     """Log the lost places of the list of runs, once."""
     if lost:
         structlog.get_logger().error("list of runs is damaged", log=log.name, places=lost[:])
@@ -52,7 +52,8 @@ def _tell(log: Log, lost: list[SeqNum]) -> None:
 def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and the outcomes decided before it, in log order, in epoch 1.
 
-    The outcome that the workflow returned too early is left out: the current code may not do that.
+    A decision that the workflow returned too early is left out, because the current code may not
+    return there.
 
     Args:
         run: the old run.

@@ -1,9 +1,10 @@
 """Executes the runs of one process.
 
-A record that assigns a run to this process is registered before its append, until the run is
-executed, parked or owned by another executor. So a durable run is executed even if its start fails
-halfway (`bokiflow.takeover.pending_assignments`). An interrupted execution is followed by one in a
-new epoch, so that its appends in flight have no effect.
+Before this process appends a record that assigns a run to it, it registers the run as pending. The
+run stays registered until it is executed, parked or owned by another executor. So a durable run is
+executed even if its start fails halfway (`bokiflow.takeover.pending_assignments`). After an
+interrupted execution the next one has a new epoch, so that appends of the interrupted one that are
+still in flight have no effect.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ from indilog import (
 from indilog.sdk import SeqNum
 
 EXECUTIONS_MAX: Final = 1024
-"""Default of the runs that a process executes at once."""
+"""Runs that a process executes at once, by default."""
 RUNS_PER_EXECUTION: Final = 16
-"""Runs in a process per run that it may execute at once; the others wait for a record or a time."""
+"""Runs that a process may have, per run that it may execute at once; the others only wait."""
 _CANCELS_MAX: Final = 4096
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
@@ -95,7 +96,9 @@ class Runner(HeartbeatSender):
         self._pending = PendingAssignments()
         self._left_from: SeqNum | None = None
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
-        """Last cancellations read: a run may have been read without its cancellation, or end
+        """The last cancellations that were read.
+
+        They are kept because a run may have been read before its cancellation, or may become
         parked.
         """
         self.on_room: list[Callable[[], None]] = []
@@ -159,7 +162,7 @@ class Runner(HeartbeatSender):
         entries, again = [Entry(encode(started), tags)], list[str]()
         seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
         run = Run()
-        if is_new and not again:  # else an earlier copy may be the run's start
+        if is_new and not again:  # otherwise an earlier copy may be the run's start
             run.apply(seqnum, 0.0, started)  # its time is not used here
             return self.execute(logs, definition, run_id, run, lease)
         await read_run(log, run_id, run, seqnum, is_reused=True)
@@ -203,6 +206,7 @@ class Runner(HeartbeatSender):
                 self.execute(logs, definition, run_id, run, lease)
         finally:
             self._starting -= 1
+            assert self._starting >= 0, "each start ends once"
         return run_id
 
     def _check_room(self) -> None:
@@ -222,11 +226,13 @@ class Runner(HeartbeatSender):
         """Note that an operation of a run begins (1) or stops (-1) waiting."""
         was_resting = running.waits > 0
         running.waits += by
+        assert running.waits >= 0, "each wait ends once"
         self._resting += (running.waits > 0) - was_resting
+        assert 0 <= self._resting <= len(self.running) + 1, "only runs of this process rest"
         if self.room > 0:
-            self._tell_room()
+            self._notify_room()
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         for notify in self.on_room:
             notify()
 
@@ -243,7 +249,7 @@ class Runner(HeartbeatSender):
             return self.running.get(id)
         execution = Execution(logs.log(self.log_name), id, run, lease)
         running = self.running[id] = LocalRun(definition, execution)
-        self._tell_cancelled(execution)
+        self._notify_cancelled(execution)
         running.task = asyncio.create_task(self._execute(logs, running))
         running.task.add_done_callback(partial(self._ended, logs, running))
         self._keep_beating(logs)
@@ -278,7 +284,7 @@ class Runner(HeartbeatSender):
             if run.executor == self.lease.name:  # no other process continues it
                 self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
                 self._keep_beating(logs)
-        self._tell_room()
+        self._notify_room()
 
     async def _executed(self, logs: Logs, running: LocalRun) -> RunFinished | None:
         """Execute a run to its end, with retries. None: another process executes it."""
@@ -290,7 +296,7 @@ class Runner(HeartbeatSender):
                     if not isinstance(anew, Execution):
                         return anew
                     running.execution = anew
-                    self._tell_cancelled(anew)
+                    self._notify_cancelled(anew)
                 return await self._once(logs, running)
             except ChangedWorkflowError:
                 raise
@@ -334,7 +340,7 @@ class Runner(HeartbeatSender):
         """Begin a new epoch of a run that this executor owns and does not execute, so that appends
         in flight of an earlier execution have no effect. Return whether it owns the run.
         """
-        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # no process has crashed
+        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # no further process has crashed
         tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
             seqnum = await self.append_with_heartbeat(log, lease, [Entry(encode(taken), tags)])
@@ -474,7 +480,7 @@ class Runner(HeartbeatSender):
     def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
         self._cancels[run] = seqnum
         if (running := self.running.get(run)) is not None:
-            self._tell_cancelled(running.execution)
+            self._notify_cancelled(running.execution)
         else:
             for notify in self.on_cancel:
                 notify(run)
@@ -483,7 +489,7 @@ class Runner(HeartbeatSender):
         """Whether a cancellation of this run was read, not of an earlier run of that id."""
         return self._cancels.get(execution.id, -1) > execution.run.started_at
 
-    def _tell_cancelled(self, execution: Execution) -> None:
+    def _notify_cancelled(self, execution: Execution) -> None:
         if self._is_cancelled(execution):
             execution.ask_cancel()
 

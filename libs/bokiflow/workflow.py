@@ -159,12 +159,12 @@ class Workflow(Operations):
         self._add_compensation(self.execution.number(), body_of(undo), arguments)
 
     def _add_compensation(self, number: str, undo: Body, arguments: tuple[object, ...]) -> None:
-        async def take_back(number: str) -> OperationOutcome:
+        async def compensation(number: str) -> OperationOutcome:
             return await self._attempts(
                 number, undo, arguments, COMPENSATION_RETRIES, BACKOFF_S, []
             )
 
-        self.compensations.add(number, undo.name, COMPENSATE, take_back)
+        self.compensations.add(number, undo.name, COMPENSATE, compensation)
 
     async def _step(
         self,
@@ -207,13 +207,13 @@ class Workflow(Operations):
                 if attempt == retries or isinstance(errors[-1], Cancelled):
                     break
                 pause_s = min(backoff * 2**attempt, BACKOFF_S_MAX)
-                self._tell_attempt(number, body, attempt, retries, pause_s, errors[-1])
+                self._log_attempt(number, body, attempt, retries, pause_s, errors[-1])
                 await run_unless_cancelled(self.execution, waiting.pause(pause_s))
             return OperationOutcome(b"", failure_from(errors[-1]))
         finally:
             KEY.reset(set_before)
 
-    def _tell_attempt(
+    def _log_attempt(
         self,
         number: str,
         body: Body,

@@ -16,7 +16,7 @@ _ENTRY_BYTES: Final = 300
 
 
 class Contents:
-    """Bounded in memory, for messages of any size; the oldest are evicted first."""
+    """The bytes of messages, in bounded memory; the oldest messages are evicted first."""
 
     def __init__(self) -> None:
         self._data: LRUCache[SeqNum, bytes] = LRUCache(_BYTES_MAX, getsizeof=_size_of)

@@ -10,7 +10,7 @@ class QueueError(IndilogError):
 
 
 class QueueSettingsError(QueueError):
-    """An invalid setting, or another one than the queue was created with."""
+    """An invalid setting, or one that differs from the setting that the queue was created with."""
 
 
 class LeaseLostError(QueueError):

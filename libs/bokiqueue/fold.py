@@ -147,6 +147,7 @@ class ShardFold:
     # --- state changes of a message
 
     def _forget(self, message: Message) -> None:
+        assert message.until is None, "a message that ends has no lease or delay"
         del self._messages[message.seqnum]
 
     def _give_back(self, message: Message, delay_s: float) -> None:
@@ -156,6 +157,7 @@ class ShardFold:
             self._ready_or_dead(message)
 
     def _lease(self, message: Message, claim: SeqNum, lease_s: float) -> None:
+        assert message.claim is None, "one claim holds a message"
         message.claim = claim
         self._leased += 1
         self._time(message, self.clock + lease_s)
@@ -166,6 +168,7 @@ class ShardFold:
         self._ready.add(message.place)
 
     def _ready_or_dead(self, message: Message) -> None:
+        assert message.claim is None, "a message under a lease is not ready"
         if message.tries < message.tries_max:
             self._ready.add(message.place)
         else:
@@ -173,6 +176,7 @@ class ShardFold:
             self._dead[message.seqnum] = self._messages.pop(message.seqnum)
 
     def _time(self, message: Message, until: float) -> None:
+        assert message.until is None, "a message has one lease or delay"
         message.until = until
         self._timed.add((until, message.seqnum))
 
@@ -182,6 +186,7 @@ class ShardFold:
         message.until = None
         if message.claim is not None:
             self._leased -= 1
+            assert self._leased >= 0, "each lease was counted"
             message.claim = None
 
     # --- questions
@@ -269,6 +274,10 @@ class ShardFold:
         assert not set(self._dead) & set(self._messages)
         assert self._leased == sum(m.claim is not None for m in self._messages.values())
         assert self._leased <= len(timed)
+        assert all(self._messages[seqnum].until is not None for seqnum in timed)
+        assert all(self._messages[seqnum].claim is None for seqnum in ready)
+        assert all(message.dead for message in self._dead.values())
+        assert not any(message.dead for message in self._messages.values())
 
 
 def _held(m: Message) -> HeldMessage:

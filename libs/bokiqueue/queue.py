@@ -78,7 +78,7 @@ class Delivery:
             LeaseLostError: the lease had ended before.
             AppendOutcomeUnknownError: it may have been acknowledged in time, as after `Log.append`.
         """
-        await self._tell(Acknowledge(self.claim, (self.seqnum,)))
+        await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
 
     async def give_back(self, *, delay: float = 0.0) -> None:
         """Return the message to the queue: it is delivered again after `delay` seconds. After its
@@ -88,7 +88,7 @@ class Delivery:
             LeaseLostError: as `acknowledge`.
         """
         _check_seconds("A delay", delay)
-        await self._tell(GiveBack(self.claim, (self.seqnum,), delay), wakes=True)
+        await self._append_command(GiveBack(self.claim, (self.seqnum,), delay), wakes=True)
 
     async def extend(self, lease: float = LEASE_S) -> None:
         """Extend the lease to `lease` seconds from now.
@@ -97,13 +97,13 @@ class Delivery:
             LeaseLostError: as `acknowledge`.
         """
         _check_lease(lease)
-        await self._tell(ExtendClaim(self.claim, (self.seqnum,), lease))
+        await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
 
-    async def _tell(
+    async def _append_command(
         self, command: Acknowledge | GiveBack | ExtendClaim, *, wakes: bool = False
     ) -> None:
         queue, shard = self._queue, self._shard
-        seqnum = await queue.replica.tell(queue.log, shard, encode(command), wakes=wakes)
+        seqnum = await queue.replica.append_command(queue.log, shard, encode(command), wakes=wakes)
         if not shard.outcome(seqnum):
             raise LeaseLostError(
                 f"The lease on the message at seqnum {self.seqnum} ended before; "
@@ -170,7 +170,7 @@ class ShardStats:
     leased: int
     dead: int
     oldest_age_s: float
-    """Seconds since the oldest of them was pushed; 0: there is none."""
+    """Seconds since the oldest of the `depth` messages was pushed; 0: there is none."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ class Queue:
             the first use of the queue.
         tries: deliveries before a message becomes a dead letter (1 to 1,000), for messages pushed
             by this object.
-        replica: used instead of the shared one.
+        replica: the state of the queue, if it is not to be shared with other objects of the
+            process.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class Queue:
         number = place % len(tags.shards)
         push = PushMessage(data, priority, delay, self.tries)
         seqnum = await self.log.append(encode(push), tags=[tags.shards[number], tags.pushed])
-        self.replica.shards[number].note_news(seqnum + 1)
+        self.replica.shards[number].note_records_below(seqnum + 1)
         return seqnum
 
     # --- consumers
@@ -274,7 +275,7 @@ class Queue:
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; the caller must acknowledge it or give it back.
 
-        None is certain: no message whose push had returned before the call was ready.
+        None proves that no message was ready, of those whose push had returned before this call.
 
         Raises:
             AppendOutcomeUnknownError: a message may have been claimed; it is delivered again when
@@ -299,9 +300,9 @@ class Queue:
                         continue
                     return None
             except BaseException:
-                replica.news.pass_on()  # this consumer was woken, or a message was left to it
+                replica.notifications.pass_on()  # it was woken, or a message was left to it
                 raise
-            since = await replica.news.wait(log, since, left)
+            since = await replica.notifications.wait(log, since, left)
 
     async def _claimed(self, lease: float) -> Delivery | None:
         replica, log = self.replica, self.log
@@ -348,7 +349,7 @@ class Queue:
         await self._refresh()
         for shard in self.replica.shards:
             if any(message.seqnum == seqnum for message in shard.fold.dead):
-                appended = await self.replica.tell(self.log, shard, command, wakes=wakes)
+                appended = await self.replica.append_command(self.log, shard, command, wakes=wakes)
                 return bool(shard.outcome(appended))
         return False
 

@@ -143,7 +143,7 @@ _decode_settings = msgspec.msgpack.Decoder(Settings).decode
 _decode_checkpoint = msgspec.msgpack.Decoder(QueueCheckpoint).decode
 
 
-def tags_of(name: str, shards: int) -> QueueTags:
+def queue_tags(name: str, shards: int) -> QueueTags:
     """Return the tags of the queue `name`.
 
     Raises:

@@ -32,9 +32,9 @@ from bokiqueue.records import (
     Settings,
     command_decoded,
     encode,
+    queue_tags,
     settings_decoded,
     shard_in,
-    tags_of,
 )
 from bokiqueue.waiting import Notifications
 from indilog import (
@@ -57,7 +57,9 @@ _OUTCOMES_MAX: Final = 4096
 """Outcomes of commands that a shard remembers for their callers."""
 _CLAIMS_PER_LOOK: Final = 8
 _REST_S: Final = 0.1
-"""Seconds after an empty claim without claims for messages that only seem due."""
+"""After an empty claim, messages that are due by the estimated time only are not claimed for this
+many seconds.
+"""
 _PAGE: Final = 1000
 
 
@@ -65,7 +67,7 @@ class ShardReplica:
     """The fold of one shard, and this process's state of it.
 
     Attributes:
-        news: below this seqnum there may be records that the fold has not seen.
+        records_below: below this seqnum there may be records that the fold has not seen.
         seen: below this seqnum there is certainly no record beyond the end of the fold.
         reading: set when the read in progress has finished; None: no read is in progress.
         claims: claims of this process in flight; each is set when it is decided.
@@ -76,7 +78,7 @@ class ShardReplica:
     def __init__(self, number: int) -> None:
         self.number = number
         self.fold = ShardFold()
-        self.news: SeqNum = 0
+        self.records_below: SeqNum = 0
         self.seen: SeqNum = 0
         self.reading: Event | None = None
         self.claims: list[Event] = []
@@ -87,6 +89,7 @@ class ShardReplica:
 
     def restart(self, fold: ShardFold) -> None:
         """Continue from a checkpoint."""
+        assert fold.end >= self.fold.end, "a shard never goes back"
         self.fold, self.unsaved = fold, 0
 
     def apply(self, record: Record, contents: Contents) -> None:
@@ -96,6 +99,7 @@ class ShardReplica:
         command = command_decoded(record.data)
         outcome = self.fold.apply(record.seqnum, record.ordered_at, command)
         self.unsaved += 1
+        assert self.fold.end == record.seqnum + 1, "the fold has this record"
         self._recent.append(record.seqnum)
         if isinstance(command, PushMessage):
             contents.keep(record.seqnum, command.data)
@@ -105,6 +109,7 @@ class ShardReplica:
             self._outcomes[record.seqnum] = outcome
             if len(self._outcomes) > _OUTCOMES_MAX:
                 self._outcomes.popitem(last=False)
+            assert len(self._outcomes) <= _OUTCOMES_MAX, "the oldest outcome made room"
 
     @property
     def recent(self) -> SeqNum:
@@ -130,9 +135,9 @@ class ShardReplica:
         outcome = self._outcomes.pop(claim, None)
         return self.fold.held_by(claim) if outcome is None else outcome
 
-    def note_news(self, news: SeqNum) -> None:
-        """Note that there may be new records below `news`."""
-        self.news = max(self.news, news)
+    def note_records_below(self, records_below: SeqNum) -> None:
+        """Note that there may be new records below `records_below`."""
+        self.records_below = max(self.records_below, records_below)
 
     @property
     def known(self) -> SeqNum:
@@ -142,7 +147,7 @@ class ShardReplica:
     @property
     def stale(self) -> bool:
         """Whether there may be records that the fold has not seen."""
-        return self.known < self.news
+        return self.known < self.records_below
 
     def has_unclaimed(self, now: float) -> bool:
         """Whether more messages may be ready than the claims in flight can take."""
@@ -157,8 +162,8 @@ class QueueReplica:
     """All shards of one queue, in one process."""
 
     def __init__(self, name: str, shards: int) -> None:
-        self.tags: QueueTags = tags_of(name, shards)
-        self.news = Notifications(self.tags.pushed, self.due_in_s)
+        self.tags: QueueTags = queue_tags(name, shards)
+        self.notifications = Notifications(self.tags.pushed, self.due_in_s)
         self.clock = LogClock(lambda: waiting.seconds_now())  # noqa: PLW0108 - tests replace it
         self.shards = [ShardReplica(number) for number in range(shards)]
         self.rotation = count()
@@ -167,7 +172,7 @@ class QueueReplica:
         self._opened = False
         self._opening: Event | None = None
         self._cursor: SeqNum = 0
-        self._turn = 0
+        self._next_shard = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
         self._claims_failed = 0
         self._contents = Contents()
@@ -203,7 +208,7 @@ class QueueReplica:
         await self.clock.begin(log)
         for shard in self.shards:
             await self._load(log, shard)
-            shard.note_news(tail)
+            shard.note_records_below(tail)
         self._cursor = tail
         self._opened = True
 
@@ -241,20 +246,20 @@ class QueueReplica:
         except TrimmedError as error:
             self._cursor = max(self._cursor, error.first_seqnum)
             for shard in self.shards:
-                shard.note_news(error.first_seqnum)
+                shard.note_records_below(error.first_seqnum)
             return True
         except DataLossError as error:  # the shards find out whether the lost records were theirs
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
             for shard in self.shards:
-                shard.note_news(error.next_seqnum)
+                shard.note_records_below(error.next_seqnum)
             return True
         for record in page:
             if record.seqnum >= self._cursor:
                 self._cursor = record.seqnum + 1
                 if (number := shard_in(record.tags, self.tags)) is not None:
-                    self.shards[number].note_news(record.seqnum + 1)
+                    self.shards[number].note_records_below(record.seqnum + 1)
         return bool(page)
 
     async def catch_up(
@@ -302,7 +307,7 @@ class QueueReplica:
             for record in page:
                 self.clock.read(record.ordered_at)
                 shard.apply(record, self._contents)
-            self.news.due(self._due_in_s(shard))
+            self.notifications.due(self._due_in_s(shard))
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page
@@ -341,22 +346,22 @@ class QueueReplica:
         """
         self._claims_since_look += 1
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
-            shard = self._in_turn(lambda one: one.available(self._log_time(one)))
+            shard = self._round_robin(lambda one: one.available(self._log_time(one)))
             if shard is not None:
                 return shard
         self._claims_since_look = 0
         while True:
-            has_news = await self._look(log)
-            shard = self._in_turn(lambda one: one.available(self._log_time(one)))
-            if shard is not None or not has_news:
+            has_more = await self._look(log)
+            shard = self._round_robin(lambda one: one.available(self._log_time(one)))
+            if shard is not None or not has_more:
                 return shard
 
-    def _in_turn(self, wanted: Callable[[ShardReplica], bool]) -> ShardReplica | None:
+    def _round_robin(self, wanted: Callable[[ShardReplica], bool]) -> ShardReplica | None:
         shards = self.shards
         for step in range(len(shards)):
-            shard = shards[(self._turn + step) % len(shards)]
+            shard = shards[(self._next_shard + step) % len(shards)]
             if wanted(shard):
-                self._turn = (shard.number + 1) % len(shards)
+                self._next_shard = (shard.number + 1) % len(shards)
                 return shard
         return None
 
@@ -372,13 +377,13 @@ class QueueReplica:
     ) -> tuple[SeqNum, SeqNum] | None:
         """Claim a message; return the seqnums of claim and message; None: it got none."""
         if not shard.has_unclaimed(self._log_time(shard)):
-            await self.catch_up(log, shard, shard.news)
+            await self.catch_up(log, shard, shard.records_below)
             if not shard.has_unclaimed(self._log_time(shard)):
                 return None
         decided = Event()
         shard.claims.append(decided)
         try:
-            claim = await self.tell(log, shard, encode(Claim(1, lease_s)))
+            claim = await self.append_command(log, shard, encode(Claim(1, lease_s)))
         except BaseException:
             self._claims_failed += 1
             raise
@@ -406,7 +411,7 @@ class QueueReplica:
             await decided.wait()
         return self._claims_failed > before
 
-    async def tell(
+    async def append_command(
         self, log: Log, shard: ShardReplica, command: bytes, *, wakes: bool = False
     ) -> SeqNum:
         """Append a command and catch up with it; `wakes`: it can make messages ready.
@@ -447,7 +452,9 @@ class QueueReplica:
         if kept is None:
             return  # another process has trimmed it, after a checkpoint that covers more
         await log.trim(kept.seqnum, tag=tag)
+        assert kept.needed_from <= kept.checkpoint.end, "a checkpoint covers older records"
         needed = min(kept.needed_from, shard.recent)
+        assert shard.recent <= shard.fold.end, "recent records are applied"
         await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 

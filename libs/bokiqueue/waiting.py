@@ -120,6 +120,7 @@ class Notifications:
             self._wake_one()
             return
         if records:
+            assert records[0].seqnum >= self._end, "a read begins where the last one ended"
             self._end = records[-1].seqnum + 1
             for _ in records:
                 self._wake_one()

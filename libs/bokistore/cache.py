@@ -1,8 +1,8 @@
 """A process's cache of objects and decisions: an operation on a hot object costs one read.
 
-All of it is derived from the log and never becomes wrong: a view names the record that it is as of,
-and decisions do not change. It is bounded in views, bytes and decisions. Views of the least
-recently used objects, and the oldest decisions, are evicted first.
+All of it is derived from the log and never becomes wrong: a view names the record up to which it
+was replayed, and decisions do not change. It is bounded in views, bytes and decisions. Views of the
+least recently used objects, and the oldest decisions, are evicted first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _VIEW_OVERHEAD_BYTES: Final = 200
 
 
 class Line:
-    """Operations of this process on one object that are appended and wait for the value before
-    them.
+    """Operations of this process on one object.
+
+    Each is appended, and waits for the value that the object had before it.
 
     Attributes:
         looking: set when the read in progress has finished; None: no read is in progress.
@@ -97,6 +98,9 @@ class ViewCache:
         ):
             _, evicted = self._views.popitem(last=False)
             self.bytes -= sum(map(_size, evicted))
+        assert self.bytes >= 0, "evicted views were counted"
+        assert len(views) <= _VIEWS_PER_OBJECT_MAX, "the oldest view made room"
+        assert len(self._views) <= self._objects_max, "the least recently used objects made room"
 
     def line(self, log: str, name: str) -> Line:
         """Return the line of an object's operations; it exists while operations wait."""
@@ -116,6 +120,7 @@ class ViewCache:
         self._decisions[log, seqnum] = committed
         if len(self._decisions) > self._decisions_max:
             self._decisions.popitem(last=False)
+        assert len(self._decisions) <= self._decisions_max, "the oldest decision made room"
 
 
 def _seqnum(view: ObjectView) -> SeqNum:

@@ -28,7 +28,7 @@ from indilog.sdk import SeqNum
 CHECKPOINT_EVERY: Final = 64
 """Records of an object between two checkpoints, at most."""
 CHECKPOINT_EVERY_SMALL: Final = 16
-"""The same for an object of at most `SMALL_BYTES` of JSON, because its checkpoints are small."""
+"""The same for objects of at most `SMALL_BYTES` of JSON, whose checkpoints are small."""
 SMALL_BYTES: Final = 512
 _PAGE: Final = 256
 
@@ -58,17 +58,18 @@ class ObjectCheckpoints:
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
 
-        A checkpoint usually follows soon after the record that it is as of; one written by a
-        collection may be much later.
+        The checkpoint usually follows soon after that record. A checkpoint that a collection wrote
+        may be much later.
 
-        A floor can be visible before the checkpoint that was appended before the trim, because
-        floors reach the index early, and reads are answered as of the session's position. So before
-        the object is reported as deleted, the session advances to the tail and reads again.
+        The checkpoint was appended before the trim, but a session may see the trim first: floors
+        reach the index early, and reads are answered as of the session's position. So before the
+        object is reported as deleted, the session advances to the tail and reads again.
 
         Raises:
             TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, with the
                 object's checkpoint.
         """
+        assert floor > 0, "a floor is above a record"
         kept = await self._as_of(name, floor)
         if kept is None:
             await self._log.tail()
@@ -92,7 +93,7 @@ class ObjectCheckpoints:
         return kept
 
     async def _as_of_alone(self, name: str, floor: SeqNum) -> ObjectView | None:
-        """As `_as_of`, in the sub-stream of checkpoints alone, which may be trimmed."""
+        """Search as `_as_of` does, in the sub-stream of the object's checkpoints, maybe trimmed."""
         start = floor
         while True:
             try:
@@ -131,8 +132,8 @@ def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | 
 def is_due(view: ObjectView) -> bool:
     """Tell whether the writer that produced this view appends a checkpoint.
 
-    Exactly one writer meets each multiple of the distance, so one checkpoint is appended. If that
-    writer crashed, the next multiple replaces it.
+    Exactly one writer appends the record whose number is a multiple of `CHECKPOINT_EVERY`, so one
+    checkpoint is appended. If that writer crashes, the next multiple makes up for it.
     """
     if view.document is None or view.age == 0:
         return False

@@ -10,7 +10,8 @@ Three rules make this safe beside concurrent operations:
 - Before a trim, a record keeps the decisions about the transactions of that part of the log. So a
   record kept because of one object never depends on the trimmed history of another
   (`bokistore.decisions`).
-- A floor is always one above a record as of which the object is known (`bokistore.checkpoints`).
+- A floor is always one above a record after which the object's state is known
+  (`bokistore.checkpoints`).
 - The seqnum where a collection ended is recorded, so the next one continues there, and reads each
   record once. Two concurrent collections do the same work twice, which is harmless.
 """
@@ -89,6 +90,7 @@ class Collection:
             seqnum = await self._ended()
         await self._settle_hot(self.end)
         await self._log.trim(seqnum, tag=_COLLECTED_TAG)
+        assert not self._hot, "the last part settled all objects"
         return self.end
 
     async def _ended(self) -> SeqNum:
@@ -98,6 +100,8 @@ class Collection:
 
     async def _part(self, start: SeqNum, end: SeqNum) -> None:
         """Collect [start, end)."""
+        assert start < end, "a part has records"
+        assert start % CELL == end % CELL == 0, "a part has whole cells"
         names: dict[str, None] = {}  # of checkpoints, too: they supersede earlier records
         ids: dict[str, SeqNum] = {}
         aborted: list[SeqNum] = []
@@ -123,7 +127,7 @@ class Collection:
         try:
             return await self._replay.done(txn_id, last) is not None
         except TrimmedError:
-            return True  # the one that committed is trimmed already
+            return True  # the record that committed the id is trimmed already
 
     async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
         """Yield the surviving commands in a part of the log."""
@@ -164,6 +168,7 @@ class Collection:
             kept = await self._checkpoint(name, view, end, kept, rests=rests) or kept
         if kept is not None:
             seqnum, base = kept
+            assert base.seqnum < end, "only records below the end of the part are trimmed"
             await self._trim(name, base.seqnum + 1, min(seqnum, end))
 
     async def _checkpoint(
@@ -180,9 +185,10 @@ class Collection:
         return appended, view
 
     async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
-        """Tell whether a checkpoint saves enough records below `end`. For an object that is no
-        longer written that is two or more, else more than its writers leave between their
-        checkpoints.
+        """Tell whether a checkpoint saves enough records below `end`.
+
+        Enough is two records for an object that is no longer written. For others it is more records
+        than their writers leave between their checkpoints.
 
         Writers append none if they do not know the object that they write (`multi_put`, blind
         writes of transactions, indexes of tags), or if each write replaces the object.

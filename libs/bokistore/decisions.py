@@ -88,6 +88,8 @@ class Decisions:
             elif trial.write is not None:
                 earlier = command_decoded(trial.write.data)
                 assert earlier is not None, "only a transaction is left undecided"
+                assert trial.write.seqnum < trial.seqnum, "decisions depend on earlier records only"
+                assert trial.write.seqnum not in decided, "a transaction is decided once"
                 trials.append(_trial_of(trial.write.seqnum, earlier))
         return decided[record.seqnum]
 
@@ -116,6 +118,7 @@ class Decisions:
                 return None
             if outcome:
                 return False
+            assert trial.horizon <= trial.write.seqnum <= trial.bound, "a search goes down"
             trial.bound, trial.write = trial.write.seqnum - 1, None
         return True
 

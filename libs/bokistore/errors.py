@@ -55,8 +55,7 @@ class DoneBeforeError(StoreError):
 
     Attributes:
         id: the id.
-        seqnum: the record of the first.
-        result: what the first recorded as its result, a JSON value.
+        seqnum: the record of that transaction. result: the result that it recorded, a JSON value.
     """
 
     def __init__(self, txn_id: str, seqnum: SeqNum, result: Any) -> None:  # noqa: ANN401, JSON

@@ -48,6 +48,8 @@ class PendingOperations:
         """Note the value before `mine`, and before all other waiting operations whose records this
         session sees.
         """
+        assert line.looking is None, "one operation reads for all"
+        assert mine in line.waiting, "an operation that reads waits"
         line.looking = looking = Event()
         try:
             first = min(line.waiting)

@@ -108,6 +108,7 @@ class ObjectReplay:
             view = await self._replayed(name, newest, base)
             if may_append and view.age > _REPLAYED_MAX:
                 await self.checkpoint(name, view)
+            assert view.seqnum == newest.seqnum, "a replay ends at the newest record"
             # The last record of the sub-stream took effect iff it is the object's version.
             committed = view.version == newest.seqnum
             await self.keep({name: view}, newest.seqnum, committed=committed, aux=aux)
@@ -133,6 +134,7 @@ class ObjectReplay:
 
     def written(self, view: ObjectView, command: Command, name: str, seqnum: SeqNum) -> ObjectView:
         """Return the object after an effective command at `seqnum`; `view` is before it."""
+        assert seqnum > view.seqnum, "a command follows the view that it changes"
         document: Document | None = _decode(view.document) if view.document else None
         document = self._written(document, command, name)
         after = None if document is None else encode(document)
@@ -205,6 +207,7 @@ class ObjectReplay:
                 raise
             base = await self._checkpoints.at_floor(name, error.first_seqnum)
             page = await self._log.read_range(tag_of(name), base.seqnum + 1, limit=_PAGE)
+        assert base.seqnum < newest.seqnum, "a page follows its view"
         return base, [record for record in page if record.seqnum <= newest.seqnum]
 
     async def _begins_anew(self, record: Record, name: str) -> bool:
@@ -216,6 +219,8 @@ class ObjectReplay:
 
     async def _folded(self, name: str, base: ObjectView, records: Sequence[Record]) -> ObjectView:
         """Return the view after `records`, which follow `base` in the object's sub-stream."""
+        assert records, "a view is after some record"
+        assert records[0].seqnum > base.seqnum, "the records follow the view"
         start, view = 0, base
         for place in range(len(records) - 1, -1, -1):
             aux = aux_decoded(records[place].aux)
@@ -232,6 +237,7 @@ class ObjectReplay:
             if await self._is_effective(record, command, name, version):
                 document = self._written(document, command, name)
                 version = record.seqnum
+        assert version is None or version <= records[-1].seqnum, "a version is a record"
         return ObjectView(
             seqnum=records[-1].seqnum,
             version=version,

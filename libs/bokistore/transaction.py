@@ -238,6 +238,7 @@ class Transaction:
         """Decide the transaction of the record at `seqnum`, and cache the result."""
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
+        assert self._is_over, "a transaction is decided after its block"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0, 0.0), command)
         views = self._views_after(seqnum, command) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon

@@ -1,7 +1,6 @@
-"""The ordering tier: a primary sequencer and its backups, which agree on the metalog (Scalog 3 and
-4.1).
+"""The ordering tier: sequencers that agree on the metalog (Scalog 3 and 4.1).
 
-`Sequencer` is the role. It contains a `Primary`, which makes metalog entries of what storage nodes
-have stored, or a `Backup`, which stores a copy of the entries. A `Rebuild` is a primary that first
-fetches entries that its disk lost.
+`Sequencer` is the role. Each takes part in the consensus core (`Consensus`): as a `Member`, which
+keeps a copy of the entries, and at the primary also as the `Leader` of a term. `Primary` makes
+metalog entries of what storage nodes have stored.
 """

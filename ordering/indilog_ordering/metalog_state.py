@@ -1,5 +1,5 @@
 """The state of a sequencer's copy of the metalog, as `METALOG_STATE` frames hold it
-(docs/FORMATS.md, decision 0020).
+(docs/FORMATS.md, decision 0042).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import Base
 
 
-class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The state of a copy; the tag is the version of the format.
 
     Attributes:
-        promised: incarnations of the primary older than this are not followed.
-        extent: the extent of the copy at this frame; None: not stated.
-        whole: whether the copy has all entries that it once had; False without `extent`.
+        promised: primaries of a term below this are not followed.
+        learner: whether the copy may lack entries that it once had.
+        extent: the extent of the copy at this frame.
         base: what replaces the whole copy at this frame; None: nothing does.
     """
 
     promised: Epoch
-    extent: Extent | None
-    whole: bool
+    learner: bool
+    extent: Extent
     base: Base | None = None
 
 

@@ -1,7 +1,7 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-The newest view says which node is the primary. A primary that lacks entries runs a `Rebuild` until
-it has them again. `Primary`, `Rebuild` and `Backup` all keep their entries in a `StoredMetalog`.
+The newest view says which node is the primary. Every sequencer takes part in the consensus core
+(`indilog_ordering.consensus`). The primary's `Primary` begins when its term has adopted a copy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from indilog.base.errors import DataLossError
-from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
+from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.config import Config
 from indilog.kernel.metalog import entries_decoded
 from indilog.kernel.view import Views
 from indilog.roles.incarnations import Heard, Incarnations
 from indilog.roles.role import (
     METALOG_KINDS,
+    ColdAnswered,
     Effect,
     Event,
     FrameKind,
@@ -30,18 +31,19 @@ from indilog.roles.role import (
     SpaceChanged,
     Started,
 )
-from indilog.wire.messages import ForSequencer
-from indilog_ordering.backup import Backup
-from indilog_ordering.primary import Primary
-from indilog_ordering.rebuild import Rebuild
+from indilog.wire.messages import ForSequencer, Message
+from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
+from indilog_ordering.consensus import Consensus
+from indilog_ordering.primary import Primary, check_new
 from indilog_ordering.stored_metalog import StoredMetalog
 
 
 class Sequencer:
     """One sequencer.
 
-    Guarantees: those of `Primary` or `Backup`. After a restart it continues from its disk. The
-    first message of a new incarnation of a node voids what its earlier incarnation reported.
+    Guarantees: those of `Consensus`, and of `Primary` at the primary. After a restart it continues
+    from its disk. The first message of a new incarnation of a node voids what its earlier
+    incarnation reported.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -50,12 +52,19 @@ class Sequencer:
         self._node = node
         self._config = config
         self._metalog = StoredMetalog(
-            grows=node == self._view.primary, kept=config.node.ordering.metalog_entries_kept
+            sole=len(self._view.sequencers) == 1, kept=config.node.ordering.metalog_entries_kept
         )
         self._incarnations = Incarnations(self._view.nodes)
-        self._epoch = Epoch(0)
-        self._part: Primary | Rebuild | Backup | None = None
-        """Set by `Started`, after recovery; a `Primary` replaces a completed `Rebuild`."""
+        self._core: Consensus | None = None
+        """Set by `Started`, after recovery."""
+        self._primary: Primary | None = None
+        """Set at the primary when its term has adopted a copy."""
+        self._parked: dict[tuple[NodeId, type], Received] = {}
+        """The newest message of each kind from each reader and storage node, until all recovered
+        entries are known to be committed.
+        """
+        self._full = False
+        """Whether the disk is full."""
 
     @property
     def metalog(self) -> StoredMetalog:
@@ -70,39 +79,46 @@ class Sequencer:
     @property
     def committed(self) -> MetalogPosition:
         """How many entries are committed, as far as this sequencer knows."""
-        return self._part.committed if isinstance(self._part, Primary | Backup) else 0
+        if self._primary is not None:
+            return self._primary.committed
+        return self._core.member.committed if self._core is not None else 0
 
     @property
     def tail(self) -> SeqNum | None:
         """The tail of the committed entries; None: this is no primary, or not started."""
-        return self._part.tail if isinstance(self._part, Primary) else None
+        return self._primary.tail if self._primary is not None else None
 
     @property
-    def whole(self) -> bool:
-        """Whether it has all entries that it once had."""
-        return self._metalog.whole
+    def learner(self) -> bool:
+        """Whether it may lack entries or promises that it once had, so that it does not count."""
+        return self._metalog.learner
 
     @property
     def ready(self) -> bool:
-        """Whether it serves requests; a primary that lacks entries does not."""
-        return self._metalog.whole or self._node != self._view.primary
+        """Whether it serves requests; a primary that may lack entries does not."""
+        return not self._metalog.learner or self._node != self._view.primary
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
-        """The backups that have not answered a primary which lacks entries."""
-        return self._part.silent if isinstance(self._part, Rebuild) else ()
+        """The other sequencers of which a primary that lacks entries has received nothing."""
+        leader = self._core.leader if self._core is not None else None
+        return leader.silent if leader is not None else ()
 
     def status(self) -> dict[str, int]:
         """Return figures for operators; the primary also gives the tail."""
-        figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}
-        figures["base"] = self._metalog.base.position
-        if isinstance(self._part, Primary):
-            figures |= {"tail": self._part.tail, "time_behind_s": self._part.time_behind_s}
+        figures = {
+            "length": self.length,
+            "committed": self.committed,
+            "learner": int(self.learner),
+            "base": self._metalog.base.position,
+        }
+        if self._primary is not None:
+            figures |= {"tail": self._primary.tail, "time_behind_s": self._primary.time_behind_s}
         return figures
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Replay the next frame."""
-        assert self._part is None, f"recovery is over before {location} is"
+        assert self._core is None, f"recovery is over before {location} is"
         assert kind in METALOG_KINDS, f"a sequencer never persisted a {kind.name} frame"
         self._metalog.recover(payload, kind)
 
@@ -137,7 +153,7 @@ class Sequencer:
         Raises:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
-        assert self._part is None, f"before it is started, also if {len(gone)} segments are gone"
+        assert self._core is None, f"before it is started, also if {len(gone)} segments are gone"
         self._metalog.restore(payload)
 
     def recovered(self) -> None:
@@ -147,43 +163,46 @@ class Sequencer:
             DataLossError: there are no other sequencers.
         """
         self._metalog.recovered()
-        if not self._metalog.whole and len(self._view.sequencers) == 1:
+        if self._metalog.learner and len(self._view.sequencers) == 1:
             raise DataLossError(
                 f"The order of the log is damaged on the disk of {self._node}, which alone "
                 "had all of it; restore its directory from a copy."
             )
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply a batch of events. A primary then proposes at most one entry of each kind; a backup
-        answers once.
+        """Apply a batch of events. A primary then proposes at most one entry of each kind; another
+        sequencer answers once.
         """
         effects: list[Effect] = []
-        if isinstance(self._part, Primary):
-            self._part.begin_iteration(now)
+        if self._primary is not None:
+            self._primary.begin_iteration(now)
         for event in events:
             effects += self._on_event(event, now)
-        match self._part:
-            case Primary() as primary:
-                effects += primary.advance(now)
-            case Rebuild() as rebuild:
-                effects += self._rebuilt(rebuild, now)
-            case Backup() as backup:
-                effects += backup.advance()
-            case None:
-                assert not events, "Started is the first event"
-            case unreachable:
-                assert_never(unreachable)
+        if (core := self._core) is None:
+            assert not events, "Started is the first event"
+            return effects
+        effects += core.advance(now)
+        if (leader := core.leader) is not None and leader.adopted:
+            if self._primary is None:
+                effects += self._begin(core, now)
+            if leader.settled:
+                effects += self._work(now)
+            effects += leader.replicate(now)
         return effects
 
     def deadline(self) -> Instant | None:
         """When the primary must resend a message."""
-        return self._part.deadline() if isinstance(self._part, Primary | Rebuild) else None
+        parts = self._core, self._primary
+        dues = [due for part in parts if part is not None and (due := part.deadline()) is not None]
+        return min(dues, default=None)
 
     def check_invariants(self) -> None:
-        """Assert the invariants of the metalog and of the current part."""
-        if self._part is not None:
-            self._metalog.check_invariants()
-            self._part.check_invariants()
+        """Assert the invariants of the metalog and of the parts."""
+        if self._core is not None:
+            self._core.check_invariants()
+        if self._primary is not None:
+            self._primary.check_invariants()
+        assert len(self._parked) <= len(self._view.nodes) * 5, "five kinds of messages"
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
@@ -193,43 +212,76 @@ class Sequencer:
                 self._metalog.on_persisted(token)
                 return []
             case Started():
-                self._start(event, now)
-                return []
+                return self._start(event)
             case SpaceChanged(room=room):
-                if isinstance(self._part, Primary):
-                    self._part.on_space_changed(full=room is not None, now=now)
+                self._full = room is not None
+                if self._primary is not None:
+                    self._primary.on_space_changed(full=self._full, now=now)
                 return []
-            case FrameRead() | SnapshotsAnswered():
+            case FrameRead() | SnapshotsAnswered() | ColdAnswered():
                 raise AssertionError("a sequencer reads nothing back")
             case unreachable:
                 assert_never(unreachable)
 
     def _on_received(self, event: Received) -> list[Effect]:
-        assert self._part is not None, "Started is the first event"
+        assert self._core is not None, "Started is the first event"
         heard = self._incarnations.note(event.sender, event.incarnation)
         if heard is Heard.OLDER:
             return [Ignore(event, "a message of an earlier incarnation of its sender")]
-        if heard is Heard.NEWER and isinstance(self._part, Primary):
-            self._part.forget(event.sender)
-        message = event.message
+        if heard is Heard.NEWER:
+            self._forget(event.sender)
+        return self._on_message(event, event.message)
+
+    def _on_message(self, event: Received, message: Message) -> list[Effect]:
+        assert self._core is not None, "Started is the first event"
         if not isinstance(message, ForSequencer):
             return [Ignore(event, f"a sequencer has no use for {type(message).__name__}")]
-        return self._part.on_received(event, message)
+        if isinstance(message, Seal | MetalogAppend) and event.sender != self._view.primary:
+            return [Ignore(event, "of a node that is not the primary of this view")]
+        if isinstance(message, Seal | Sealed | MetalogAppend | MetalogStored):
+            return self._core.on_received(event, message)
+        leader = self._core.leader
+        if leader is None:
+            return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
+        if self._primary is None or not leader.settled:
+            self._parked[event.sender, type(message)] = event
+            return []
+        return self._primary.on_received(event, message)
 
-    def _start(self, event: Started, now: Instant) -> None:
-        assert self._part is None, "a role starts once"
+    def _forget(self, node: NodeId) -> None:
+        """Forget what an earlier incarnation of a node reported."""
+        for key in [key for key in self._parked if key[0] == node]:
+            del self._parked[key]
+        if self._primary is not None:
+            self._primary.forget(node)
+
+    def _start(self, event: Started) -> list[Effect]:
+        assert self._core is None, "a role starts once"
         view, metalog = self._view, self._metalog
-        self._epoch = event.epoch
-        if self._node != view.primary:
-            self._part = Backup(view.primary, self._config, metalog, event.epoch)
-        elif metalog.whole:
-            self._part = Primary(view, self._config, metalog, event.epoch, now)
-        else:
-            self._part = Rebuild(view, self._config, metalog, event.epoch)
+        core = Consensus(self._node, view.sequencers, metalog, event.epoch, self._config)
+        self._core = core
+        if self._node == view.primary:
+            check_new(event.epoch, max(metalog.promised, metalog.extent.last))
+            return core.begin() + core.lead()
+        return core.begin() + core.member.announce(view.primary)
 
-    def _rebuilt(self, rebuild: Rebuild, now: Instant) -> list[Effect]:
-        """Continue the rebuild, or begin to work as a primary when it is complete."""
-        if not self._metalog.whole:
-            return rebuild.advance(now)
-        self._part = Primary(self._view, self._config, self._metalog, self._epoch, now)
-        return self._part.advance(now)
+    def _begin(self, core: Consensus, now: Instant) -> list[Effect]:
+        """Begin to work as a primary."""
+        leader, view = core.leader, self._view
+        assert leader is not None, "this node leads"
+        life = core.member.life
+        primary = Primary(view, self._config, self._metalog, life, leader, now)
+        if self._full:
+            primary.on_space_changed(full=True, now=now)
+        self._primary = primary
+        return primary.begin()
+
+    def _work(self, now: Instant) -> list[Effect]:
+        """Handle parked messages, publish, answer and propose."""
+        assert self._primary is not None, "the term has adopted a copy"
+        effects: list[Effect] = []
+        if self._parked:
+            parked, self._parked = self._parked, {}
+            for event in parked.values():
+                effects += self._on_received(event)
+        return effects + self._primary.advance(now)

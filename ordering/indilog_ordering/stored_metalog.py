@@ -7,36 +7,32 @@ a time (`fold`), and reaches the disk with the next checkpoint. Replay on an old
 same metalog. If a copy lacks entries that its source has only as a base, that base replaces the
 whole copy (`install`). A `METALOG_STATE` frame holds it.
 
-Damage may destroy frames, and a wiped disk loses all of them. Recovery judges the rest by three
-rules (decision 0020):
-
-- *Entries with consecutive positions before and after the damage are complete*, unless the damaged
-  frames may have replaced entries. A primary that lacks no entry never replaces one. In a backup,
-  entries that replace others are of a newer incarnation.
-- *A backup does not trust a copy with a hole.* It forgets all its entries, and the primary sends
-  them again. So a copy with a hole is never counted.
-- *Each entry of the primary has its final position.* If entries follow the damage, only those
-  between are missing. They come from the ordering journal of a storage node in the same process
-  (`copied`), or from a backup that has the first entry after the hole (`hole`). If none follow, the
-  end of the copy is unknown, and the copy is *incomplete*.
-
-An `incomplete` copy may lack entries that its sequencer once acknowledged. The disk states this as
-long as it holds: entries written meanwhile are `METALOG_FETCHED` frames. A `METALOG_STATE` frame
-with the extent of the copy states that the copy is whole again. It counts only if the frames before
-it give exactly that extent. Earlier damage then no longer matters. Entries that fill a hole are out
-of order, so they are `METALOG_FILLED` frames. The position of such an entry does not show what a
-lost frame before it held.
-
-The primary's copy only grows. A backup's copy may be cut off (decision 0006), and so may that of an
-incomplete primary. On disk the next frame does this: its position lies below the end, and it
+A copy may be cut off: on disk the next entry does this. Its position lies below the end, and it
 replaces all entries from there on.
+
+A copy that ends with an entry of term t is a prefix of what the primary of term t had
+(`indilog_ordering.consensus`). So an entry's term and position name the whole copy up to it.
+
+Damage may destroy frames, and a wiped disk loses all of them. Recovery judges the rest by these
+rules:
+
+- *An entry after the damage proves that no entry is missing* if the entry before its position has
+  the same term: when it was written, the copy was what that primary had up to it.
+- *A `METALOG_STATE` frame resolves all damage before it* if the copy has exactly the extent that
+  it names, because equal extents mean equal copies. The frame also holds the newest promise, and
+  whether the node was a learner.
+- *Otherwise the node is a learner*: it keeps the entries before the damage and fetches the others
+  (`indilog_ordering.consensus`). It is a learner, too, if the lost frame may have held a promise.
+- *A sole sequencer* never replaces an entry and promises nothing. So each entry on its disk has its
+  final position. If entries follow the damage, only those between are missing. They come from the
+  ordering journal of a storage node in the same process (`copied`). If they do not, or if none
+  follow, the order of the log is lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -47,8 +43,6 @@ from indilog.kernel.metalog import (
     Base,
     Entry,
     GrowingBase,
-    entries_decoded,
-    entries_encoded,
     entry_decoded,
     entry_encoded,
     size_bound,
@@ -58,34 +52,21 @@ from indilog_ordering.entries import PAGE, UNPACKED_MIN, Entries, PackedEntries
 from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
 
 
-class Anchor(NamedTuple):
-    """An entry, named by its position and the incarnation that proposed it. Copies that have it are
-    equal up to it (`indilog_ordering.backup`).
-    """
-
-    position: MetalogPosition
-    epoch: Epoch
-
-
-class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The metalog in the checkpoint of a sequencer; the tag is the version of the format.
 
     Attributes:
         base: what replaces the entries before `entries`.
         committed: the base that all committed entries add up to.
-        stored, incomplete, fetches, promised, epoch_seen: as in `StoredMetalog`.
-        later: the entries after a hole, encoded.
+        stored, promised, learner: as in `StoredMetalog`.
         entries: all other entries.
     """
 
     base: Base
     committed: Base
     stored: MetalogPosition
-    incomplete: bool
-    fetches: bool
     promised: Epoch
-    epoch_seen: Epoch
-    later: bytes
+    learner: bool
     entries: PackedEntries
 
 
@@ -100,37 +81,42 @@ class StoredMetalog:
     Entries are persisted in order, so the durable ones are always a prefix.
 
     Args:
-        grows: whether this is the primary's copy: while it lacks no entry, none is replaced.
+        sole: whether there is no other sequencer.
         kept: about how many committed entries are not folded into the base.
+
+    Attributes:
+        base: what replaces the oldest entries.
+        committed: what the entries add up to that a primary here knows to be committed; a backup
+            does not use it. It is part of a checkpoint, so the next primary continues from it.
+        stored: how many entries are durable.
+        promised: primaries of a term below this are not followed, durably.
+        learner: whether the copy may lack entries or promises that it once had, durably.
     """
 
     __slots__ = (
-        "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_kept", "_later", "_unstored",
-        "base", "committed", "epoch_seen", "incomplete", "promised", "stored",
+        "_broken", "_doubtful", "_entries", "_frames", "_kept", "_later", "_promise_lost", "_sole",
+        "_unstored", "base", "committed", "learner", "promised", "stored", "written",
     )  # fmt: skip
 
-    def __init__(self, *, grows: bool = False, kept: int = UNPACKED_MIN) -> None:
-        self._grows = grows
+    def __init__(self, *, sole: bool = False, kept: int = UNPACKED_MIN) -> None:
+        self._sole = sole
         self._kept = kept
         self._doubtful = False
         """Whether a frame was lost after the last one that was recovered."""
+        self._broken = False
+        """Whether a recovered frame did not continue the copy: later ones are left out."""
+        self._promise_lost = False
+        """Whether a lost frame may have held a promise that no later one holds."""
         self._later: dict[MetalogPosition, Entry] = {}
-        """Durable entries after a hole, only of a growing metalog; ascending after recovery."""
-        self.incomplete = False
-        """Whether entries after those here may have been stored here once."""
-        self._fetches = False
-        """Whether entries are written as `METALOG_FETCHED` now; False once the frame that ends this
-        was written.
-        """
+        """Entries after a hole that recovery found, of a sole sequencer."""
+        self.learner = False
         self.promised = Epoch(0)
-        """The oldest incarnation of the primary that may be followed, durably."""
-        self.epoch_seen = Epoch(0)
-        """The newest incarnation that any frame names, durable or being written."""
+        self.written = MetalogState(Epoch(0), learner=False, extent=Extent(Epoch(0), 0))
+        """The state that was written last, durable or not."""
         self._entries = Entries(
             page=max(1, min(PAGE, kept // 4)), unpacked_min=min(UNPACKED_MIN, kept)
         )
         self.base = Base()
-        """What replaces the oldest entries."""
         self._frames = 0
         """Number of frames recovered and written; the token of the next one."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
@@ -139,9 +125,6 @@ class StoredMetalog:
         """
         self.stored: MetalogPosition = 0
         self.committed = GrowingBase(Base())
-        """What the entries add up to that the primary knows to be committed; a backup does not use
-        it. It is part of a checkpoint, so the next incarnation continues from it.
-        """
 
     def __len__(self) -> int:
         return self._entries.end
@@ -174,9 +157,7 @@ class StoredMetalog:
         return entries[len(entries) - _fitting(reversed(entries), bytes_max) :]
 
     def epoch_before(self, end: MetalogPosition) -> Epoch:
-        """Return the incarnation of the primary that proposed the last entry below `end`; 0: no
-        entry.
-        """
+        """Return the term of the last entry below `end`; 0: there is no entry."""
         if end == self.base.position:
             return self.base.last
         return self._entries[end - 1].epoch if end else Epoch(0)
@@ -191,20 +172,33 @@ class StoredMetalog:
         """The extent of the durable entries."""
         return Extent(self.epoch_before(self.stored), self.stored)
 
-    def agreement(self, epoch: Epoch, length: MetalogPosition) -> MetalogPosition:
-        """Return how many entries this copy has in common with another one, from the first entry
-        on.
+    def agreement(self, last: Epoch, length: MetalogPosition) -> MetalogPosition:
+        """Return how many entries this copy can have in common with another one at most, from the
+        first entry on. The other copy has `length` entries, the last one of term `last`.
 
-        The other copy has `length` entries, the last one proposed by incarnation `epoch`. It is a
-        prefix of what that incarnation had (`indilog_ordering.backup`). The entries here up to the
-        last one that is not newer survived of that. If the base replaces these entries, the number
+        The number is exact for a copy of committed entries. If the base replaces these entries, it
         is unknown, and 0 is returned.
         """
-        if epoch < self.base.last:
+        if last < self.base.last:
             return 0
-        if epoch < self.epoch_before(len(self)):
-            return min(length, self._entries.end_not_newer(epoch))
+        if last < self.epoch_before(len(self)):
+            return min(length, self._entries.end_not_newer(last))
         return min(length, len(self))
+
+    def fits(self, start: MetalogPosition, previous: Epoch) -> bool:
+        """Whether this copy has an entry of term `previous` before `start`, so that it equals every
+        other copy with such an entry up to there.
+        """
+        return self.base.position <= start <= len(self) and self.epoch_before(start) == previous
+
+    def common(self, start: MetalogPosition, previous: Epoch) -> Extent:
+        """Return the extent up to which this copy can equal one with an entry of term `previous`
+        before `start`, at most.
+        """
+        end = max(self.base.position, min(start, len(self)))
+        while end > self.base.position and self.epoch_before(end) > previous:
+            end = self._entries.end_older(self.epoch_before(end))
+        return Extent(self.epoch_before(end), end)
 
     # --- recovery
 
@@ -219,51 +213,45 @@ class StoredMetalog:
             self._recover_state(state_decoded(payload))
             return
         entry = entry_decoded(payload)
-        self.epoch_seen = max(self.epoch_seen, entry.epoch)
-        if kind is FrameKind.METALOG_FETCHED:
-            self._later.clear()
-            self.incomplete = True
-        length = len(self)
-        in_place = self._grows and not self.incomplete and entry.position >= length
-        if in_place and (self._doubtful or self._later):
-            self._later[entry.position] = entry
-            self._doubtful = self._doubtful and kind is FrameKind.METALOG_FILLED
+        position = entry.position
+        if self._sole and (self._later or position > len(self)):
+            self._later[position] = entry
+            self._doubtful = False
             self._close_gaps()
             return
-        follows = entry.position == length
-        same = not length or entry.epoch == self.epoch_before(length)
-        if (self._doubtful and not (follows and same)) or entry.position < self.base.position:
-            self.give_up()
-            follows = entry.position == 0
-        self._doubtful = False
-        if self.incomplete and entry.position > len(self):
+        if self._doubtful and not self._proves(entry):
+            self._broken = True
+        if self._broken:
             return
-        assert follows or entry.position <= length, "entries are persisted without gaps"
-        if entry.position < length:
-            self._entries.cut_off(entry.position)
+        self._doubtful = False
+        assert self.base.position <= position <= len(self), "entries are persisted without gaps"
+        if position < len(self):
+            self._entries.cut_off(position)
         self._entries.append(entry)
         self.stored = len(self)
 
+    def _proves(self, entry: Entry) -> bool:
+        """Whether the copy before this entry is what it was when the entry was written."""
+        position = entry.position
+        if self._sole:
+            return position == len(self)
+        return position == 0 == self.base.position or self.fits(position, entry.epoch)
+
     def _recover_state(self, state: MetalogState) -> None:
         self.promised = max(self.promised, state.promised)
-        self.epoch_seen = max(self.epoch_seen, state.promised)
-        if (base := state.base) is not None:
-            fills_hole = self._grows and state.extent is None
-            self._put_base(base)
-            self.stored = base.position
-            self.epoch_seen = max(self.epoch_seen, base.last)
-            if fills_hole:  # as `METALOG_FILLED`: a lost frame before it may have held any entry
-                self._keep_later(base.position)
-            else:
-                self.incomplete = self._doubtful = False
-                self._later.clear()
-            self._close_gaps()
-        if state.extent is not None:
-            same = state.extent == self.extent
-            self.incomplete = not (same and state.whole)
-            if same:  # equal extents mean equal copies: this is the copy as it was then
-                self._doubtful = False
-                self._later.clear()
+        self._promise_lost = False
+        if state.base is not None:
+            self._put_base(state.base)
+            self.stored = state.base.position
+        if state.extent == self.extent:
+            self.learner = state.learner
+            self._doubtful = self._broken = False
+        else:
+            self._broken = True
+        self._note_written()
+
+    def _note_written(self) -> None:
+        self.written = MetalogState(self.promised, self.learner, self.extent)
 
     @property
     def wants_copies(self) -> bool:
@@ -282,26 +270,21 @@ class StoredMetalog:
             self._entries.append(entry)
         self.stored = len(self)
 
-    def _keep_later(self, start: MetalogPosition) -> None:
-        self._later = {at: entry for at, entry in self._later.items() if at >= start}
-
     def doubt(self, kind: FrameKind | None = None) -> None:
         """Note that a frame was lost, which may have held an entry; `kind` None: its kind is
         unknown.
         """
         self._doubtful = True
-        if kind is FrameKind.METALOG_STATE:
-            self.incomplete = True  # it may have stated this, or a promise
+        if kind is not FrameKind.METALOG and not self._sole:
+            self._promise_lost = True
 
     def recovered(self) -> None:
         """End the recovery. A frame that was lost at the end may have held the last entry."""
-        if self._grows and (self._doubtful or self.incomplete):
-            self.forget_behind_hole()
-        elif self._doubtful:
-            self.give_up()
-        self._doubtful = False
-        self._fetches = self.incomplete
-        self._later = dict(sorted(self._later.items()))
+        if self._doubtful or self._broken or self._promise_lost or self._later:
+            self.learner = True
+        self._doubtful = self._broken = self._promise_lost = False
+        self._later.clear()
+        self._note_written()
 
     # --- checkpoints
 
@@ -311,9 +294,9 @@ class StoredMetalog:
         Called when all written frames are durable.
         """
         assert not self._unstored, "a checkpoint is taken between two iterations"
-        entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
-        states = self.stored, self.incomplete, self._fetches, self.promised, self.epoch_seen
-        columns = self.base, self.committed.base(), *states, later
+        entries = self._entries.copied()
+        states = self.stored, self.promised, self.learner
+        columns = self.base, self.committed.base(), *states
         return lambda: _encoder.encode(StoredColumns(*columns, entries()))
 
     def restore(self, payload: bytes) -> None:
@@ -327,68 +310,24 @@ class StoredMetalog:
         except msgspec.DecodeError as error:
             raise MalformedFrameError(f"not the checkpoint of a sequencer: {error}") from error
         self.base, self.committed = columns.base, GrowingBase(columns.committed)
-        self.stored, self.incomplete = columns.stored, columns.incomplete
-        self._fetches = columns.fetches
-        self.promised, self.epoch_seen = columns.promised, columns.epoch_seen
-        self._later = {entry.position: entry for entry in entries_decoded(columns.later)}
+        self.stored, self.promised = columns.stored, columns.promised
+        self.learner = columns.learner
         self._entries.restore(columns.entries)
+        self._note_written()
 
-    # --- what is missing
+    # --- the state
 
-    @property
-    def whole(self) -> bool:
-        """Whether the copy has all entries that it ever had, durably."""
-        return not (self.incomplete or self._later or self.installing)
+    def promise(self, term: Epoch) -> Persist:
+        """Return the frame of a promise to follow no primary of a term below `term`."""
+        assert term >= self.written.promised, "a promise is never taken back"
+        return self._record(MetalogState(term, self.written.learner, self.extent))
 
-    @property
-    def hole(self) -> Anchor | None:
-        """The first entry after a hole of a growing metalog; None: there is no hole."""
-        return self.later_from(0)
-
-    def later_from(self, start: MetalogPosition) -> Anchor | None:
-        """Return the first entry at `start` or later that follows a hole; None: there is none."""
-        for entry in self._later.values():
-            if entry.position >= start:
-                return Anchor(entry.position, entry.epoch)
-        return None
-
-    def give_up(self) -> None:
-        """Forget all entries: some may be missing, or may have been replaced."""
-        self._put_base(Base())
-        self.stored = 0
-        self.incomplete = True
-
-    def forget_behind_hole(self) -> None:
-        """Forget the entries after the first hole; the copy is then incomplete."""
-        self._later.clear()
-        self.incomplete = self._fetches = True
-
-    def cut_off_last_epoch(self) -> None:
-        """Forget all entries that the incarnation of the last entry proposed."""
-        last = self.epoch_before(len(self))
-        if last == self.base.last:
-            self.give_up()
-        else:
-            self.cut_off(self._entries.end_older(last))
-
-    def promise(self, epoch: Epoch) -> Persist:
-        """Return the frame of a promise to follow no incarnation older than `epoch`; see
-        `promised`.
-        """
-        extent = self.extent if self._fetches else None  # a wiped disk is not empty any more
-        return self._record(MetalogState(max(epoch, self.promised), extent, whole=False))
-
-    def begin_to_fetch(self) -> Persist:
-        """Return the frame that marks the copy as incomplete: entries may be missing at its end."""
-        assert self._fetches, "something may be missing"
-        return self._record(MetalogState(self.promised, self.extent, whole=False))
-
-    def complete(self) -> Persist:
-        """Return the frame that marks the copy as whole; see `incomplete`."""
-        self._fetches = False
-        return self._record(MetalogState(self.promised, self.extent, whole=True))
+    def mark(self, *, learner: bool) -> Persist:
+        """Return the frame that marks this node as a learner, or as a voter again."""
+        return self._record(MetalogState(self.written.promised, learner, self.extent))
 
     def _record(self, state: MetalogState) -> Persist:
+        self.written = state
         return self._persist(FrameKind.METALOG_STATE, state_encoded(state), state)
 
     # --- new entries
@@ -397,11 +336,7 @@ class StoredMetalog:
         """Add the next entry; return its frame."""
         assert entry.position == len(self), "entries are appended in order, without gaps"
         self._entries.append(entry)
-        self.epoch_seen = max(self.epoch_seen, entry.epoch)
-        kind = FrameKind.METALOG_FILLED if self._later else FrameKind.METALOG
-        if self._fetches:
-            kind = FrameKind.METALOG_FETCHED
-        return self._persist(kind, entry_encoded(entry), entry.position)
+        return self._persist(FrameKind.METALOG, entry_encoded(entry), entry.position)
 
     def _persist(
         self, kind: FrameKind, payload: bytes, content: MetalogPosition | MetalogState
@@ -442,22 +377,14 @@ class StoredMetalog:
         return True
 
     def install(self, base: Base) -> Persist:
-        """Replace the whole copy by a base; return the frame with the base.
-
-        Entries after a hole stay if they are not below the base. The caller knows that the base
-        replaces the missing entries and all entries below it.
-        """
-        assert not (self._later and self.incomplete), "what is missing is known, or it is not"
+        """Replace the whole copy by a base; return the frame with the base."""
         self._put_base(base)
-        self._keep_later(base.position)
         self.stored = 0
-        self.epoch_seen = max(self.epoch_seen, base.last)
         self._unstored = deque(
             None if isinstance(content, int) else content for content in self._unstored
         )
-        extent = Extent(base.last, base.position) if self.incomplete else None
-        self._fetches = self.incomplete
-        return self._record(MetalogState(self.promised, extent, whole=False, base=base))
+        promised, learner = self.written.promised, self.written.learner
+        return self._record(MetalogState(promised, learner, self.extent, base))
 
     def _put_base(self, base: Base) -> None:
         self.base, self.committed = base, GrowingBase(base)
@@ -483,9 +410,7 @@ class StoredMetalog:
         assert self._entries.start == self.base.position, "entries begin where the base ends"
         assert self.stored <= len(self)
         assert self.base.position <= self.committed.position <= len(self)
-        assert self.promised <= self.epoch_seen
-        assert not (self._later and self.incomplete), "what is missing is known, or it is not"
-        assert self._grows or not self._later, "a backup with a hole forgets its entries"
+        assert self.promised <= self.written.promised
 
     def on_persisted(self, token: int) -> None:
         """Note that the frame with this token is durable."""
@@ -494,16 +419,12 @@ class StoredMetalog:
         assert token == first, "frames are made durable in the order they were written"
         content = self._unstored.popleft()
         if isinstance(content, MetalogState):
-            self.promised = max(self.promised, content.promised)
-            self.epoch_seen = max(self.epoch_seen, content.promised)
-            self.incomplete = self.incomplete and not content.whole
+            self.promised, self.learner = content.promised, content.learner
             if content.base is not None and content.base == self.base:
                 self.stored = max(self.stored, self.base.position)
         elif content is not None:
             assert content == self.stored, "what is stored is a prefix"
             self.stored = content + 1
-        if self._later and self.stored == len(self):
-            self._close_gaps()
 
 
 def _fitting(entries: Iterable[Entry], bytes_max: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,18 @@ from indilog.kernel.index_schedule import Eras, eras_below, last_below
 from indilog.kernel.index_snapshot import Rows, SnapshotInfo
 from indilog.kernel.lost_ranges import LostRange, LostRanges
 from indilog_index.rebuild.plan import lineage_of, owners_of, rows_of
-from indilog_index.rebuild.sorted_runs import SortedRuns
 from indilog_pipeline.log_image import LogImage, joined_ranges
 from indilog_pipeline.payloads import Chunk, Payloads
 
-_LOST_MAX = 1024
+LOST_MAX = 1024
 """Ranges of lost records in a snapshot, as `lost_ranges_max` by default."""
+
+
+class TakesRows(Protocol):
+    """Takes sorted rows; of a tag, later ones have greater seqnums."""
+
+    def add(self, rows: Rows) -> None:
+        """Take some."""
 
 
 class RowsOfImage:
@@ -29,6 +36,9 @@ class RowsOfImage:
         starts: for each index shard to rebuild, the metalog position where its rows begin.
         end: where all end.
         runs: where the rows of each of them go.
+
+    Attributes:
+        lost: the records of each of them whose tags are lost.
     """
 
     def __init__(
@@ -37,27 +47,23 @@ class RowsOfImage:
         eras: Eras,
         starts: Mapping[int, MetalogPosition],
         end: MetalogPosition,
-        runs: Mapping[int, SortedRuns],
+        runs: Mapping[int, TakesRows],
     ) -> None:
         self._payloads = Payloads(image)
         self._eras = eras
         self._starts = starts
         self._end = end
         self._runs = runs
-        self._lost = {shard: LostRanges(ranges_max=_LOST_MAX) for shard in starts}
+        self.lost = {shard: LostRanges(ranges_max=LOST_MAX) for shard in starts}
 
-    def tail_before(self, position: MetalogPosition) -> SeqNum:
-        """Return the log's tail before a position."""
-        return int(self._payloads.image.ordered.tails[position - 1]) if position else 0
-
-    def collect(self, note: Callable[[SeqNum], None]) -> None:
-        """Read all records once; `note` is given how far it is.
+    def collect(
+        self, start: SeqNum, end: SeqNum, note: Callable[[SeqNum], None] = lambda _done: None
+    ) -> None:
+        """Read the records of `[start, end)` once; `note` is given how far it is.
 
         Raises:
             DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.
         """
-        start = self.tail_before(min(self._starts.values(), default=self._end))
-        end = self.tail_before(self._end)
         try:
             while start < end:
                 chunk = self._payloads.chunk(start, end, with_data=False)
@@ -108,38 +114,57 @@ class RowsOfImage:
             mine = (owners == owner) & (positions >= start) & (positions < self._end)
             of_owner = seqnums[mine].astype(np.uint64)
             for first, end in _ranges_in(of_owner):
-                self._lost[owner].add(LostRange(first, end))
+                self.lost[owner].add(LostRange(first, end))
             tags = np.zeros(len(of_owner), np.uint64)
             found[owner] = Rows(tags, of_owner, ordered.shards[spans][mine])
         return found
 
-    def info(self, index_shard: int, before: SnapshotInfo | None) -> SnapshotInfo:
-        """Return what the snapshot of an index shard covers, after `collect`."""
-        image = self._payloads.image
-        ordered = image.ordered
-        below = ordered.positions < self._end
-        mine = below & (owners_of(self._eras, ordered.positions) == index_shard)
-        last = int(np.flatnonzero(mine)[-1]) if mine.any() else None
-        tail = 0 if last is None else int(ordered.tails[ordered.positions[last]])
-        lost = LostRanges(before.lost if before is not None else (), ranges_max=_LOST_MAX)
-        for one in self._lost[index_shard]:
-            lost.add(one)
-        return SnapshotInfo(
-            logspace=image.view.logspace,
-            index_shard=index_shard,
-            position=self._end,
-            tail=tail,
-            eras=eras_below(self._eras, self._end),
-            lost=tuple(lost),
-            lineage=lineage_of(self._eras, index_shard, image.lineage, self._end),
-        )
+
+def seqnums_between(
+    image: LogImage, starts: Iterable[MetalogPosition], end: MetalogPosition
+) -> tuple[SeqNum, SeqNum]:
+    """Return the seqnums `[start, end)` that the positions from the first of `starts` to `end`
+    ordered.
+    """
+    first = min(starts, default=end)
+    return _tail_before(image, first), _tail_before(image, end)
+
+
+def _tail_before(image: LogImage, position: MetalogPosition) -> SeqNum:
+    return int(image.ordered.tails[position - 1]) if position else 0
+
+
+def snapshot_info(
+    image: LogImage,
+    eras: Eras,
+    index_shard: int,
+    end: MetalogPosition,
+    lost: Iterable[LostRange],
+) -> SnapshotInfo:
+    """Return what the snapshot of an index shard covers below `end`; `lost`: its lost records."""
+    ordered = image.ordered
+    mine = (ordered.positions < end) & (owners_of(eras, ordered.positions) == index_shard)
+    last = int(np.flatnonzero(mine)[-1]) if mine.any() else None
+    return SnapshotInfo(
+        logspace=image.view.logspace,
+        index_shard=index_shard,
+        position=end,
+        tail=0 if last is None else int(ordered.tails[ordered.positions[last]]),
+        eras=eras_below(eras, end),
+        lost=tuple(LostRanges(lost, ranges_max=LOST_MAX)),
+        lineage=lineage_of(eras, index_shard, image.lineage, end),
+    )
 
 
 def follows(image: LogImage, eras: Eras, info: SnapshotInfo) -> bool:
-    """Whether an image has the metalog that a snapshot was made of, and its schedule."""
+    """Whether an image has the metalog that a snapshot was made of, and its schedule.
+
+    The snapshot of a running index node may end after the image: at the next position of its index
+    shard, of which there is no entry yet.
+    """
     return (
         info.logspace == image.view.logspace
-        and info.position <= image.position
+        and info.lineage.position <= image.position
         and info.eras == eras_below(eras, info.position)
         and info.lineage == lineage_of(eras, info.index_shard, image.lineage, info.position)
         and info.lineage.position == last_below(eras, info.index_shard, info.position) + 1

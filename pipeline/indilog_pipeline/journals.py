@@ -19,6 +19,7 @@ from indilog.kernel.metalog import entries_encoded
 from indilog.kernel.view import View
 from indilog.roles.role import FrameKind, Location, Role
 from indilog.runtime.cluster.cluster_state import layout_in
+from indilog.runtime.cold_place import folders_noted
 from indilog.runtime.journal.journal import stream_of
 from indilog.runtime.journal.journal_directory import check_version
 from indilog.runtime.journal.journal_reader import JournalReader
@@ -26,6 +27,7 @@ from indilog.runtime.journal.moved_frames import MovedFrames
 from indilog.runtime.journal.recovery import read
 from indilog.runtime.journal.segment_files import SegmentFile
 from indilog_ordering.sequencer import Sequencer
+from indilog_ordering.stored_metalog import StoredMetalog
 from indilog_storage.node import StorageNode
 from indilog_storage.ordering import Ordering
 
@@ -40,11 +42,15 @@ class FilesChangedError(Exception):
 
 
 class StoredNode(NamedTuple):
-    """A storage node as its journal gives it, and where its batches are."""
+    """A storage node as its journal gives it, and where its batches are.
+
+    `cold`: place and folder of its objects on cold storage; None: there are none.
+    """
 
     role: StorageNode
     moved: MovedFrames
     files: dict[int, SegmentFile]
+    cold: tuple[str, str] | None = None
 
 
 class StoredNodes(NamedTuple):
@@ -78,8 +84,11 @@ def read_journals(directory: Path) -> StoredNodes:
     stored: list[StoredNode] = []
     for journal, nodes in journals:
         reader = _read_journal(journal, nodes, view, roles)
-        kept = (role for node in nodes if isinstance(role := roles[node], StorageNode))
-        stored += [StoredNode(role, reader.moved, reader.files) for role in kept]
+        cold = folders_noted(journal)
+        for node in nodes:
+            if isinstance(role := roles[node], StorageNode):
+                folder = (cold.place, cold.of(node)) if cold is not None else None
+                stored.append(StoredNode(role, reader.moved, reader.files, folder))
     sequencers = [role for role in roles.values() if isinstance(role, Sequencer)]
     committed = _completed([node.role for node in stored], sequencers)
     reference = next(
@@ -134,54 +143,58 @@ def _role_of(node: NodeId, view: View, config: Config) -> Role:
 def _completed(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
     """Give all nodes the committed entries that they lack; return the extent of the metalog.
 
-    That is the extent that a majority of sequencers holds, with the primary if its copy is whole
-    (decision 0006): it never replaces an entry. Storage nodes may be ahead of it if they were read
-    later. If no majority of sequencers has a whole copy, the longest extent of a storage node
-    counts: it applies published entries only.
+    Storage nodes apply published entries only, so what any of them has applied is committed. More
+    may be committed according to the sequencers. Storage nodes may also be ahead of the sequencers
+    if they were read later.
 
     Raises:
         DataDirectoryError: no node has the whole order.
     """
     applied = max((node.ordering.extent for node in nodes), default=Extent(Epoch(0), 0))
-    source, length = _committed_copy(sequencers)
-    if source is not None:
-        metalog = source.metalog
-        committed = Extent(metalog.epoch_before(length), length)
-        for node in nodes:
-            _complete(node, source, committed)
-        if any(node.ordering.position >= length for node in nodes):
-            return committed
-    if any(not sequencer.metalog.whole for sequencer in sequencers) or source is None:
+    voters = [sequencer.metalog for sequencer in sequencers if not sequencer.learner]
+    if len(voters) < majority(sequencers):
         return applied
+    source = max(voters, key=lambda metalog: metalog.stored_extent)
+    length = _committed_length(source, voters, majority(sequencers))
+    if source.fits(applied.length, applied.last):
+        length = max(length, applied.length)
+    committed = Extent(source.epoch_before(length), length)
+    for node in nodes:
+        _complete(node, source, committed)
+    if any(node.ordering.position >= length for node in nodes):
+        return committed
     raise DataDirectoryError(
         "No storage node of the data directory has the whole order of the log; restore its "
         "directory from a copy, or start the platform, which fetches what is missing."
     )
 
 
-def _committed_copy(
-    sequencers: Sequence[Sequencer],
-) -> tuple[Sequencer | None, MetalogPosition]:
-    """Return a sequencer, and how many entries of its copy are committed; None: it is not known."""
-    primary = sequencers[0]
-    found: Sequencer | None = None
-    longest = Extent(Epoch(0), 0)
-    for sequencer in [primary] if primary.metalog.whole else sequencers[1:]:
-        metalog = sequencer.metalog
-        if not metalog.whole:
-            continue
-        extents = [other.metalog.stored_extent for other in sequencers]
-        agreed = sorted((metalog.agreement(*extent) for extent in extents), reverse=True)
-        length = max(agreed[majority(sequencers) - 1], metalog.base.position)
-        extent = Extent(metalog.epoch_before(length), length)
-        if found is None or extent > longest:
-            found, longest = sequencer, extent
-    return found, longest.length
+def _committed_length(
+    source: StoredMetalog, voters: Sequence[StoredMetalog], needed: int
+) -> MetalogPosition:
+    """Return how many entries of the greatest copy are committed, at least.
+
+    What a majority has is committed if its last entry is of the newest term: each later primary
+    then adopts it (Raft 5.4.2).
+    """
+    known = max(source.committed.position, source.base.position)
+    equal = sorted((_equal_length(source, other) for other in voters), reverse=True)
+    end = equal[needed - 1]
+    of_newest_term = end > known and source.epoch_before(end) == source.stored_extent.last
+    return end if of_newest_term or needed == 1 else known
 
 
-def _complete(node: StorageNode, source: Sequencer, committed: Extent) -> None:
+def _equal_length(one: StoredMetalog, other: StoredMetalog) -> MetalogPosition:
+    """Return how many durable entries two copies have in common, from the first one on."""
+    end, floor = min(one.stored, other.stored), max(one.base.position, other.base.position)
+    while end > floor and not other.fits(end, one.epoch_before(end)):
+        end = one.agreement(*other.common(end, one.epoch_before(end)))
+    return max(end, min(floor, one.stored, other.stored))
+
+
+def _complete(node: StorageNode, source: StoredMetalog, committed: Extent) -> None:
     """Give a node the committed entries that it lacks, or has others in place of."""
-    metalog, ordering = source.metalog, node.ordering
+    metalog, ordering = source, node.ordering
     if ordering.extent >= committed:
         return
     start = max(metalog.agreement(*ordering.extent), metalog.base.position)

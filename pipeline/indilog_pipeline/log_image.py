@@ -27,10 +27,22 @@ from indilog_pipeline.journals import (
     StoredNodes,
     read_journals,
 )
+from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import OrderedColumns
 
 NO_FILE: Final = -1
 """The file of a batch that a replica does not have."""
+
+
+class ColdFile(NamedTuple):
+    """An object on cold storage: its place, the folder of its node, its name, and the CRC of its
+    end.
+    """
+
+    place: str
+    folder: str
+    name: str
+    footer_crc: int
 
 
 class BatchPlaces(NamedTuple):
@@ -42,7 +54,8 @@ class BatchPlaces(NamedTuple):
         positions, ordered_us: the metalog entry that ordered it, and its stamp (µs since 1970).
         files, offsets, lengths: where its replicas are, a row each with a column for each replica:
             an index of `LogImage.files` (`NO_FILE`: that replica lacks it), the offset of the
-            batch in that file, and how many bytes it takes, at most.
+            batch in that file (in a `ColdFile` its first localid), and how many bytes it takes, at
+            most.
     """
 
     seqnums: NDArray[np.int64]
@@ -90,7 +103,7 @@ class LogImage(NamedTuple):
     floors: Trimmed
     ordered: OrderedColumns
     batches: BatchPlaces
-    files: tuple[Path, ...]
+    files: tuple[Path | ColdFile, ...]
     gone: NDArray[np.int64]
     lost: NDArray[np.int64]
 
@@ -132,6 +145,23 @@ class LogImage(NamedTuple):
             first -= 1
         return range(first, max(first, int(np.searchsorted(batches.seqnums, end))))
 
+    def between(self, start: SeqNum, end: SeqNum) -> LogImage:
+        """Return the part of the image that is needed to read `[start, end)`."""
+        rows = self.rows_of(start, end)
+        ordered = self.ordered
+        first = max(0, int(np.searchsorted(ordered.seqnums, start, side="right")) - 1)
+        spans = slice(first, int(np.searchsorted(ordered.seqnums, end)))
+        of_part = OrderedColumns(
+            ordered.tails[:0],
+            ordered.times[:0],
+            ordered.positions[spans],
+            ordered.shards[spans],
+            ordered.localids[spans],
+            ordered.seqnums[spans],
+            ordered.lengths[spans],
+        )
+        return self._replace(batches=self.batches.part(rows.start, rows.stop), ordered=of_part)
+
 
 # --- how it is put together
 
@@ -151,10 +181,10 @@ class _Files:
     """The files of all journals, by their index."""
 
     def __init__(self) -> None:
-        self.paths: list[Path] = []
-        self._known: dict[Path, int] = {}
+        self.paths: list[Path | ColdFile] = []
+        self._known: dict[Path | ColdFile, int] = {}
 
-    def index(self, path: Path) -> int:
+    def index(self, path: Path | ColdFile) -> int:
         """Return the index of a file."""
         if path not in self._known:
             self._known[path] = len(self.paths)
@@ -239,19 +269,31 @@ def _replica(node: StoredNode, shard: ShardId, cut: int, files: _Files) -> _Repl
     end = min(cut, kept.ordered)
     count = int(np.searchsorted(rows.firsts, np.uint64(end)))
     segments, offsets = node.moved.places(rows.segments[:count], rows.offsets[:count])
-    index = np.full(int(segments.max(initial=0)) + 1, NO_FILE, np.int32)
-    for segment in np.unique(segments).tolist():
-        if segment in node.files:
-            index[segment] = files.index(node.files[segment].path)
-    there = index[segments] != NO_FILE
+    known, of_known = np.unique(segments, return_inverse=True)
+    found = np.full(len(known), NO_FILE, np.int32)
+    for index, segment in enumerate(known.tolist()):
+        if (file := _file_of(node, segment)) is not None:
+            found[index] = files.index(file)
+    in_file = found[of_known]
+    there = in_file != NO_FILE
     return _Replica(
         rows.firsts[:count][there],
         rows.ends[:count][there],
-        index[segments][there],
+        in_file[there],
         offsets[there].astype(np.int64),
         rows.lengths[:count][there].astype(np.int64),
         np.minimum(rows.gone, np.uint64(end)),
     )
+
+
+def _file_of(node: StoredNode, segment: int) -> Path | ColdFile | None:
+    """Return the file of a segment, or the object that its number names; None: it is not there."""
+    if segment >= FIRST_COLD_SEGMENT:
+        made = node.role.cold_objects.get(segment - FIRST_COLD_SEGMENT)
+        if made is None or node.cold is None:
+            return None
+        return ColdFile(*node.cold, made.name, made.footer_crc)
+    return node.files[segment].path if segment in node.files else None
 
 
 def _batches_of(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum
 from indilog.kernel.batch_columns import BatchColumns, Expected
+from indilog_pipeline.cold_payloads import ColdPayloads
 from indilog_pipeline.journals import ATTEMPTS_MAX
-from indilog_pipeline.log_image import NO_FILE, BatchPlaces, LogImage
+from indilog_pipeline.log_image import NO_FILE, BatchPlaces, ColdFile, LogImage
 
 ROWS: Final = 65_536
 BYTES: Final = 16 * 1024 * 1024
@@ -56,18 +57,21 @@ class Payloads:
     def __init__(self, image: LogImage) -> None:
         self.image = image
         self._fds: dict[int, int] = {}
+        self._cold = ColdPayloads()
 
     def close(self) -> None:
         """Close all files."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+        self._cold.close()
 
     def chunk(self, start: SeqNum, end: SeqNum, *, with_data: bool) -> Chunk:
         """Return a first part of `[start, end)`.
 
         Raises:
-            NotReadyError: a platform moved batches during each of several attempts.
+            NotReadyError: a platform moved batches during each of several attempts, or cold
+                storage does not answer.
             DataDirectoryError, DataLossError: as `LogImage.read`.
         """
         seen: set[object] = set()
@@ -163,6 +167,10 @@ class Payloads:
         found: list[memoryview | None],
     ) -> None:
         """Read neighbouring batches of a file at once; one by one if that is not possible."""
+        if isinstance(source := self.image.files[file], ColdFile):
+            for row in rows.tolist():
+                found[row] = self._cold.batch(source, int(offsets[row]))
+            return
         start, end = int(offsets[rows].min()), int(ends[rows].max())
         try:
             buffer = memoryview(os.pread(self._fd(file), end - start, start))
@@ -182,7 +190,9 @@ class Payloads:
         if (fd := self._fds.get(file)) is None:
             if len(self._fds) >= _OPEN_FILES_MAX:
                 os.close(self._fds.pop(next(iter(self._fds))))
-            fd = os.open(self.image.files[file], os.O_RDONLY | os.O_CLOEXEC)
+            path = self.image.files[file]
+            assert not isinstance(path, ColdFile), "an object is no file"
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._fds[file] = fd
         return fd
 

@@ -20,23 +20,11 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import SeqNum, UserTag, log_tag, tag_hash
 from indilog.kernel.batch_columns import BatchColumns
 from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.record_arrays import RECORD_FIELDS, RecordArrays, times
 from indilog_pipeline.log_image import BatchPlaces, LogImage, joined_ranges
 from indilog_pipeline.payloads import Chunk, Payloads
 
-_US: Final = pa.timestamp("us", tz="UTC")
-_FIELDS: Final[list[pa.Field[Any]]] = [
-    pa.field("seqnum", pa.int64()),
-    pa.field("ordered_at", _US),
-    pa.field("time", _US),
-    pa.field("log", pa.string()),
-    pa.field("tags", pa.list_(pa.field("element", pa.int64()))),
-    pa.field("tag_names", pa.list_(pa.field("element", pa.string()))),
-    pa.field("data", pa.binary()),
-    pa.field("shard", pa.int32()),
-    pa.field("localid", pa.int64()),
-    pa.field("position", pa.int64()),
-]
-SCHEMA: Final = pa.schema(_FIELDS)
+SCHEMA: Final = pa.schema(RECORD_FIELDS)
 """The columns of a record.
 
 `tags` are the hashes of its tags without that of its log, as signed integers: the 64 bits of
@@ -44,7 +32,6 @@ SCHEMA: Final = pa.schema(_FIELDS)
 metalog position of the entry that ordered it.
 """
 COLUMNS: Final = tuple(SCHEMA.names)
-_SEPARATOR: Final = b"\x1f"
 PART_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -245,6 +232,7 @@ class _Records:
 
     def _take(self, columns: BatchColumns, batches: BatchPlaces) -> None:
         self._columns, self._batches = columns, batches
+        self._arrays = RecordArrays(columns)
         firsts = np.cumsum(columns.records) - columns.records
         self._index = np.arange(int(columns.records.sum())) - self._of_batch(firsts)
         self.seqnums: NDArray[np.int64] = self._of_batch(batches.seqnums) + self._index
@@ -289,10 +277,10 @@ class _Records:
         return pa.array(self.seqnums)
 
     def _ordered_at(self) -> pa.Array[Any]:
-        return _times(self._of_batch(self._batches.ordered_us))
+        return times(self._of_batch(self._batches.ordered_us))
 
     def _time(self) -> pa.Array[Any]:
-        return _times(self._of_batch(self._columns.times_us))
+        return times(self._of_batch(self._columns.times_us))
 
     def _shard(self) -> pa.Array[Any]:
         return pa.array(self._of_batch(self._batches.shards).astype(np.int32))
@@ -304,79 +292,13 @@ class _Records:
         return pa.array(self._of_batch(self._batches.positions))
 
     def _data(self) -> pa.Array[Any]:
-        data, ends = self._columns.data()
-        return _strings(pa.binary(), ends, data)
+        return self._arrays.data()
 
     def _tags(self) -> pa.Array[Any]:
-        columns = self._columns
-        others = np.ones(len(columns.tags), np.bool_)
-        others[self._log_tags()] = False
-        tags = columns.tags[others].view(np.int64)
-        return _lists("tags", self._tag_ends(), pa.array(tags))
-
-    def _tag_ends(self) -> NDArray[np.int64]:
-        """Return where the tags of each record end, without those of logs."""
-        return np.cumsum(np.maximum(self._columns.tag_counts - 1, 0))
-
-    def _log_tags(self) -> NDArray[np.int64]:
-        """Return the places of the tags of logs; a tombstone has none."""
-        counts = self._columns.tag_counts
-        return (np.cumsum(counts) - counts)[counts > 0]
+        return self._arrays.tags()
 
     def _log(self) -> pa.Array[Any]:
-        """Return the names of the logs: each is decoded once, and found by its tag."""
-        columns = self._columns
-        names, ends = columns.names()
-        alive = columns.tag_counts > 0
-        tags = np.zeros(len(alive), np.uint64)
-        tags[alive] = columns.tags[self._log_tags()]
-        logs = pa.array(tags).dictionary_encode()
-        index = logs.indices.to_numpy()
-        first = np.empty(len(logs.dictionary), np.int64)
-        first[index[::-1]] = np.arange(len(index))[::-1]
-        starts = np.where(first > 0, ends[first - 1], 0)
-        spelled = [
-            names[start:end].partition(_SEPARATOR)[0].decode()
-            for start, end in zip(starts.tolist(), ends[first].tolist(), strict=True)
-        ]
-        return pa.array(spelled, pa.string()).take(logs.indices)
+        return self._arrays.logs()
 
     def _tag_names(self) -> pa.Array[Any]:
-        """Return the tags as text: what follows each separator and the letter of its kind."""
-        names, ends = self._columns.names()
-        tag_ends = self._tag_ends()
-        column = np.frombuffer(names, np.uint8)
-        separators = np.flatnonzero(column == _SEPARATOR[0])
-        starts = separators + 2
-        # A tag ends at the next separator, the last one of a record where its names end.
-        stops = np.append(separators[1:], len(names))[: len(starts)]
-        tagged = np.diff(tag_ends, prepend=0) > 0
-        stops[tag_ends[tagged] - 1] = ends[tagged]
-        lengths = np.empty(2 * len(starts), np.int64)
-        lengths[::2] = np.diff(starts, prepend=0)
-        lengths[2::2] -= (stops - starts)[:-1]
-        lengths[1::2] = stops - starts
-        kept = np.repeat(np.tile([False, True], len(starts)), lengths)
-        text = column[: len(kept)][kept].tobytes()
-        return _lists("tag_names", tag_ends, _strings(pa.string(), np.cumsum(lengths[1::2]), text))
-
-
-def _buffer(column: NDArray[np.int32] | NDArray[np.int64]) -> pa.Buffer:
-    return pa.py_buffer(column.data)
-
-
-def _offsets(ends: NDArray[np.int64]) -> pa.Buffer:
-    return _buffer(np.concatenate(([0], ends)).astype(np.int32))
-
-
-def _strings(kind: pa.DataType, ends: NDArray[np.int64], content: bytes) -> pa.Array[Any]:
-    return pa.Array.from_buffers(kind, len(ends), [None, _offsets(ends), pa.py_buffer(content)])
-
-
-def _lists(name: str, ends: NDArray[np.int64], values: pa.Array[Any]) -> pa.Array[Any]:
-    kind = SCHEMA.field(name).type
-    return pa.Array.from_buffers(kind, len(ends), [None, _offsets(ends)], children=[values])
-
-
-def _times(us: NDArray[np.int64]) -> pa.Array[Any]:
-    return pa.Array.from_buffers(_US, len(us), [None, _buffer(us)])
+        return self._arrays.tag_names()

@@ -40,6 +40,7 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "8",
 }
+"""Of a session whose executors are on this machine: masters `local...` and `local-cluster...`."""
 _SHORT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """`spark-submit` sets it for the program that it runs."""
@@ -91,7 +92,8 @@ def start(
     wanted = dict(_ALWAYS)
     if _SUBMITTED not in os.environ:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        wanted |= _LOCAL | {"spark.master": master, "spark.driver.memory": memory}
+        wanted |= {"spark.master": master, "spark.driver.memory": memory}
+        wanted |= _LOCAL if master.startswith("local") else {}
         if short:
             wanted["spark.driver.extraJavaOptions"] = _SHORT
     builder = SparkSession.builder.appName(name)

@@ -33,7 +33,8 @@ from indilog.wire.messages import (
     ShardStored,
     ShardStoredWanted,
 )
-from indilog_storage.shard import Shard, ShardState, state_encoded
+from indilog_storage.shard import Shard
+from indilog_storage.shard_parts import ShardState, state_encoded
 
 _FULL: Final = "a batch for which the disk has no room"
 _FRAME_OVERHEAD_BYTES: Final = 40

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import abc
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import LocalId, NodeId
+from indilog.kernel.cold import ColdBatchRead, ColdObject, ReadColdBatch
 from indilog.kernel.records import RecordBatch
-from indilog.roles.role import Effect, Ignore, Location, ReadFrame, Send
+from indilog.roles.role import AskCold, Effect, Ignore, Location, ReadFrame, Send
 from indilog.wire.messages import Message
+
+FIRST_COLD_SEGMENT: Final = 1 << 31
+"""In the places of batches on cold storage, the segment is this plus the number of the object, and
+the offset is the first localid of the batch.
+"""
+
+
+def cold_number(location: Location) -> int | None:
+    """Return the number of the cold object with a batch; None: it is in the journal."""
+    return location.segment - FIRST_COLD_SEGMENT if location.segment >= FIRST_COLD_SEGMENT else None
 
 
 class DamagedBatch(NamedTuple):
@@ -56,13 +67,27 @@ class BatchTask(abc.ABC):
         todo: batches still to be requested.
         awaited: how many batches are being read for the task.
         queued: whether the task may request more.
+        dropped: whether no message is sent: the receiver asks again.
+        cold_left_bytes: how many bytes of batches on cold storage it may still request, at least
+            one batch; None: any number. A page that waits for many of them is asked for again
+            before it is complete.
     """
+
+    cold_left_bytes: int | None = None
 
     def __init__(self, to: NodeId, todo: Iterable[Location]) -> None:
         self.to = to
         self.todo = deque(todo)
         self.awaited = 0
         self.queued = False
+        self.dropped = False
+
+    def miss(self, location: Location) -> None:
+        """Continue without a batch that cold storage did not give in time: nothing is known about
+        it.
+        """
+        del location
+        self.dropped = True
 
     @property
     @abc.abstractmethod
@@ -84,10 +109,30 @@ class BatchTask(abc.ABC):
 class BatchReads:
     """Serves batches to tasks.
 
-    `bytes_max` bounds the cache, `reading_bytes_max` the bytes being read, `tasks_max` the queue.
+    Tasks that need a batch from cold storage wait in a queue of their own while `cold_max` such
+    reads are under way, so the others do not wait for them.
+
+    Args:
+        bytes_max: bytes in the cache.
+        reading_bytes_max: bytes being read from the journal.
+        tasks_max: tasks in both queues.
+        cold_max: reads of cold storage under way.
+        objects: on cold storage, by number.
+
+    Attributes:
+        cold_reads, cold_misses: batches requested from cold storage in this incarnation, and those
+            that it did not give in time.
     """
 
-    def __init__(self, *, bytes_max: int, reading_bytes_max: int, tasks_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        bytes_max: int,
+        reading_bytes_max: int,
+        tasks_max: int,
+        cold_max: int = 1,
+        objects: Mapping[int, ColdObject] | None = None,
+    ) -> None:
         self._cache: OrderedDict[Location, RecordBatch] = OrderedDict()
         """Least recently used batches come first."""
         self._cached_bytes = 0
@@ -99,6 +144,13 @@ class BatchReads:
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
+        self._cold_queue: deque[BatchTask] = deque()
+        """Tasks whose next batch is on cold storage."""
+        self._cold_max = cold_max
+        self._objects: Mapping[int, ColdObject] = {} if objects is None else objects
+        self._cold_tokens: set[int] = set()
+        self.cold_reads = 0
+        self.cold_misses = 0
         self.damaged: list[DamagedBatch] = []
         """Damage found since `DiskCare` last emptied the list."""
 
@@ -123,7 +175,7 @@ class BatchReads:
 
     def start(self, task: BatchTask) -> bool:
         """Queue a task, which `advance` serves; False: the queue is full."""
-        if len(self._queue) >= self._tasks_max:
+        if len(self._queue) + len(self._cold_queue) >= self._tasks_max:
             return False
         task.queued = True
         self._queue.append(task)
@@ -132,6 +184,7 @@ class BatchReads:
     def drop_tasks(self) -> None:
         """Drop all tasks without an answer: their seqnums are wrong now."""
         self._queue.clear()
+        self._cold_queue.clear()
         for tasks in self._reading.values():
             tasks.clear()
 
@@ -141,36 +194,87 @@ class BatchReads:
         queue = self._queue
         while queue and self._reading_bytes < self._reading_bytes_max:
             task = queue[0]
-            if task.full or not task.todo:
+            if task.full or not task.todo or self._has_enough(task):
                 queue.popleft()
                 task.queued = False
                 effects += _finished(task)
                 continue
-            location = task.todo.popleft()
+            location = task.todo[0]
             if (batch := self._cache.get(location)) is not None:
+                task.todo.popleft()
                 self._cache.move_to_end(location)
                 task.take(location, batch)
+            elif self._must_wait(location):
+                self._cold_queue.append(queue.popleft())
             else:
+                task.todo.popleft()
                 effects += self._read(location, task)
         return effects
 
+    def _has_enough(self, task: BatchTask) -> bool:
+        location = task.todo[0]
+        if task.cold_left_bytes is None or task.cold_left_bytes > 0:
+            return False
+        return cold_number(location) is not None and location not in self._cache
+
+    def _must_wait(self, location: Location) -> bool:
+        is_cold = cold_number(location) is not None and location not in self._reading
+        return is_cold and len(self._cold_tokens) >= self._cold_max
+
     def _read(self, location: Location, task: BatchTask) -> list[Effect]:
         task.awaited += 1
+        if task.cold_left_bytes is not None and cold_number(location) is not None:
+            task.cold_left_bytes -= location.length
         if (tasks := self._reading.get(location)) is not None:
             tasks.append(task)
             return []
+        if (number := cold_number(location)) is not None:
+            return self._read_cold(location, number, task)
         self._reading[location] = [task]
         self._reading_bytes += location.length
         self._next_token += 1
         self._tokens[self._next_token] = location
         return [ReadFrame(location, self._next_token)]
 
+    def _read_cold(self, location: Location, number: int, task: BatchTask) -> list[Effect]:
+        if (source := self._objects.get(number)) is None:
+            # It was deleted after the task began: all its records are trimmed.
+            task.awaited -= 1
+            task.take(location, None)
+            return []
+        self._reading[location] = [task]
+        self._next_token += 1
+        self._tokens[self._next_token] = location
+        self._cold_tokens.add(self._next_token)
+        self.cold_reads += 1
+        return [AskCold(ReadColdBatch(self._next_token, source, location.offset))]
+
+    def on_cold_read(self, answer: ColdBatchRead) -> list[Effect]:
+        """Give a batch from cold storage to its tasks; call `advance` afterwards."""
+        self._cold_tokens.remove(answer.token)
+        self._queue.extendleft(reversed(self._cold_queue))
+        self._cold_queue.clear()
+        if not answer.away:
+            return self.on_read(answer.token, answer.payload)
+        self.cold_misses += 1
+        location = self._tokens.pop(answer.token)
+        effects: list[Effect] = [Ignore(location, "cold storage does not answer")]
+        for task in self._reading.pop(location):
+            task.awaited -= 1
+            task.miss(location)
+            effects += _finished(task)
+        return effects
+
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Give a batch that was read to the tasks that wait for it; call `advance` afterwards."""
         location = self._tokens.pop(token)
-        self._reading_bytes -= location.length
+        is_cold = cold_number(location) is not None
+        if not is_cold:
+            self._reading_bytes -= location.length
         effects: list[Effect] = []
         batch, damage = parse_batch(location, payload)
+        if is_cold and batch is not None and batch.header.first != location.offset:
+            batch, damage = None, DamagedBatch(location, readable=True)
         if damage is not None:
             self.damaged.append(damage)
             effects.append(Ignore(location, "a record batch on disk is damaged"))
@@ -184,10 +288,15 @@ class BatchReads:
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
-        assert self._reading_bytes == sum(location.length for location in self._reading)
+        local = [place for place in self._reading if cold_number(place) is None]
+        assert self._reading_bytes == sum(location.length for location in local)
+        assert len(self._reading) - len(local) == len(self._cold_tokens) <= self._cold_max
+        assert not self._cold_queue or self._cold_tokens, "a read that ends lets tasks continue"
         assert set(self._tokens.values()) == set(self._reading)
-        assert all(task.queued for task in self._queue)
+        assert all(task.queued for task in (*self._queue, *self._cold_queue))
 
 
 def _finished(task: BatchTask) -> list[Effect]:
-    return [] if task.queued or task.awaited else [Send(task.to, task.answer())]
+    if task.queued or task.awaited or task.dropped:
+        return []
+    return [Send(task.to, task.answer())]

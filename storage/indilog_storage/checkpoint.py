@@ -15,12 +15,14 @@ import numpy as np
 
 from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, MetalogPosition, ShardId
+from indilog.kernel.cold import ColdObject
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import entries_decoded, entries_encoded
 from indilog_storage.ordering import Ordering, OrderingColumns
 from indilog_storage.ordering_journal import OrderingJournal
-from indilog_storage.shard import Shard, ShardColumns
+from indilog_storage.shard import Shard
+from indilog_storage.shard_parts import ShardColumns
 
 
 class _Floors(msgspec.Struct, frozen=True, array_like=True):
@@ -85,9 +87,16 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The extent that the checkpoint before this one covers."""
 
 
+class _ColdCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The state of a node that has objects on cold storage."""
+
+    hot: _Checkpoint
+    objects: tuple[ColdObject, ...]
+
+
 NOTHING: Final = Extent(Epoch(0), 0)
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Checkpoint)
+_decoder = msgspec.msgpack.Decoder(_Checkpoint | _ColdCheckpoint)
 
 
 def checkpoint_of(
@@ -95,6 +104,7 @@ def checkpoint_of(
     shards: Mapping[ShardId, Shard],
     journal: OrderingJournal,
     before: Extent,
+    objects: Mapping[int, ColdObject],
 ) -> Callable[[], bytes]:
     """Copy the state of a node; the returned function encodes the copy and may run in any
     thread.
@@ -105,19 +115,20 @@ def checkpoint_of(
     trimmed_at = ordering.trimmed_at
     copies = [(shard.id, shard.copied()) for shard in shards.values()]
 
+    made = tuple(objects.values())
+
     def encoded() -> bytes:
-        return _encoder.encode(
-            _Checkpoint(
-                columns(),
-                _Floors(*(column.tobytes() for column in logs)),
-                _Floors(*(column.tobytes() for column in tags)),
-                trimmed_at,
-                tuple(_ShardPart(shard, copy()) for shard, copy in copies),
-                entries_encoded(pending),
-                gap,
-                before,
-            )
+        hot = _Checkpoint(
+            columns(),
+            _Floors(*(column.tobytes() for column in logs)),
+            _Floors(*(column.tobytes() for column in tags)),
+            trimmed_at,
+            tuple(_ShardPart(shard, copy()) for shard, copy in copies),
+            entries_encoded(pending),
+            gap,
+            before,
         )
+        return _encoder.encode(_ColdCheckpoint(hot, made) if made else hot)
 
     return encoded
 
@@ -129,6 +140,7 @@ def restore(
     shards: Mapping[ShardId, Shard],
     covered: Covered,
     journal: OrderingJournal,
+    objects: dict[int, ColdObject],
 ) -> None:
     """Restore a new node from `payload`; batches in `gone` segments become holes.
 
@@ -139,6 +151,9 @@ def restore(
         checkpoint = _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise MalformedFrameError(f"not the checkpoint of a storage node: {error}") from error
+    if isinstance(checkpoint, _ColdCheckpoint):
+        objects.update((made.number, made) for made in checkpoint.objects)
+        checkpoint = checkpoint.hot
     trimmed = ordering.floors
     _restore_floors(trimmed.logs, checkpoint.logs)
     _restore_floors(trimmed.tags, checkpoint.tags)

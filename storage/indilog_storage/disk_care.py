@@ -16,6 +16,8 @@ from indilog.kernel.floors import Trimmed
 from indilog.kernel.view import Views
 from indilog.roles.role import Effect, Location
 from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.cold_tier import FIRST_TOKEN as FIRST_COLD_TOKEN
+from indilog_storage.cold_tier import ColdTier
 from indilog_storage.reclaim import FIRST_TOKEN, Reclaim
 from indilog_storage.repair import Repair
 from indilog_storage.scrub import Scrub
@@ -35,26 +37,38 @@ class DiskCare:
         views: Views,
         shards: Mapping[ShardId, Shard],
         floors: Trimmed,
+        cold: ColdTier,
         config: NodeConfig,
     ) -> None:
         self._shards = shards
         self.repair = Repair(node, views, shards, config)
         self.scrub = Scrub(shards, config)
         self.reclaim = Reclaim(shards, floors, config)
+        self.cold = cold
         self.damaged = 0
 
     def start(self, now: Instant, *, unread: bool) -> None:
         """Begin after recovery; `unread`: recovery has not read all batches."""
         self.scrub.start(now, unread=unread)
         self.reclaim.note_risen_floors()
+        self.cold.start(now)
+
+    def note_risen_floors(self) -> None:
+        """Note that floors have risen."""
+        self.reclaim.note_risen_floors()
+        self.cold.note_risen_floors()
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Handle a frame that scrub or reclaim has requested."""
+        """Handle a frame that scrub, reclaim or a move has requested."""
+        if token < FIRST_COLD_TOKEN:
+            return self.cold.on_read(token, payload)
         asked = self.reclaim if token < FIRST_TOKEN else self.scrub
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
         """Handle that a repaired batch, or a note of discarded ones, was written."""
+        if token < FIRST_COLD_TOKEN:
+            return self.cold.on_persisted(token)
         if token < FIRST_TOKEN:
             return self.reclaim.on_persisted(token)
         self.repair.on_persisted(token, location)
@@ -66,7 +80,7 @@ class DiskCare:
 
         Damage that is known already is not counted again.
         """
-        effects = self.scrub.conclude(now) + self.reclaim.conclude(now)
+        effects = self.scrub.conclude(now) + self.reclaim.conclude(now) + self.cold.conclude(now)
         for found in (met, self.scrub.damaged):
             for damage in found:
                 self.damaged += any(shard.lose(damage) for shard in self._shards.values())
@@ -75,7 +89,8 @@ class DiskCare:
 
     def deadline(self) -> Instant | None:
         """When to read on, or to ask a replica."""
-        times = (self.repair.deadline(), self.scrub.deadline(), self.reclaim.deadline())
+        parts = (self.repair, self.scrub, self.reclaim, self.cold)
+        times = (part.deadline() for part in parts)
         return min((time for time in times if time is not None), default=None)
 
     def status(self) -> dict[str, int]:
@@ -96,4 +111,5 @@ class DiskCare:
             "scrubbed_bytes": self.scrub.bytes,
             "scrub_passes": self.scrub.passes,
             "repaired_records": self.repair.repaired,
+            **self.cold.status(),
         }

@@ -21,12 +21,14 @@ from cachetools import LRUCache
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.base.resend import Resend
 from indilog.config import Config
+from indilog.kernel.cold import ColdAnswer, ColdBatchRead, ColdObject
 from indilog.kernel.index_schedule import NO_POSITION
 from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import (
+    ColdAnswered,
     Effect,
     Event,
     FrameKind,
@@ -61,6 +63,7 @@ from indilog.wire.time_messages import TimeFound, TimeLookup
 from indilog_storage.appends import Appends, Stored
 from indilog_storage.batch_reads import BatchReads, BatchTask
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
+from indilog_storage.cold_tier import ColdObjectsKept, ColdTier
 from indilog_storage.discarded import answer_discarded
 from indilog_storage.disk_care import DiskCare
 from indilog_storage.history import HistoryFetch, history_for
@@ -88,6 +91,8 @@ from indilog_storage.trims import (
 )
 
 _NEVER: Final = Instant(math.inf)
+_COLD_READS: Final = 4
+"""Reads of cold storage that may be under way, for each that a process makes at once."""
 _AUX_OVERHEAD_BYTES: Final = 64
 """About how much memory aux data takes besides its bytes."""
 
@@ -103,7 +108,8 @@ class StorageNode:
         self._appends = Appends(self._shards, views[-1].logspace, config)
         self._announces_empty_positions = announces_empty_positions(node, views[-1])
         self._ordering = Ordering()
-        self._recovery = Recovery(self._shards, self._ordering)
+        self._cold = ColdObjectsKept()
+        self._recovery = Recovery(self._shards, self._ordering, self._cold)
         self._catch_up = CatchUp(
             self._ordering.reader,
             Resend(config.node.messages.resend_s, config.node.messages.resend_s_max),
@@ -123,12 +129,16 @@ class StorageNode:
             bytes_max=config.node.caches.record_cache_bytes_max,
             reading_bytes_max=config.node.messages.page_bytes_max,
             tasks_max=config.node.reads.lookups_pending_max,
+            cold_max=_COLD_READS * config.node.cold.cold_requests_max,
+            objects=self._cold.objects,
         )
         self._aux: LRUCache[SeqNum, bytes] = LRUCache(
             config.node.caches.aux_cache_bytes_max,
             getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES,
         )
-        self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
+        cold = ColdTier(self._cold, self._shards, self._ordering, self._covered, config.node)
+        floors = self._ordering.floors
+        self._care = DiskCare(node, views, self._shards, floors, cold, config.node)
         self._writers = _writers_of(self._shards, views)
         self._disk_full_notifier = DiskFullNotifier([*self._writers.values()])
         self._blocks: list[IndexBlock] = []
@@ -154,6 +164,11 @@ class StorageNode:
     def ordering(self) -> Ordering:
         """The applied entries; not to be changed."""
         return self._ordering
+
+    @property
+    def cold_objects(self) -> Mapping[int, ColdObject]:
+        """Its objects on cold storage, by number; not to be changed."""
+        return self._cold.objects
 
     # --- figures for operators
 
@@ -181,7 +196,13 @@ class StorageNode:
             "trims": self._ordering.trims,
             "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
             **self._care.status(),
+            **self._cold_status(),
         }
+
+    def _cold_status(self) -> dict[str, int]:
+        if not self._cold.objects:
+            return {}
+        return {"cold_reads": self._reads.cold_reads, "cold_misses": self._reads.cold_misses}
 
     # --- recovery, and what recovery needs
 
@@ -220,7 +241,8 @@ class StorageNode:
         """
         self._saving = self._unsaved
         before = self._covered.take(self._ordering.extent)
-        return checkpoint_of(self._ordering, self._shards, self._journal, before)
+        objects = self._cold.objects
+        return checkpoint_of(self._ordering, self._shards, self._journal, before, objects)
 
     def checkpointed(self) -> None:
         """Note that the last checkpoint is durable; the primary is notified of what checkpoints
@@ -237,7 +259,10 @@ class StorageNode:
         Raises:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
-        restore(payload, gone, self._ordering, self._shards, self._covered, self._journal)
+        restore(
+            payload, gone, self._ordering, self._shards, self._covered, self._journal,
+            self._cold.objects,
+        )  # fmt: skip
         self._restored = True
 
     def recovered(self) -> None:
@@ -283,8 +308,16 @@ class StorageNode:
                 self._history.start(epoch)
                 self._ordering.reader.mark_unconfirmed()
                 return []
+            case ColdAnswered(answer):
+                return self._on_cold(answer, now)
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
+
+    def _on_cold(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
+        self._stirred = True
+        if isinstance(answer, ColdBatchRead):
+            return self._reads.on_cold_read(answer)
+        return self._care.cold.on_answer(answer, now)
 
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:
@@ -446,7 +479,7 @@ class StorageNode:
         self._order(entry.position, spans)
         if isinstance(entry, Trim):
             self._stirred = True
-            self._care.reclaim.note_risen_floors()
+            self._care.note_risen_floors()
             if self._announces_empty_positions:
                 effects += announce_trim(entry, self._views[-1], self._ordering)
         return effects
@@ -502,7 +535,7 @@ class StorageNode:
         if base is not None and self._ordering.has(base.position, base.last):
             self._history.end()
             self._ordering.reader.mark_unconfirmed()
-            self._care.reclaim.note_risen_floors()
+            self._care.note_risen_floors()
             effects += self._journal.flush()
         return effects
 

@@ -221,6 +221,15 @@ class Ordering:
         """Return the stamp of the applied entry that ordered `seqnum`, microseconds since 1970."""
         return self._times[bisect_right(self._tails, seqnum)]
 
+    @property
+    def last_us(self) -> int:
+        """The stamp of the last applied entry, microseconds since 1970; 0: there is none."""
+        return self._times[-1] if self._times else 0
+
+    def position_of(self, seqnum: SeqNum) -> MetalogPosition:
+        """Return the position of the applied entry that ordered `seqnum`."""
+        return bisect_right(self._tails, seqnum)
+
     def tail_before(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail before the entry at `position`, which is applied."""
         return self._tails[position - 1] if position else 0

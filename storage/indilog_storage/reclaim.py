@@ -134,7 +134,7 @@ class Reclaim:
 
     def _next(self, shard: Shard) -> _Reading | None:
         """Return the next batch that may be dead; None: this shard has no more."""
-        if (batch := shard.batch_from(self._at)) is None:
+        if (batch := shard.batch_from(self._at, local=True)) is None:
             return None
         first, end, location = batch
         if end > shard.ordered or shard.seqnum_of(first) >= self._floors.highest:

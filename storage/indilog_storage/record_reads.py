@@ -186,6 +186,7 @@ class RecordPage(BatchTask):
         self._names: list[tuple[SeqNum, bytes]] = []
         self._applied = applied
         self._trimmed: list[SeqNum] = []
+        self._away: list[SeqNum] = []
         self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
         for seqnum in message.seqnums:
             localid = shard.localid_of(seqnum)
@@ -197,11 +198,18 @@ class RecordPage(BatchTask):
             else:
                 self._wanted.setdefault(location, []).append((seqnum, localid))
         super().__init__(message.origin, self._wanted)
+        self.cold_left_bytes = bytes_max
 
     @property
     def full(self) -> bool:
         """Whether the page has reached `bytes_max`."""
         return self._bytes >= self._bytes_max
+
+    def miss(self, location: Location) -> None:
+        """Answer that the requested records of a batch cannot be read now."""
+        seqnums = [seqnum for seqnum, _ in self._wanted[location]]
+        self._unknown += seqnums
+        self._away += seqnums
 
     def take(self, location: Location, batch: RecordBatch | None) -> None:
         """Copy the requested records of a batch."""
@@ -257,4 +265,5 @@ class RecordPage(BatchTask):
             tuple(self._trimmed),
             self._applied.trimmed_at if self._trimmed else 0,
             tuple(self._names),
+            tuple(self._away),
         )

@@ -7,13 +7,16 @@ from typing import Final
 
 from indilog.base.errors import DataLossError, MalformedFrameError
 from indilog.base.ids import Epoch, LocalId, ShardId
+from indilog.kernel.cold import cold_decoded
 from indilog.kernel.metalog import Entry, entries_decoded
 from indilog.kernel.records import batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
 from indilog_storage.batch_reads import DamagedBatch, parse_batch
+from indilog_storage.cold_tier import ColdObjectsKept
 from indilog_storage.ordering import Ordering
-from indilog_storage.shard import Shard, state_decoded
+from indilog_storage.shard import Shard
+from indilog_storage.shard_parts import state_decoded
 
 BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frame kinds whose intact header still names the records of a damaged frame."""
@@ -22,8 +25,11 @@ BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GON
 class Recovery:
     """Replays frames in the order of the journal, and notes the losses between them."""
 
-    def __init__(self, shards: Mapping[ShardId, Shard], ordering: Ordering) -> None:
+    def __init__(
+        self, shards: Mapping[ShardId, Shard], ordering: Ordering, cold: ColdObjectsKept
+    ) -> None:
         self._shards = shards
+        self._cold = cold
         self._ordering = ordering
         self._gap = False
         """Whether entries are missing before the next `ORDERING` frame, or may have been replaced
@@ -52,12 +58,12 @@ class Recovery:
                     self._gone(payload, location)
                 case FrameKind.GONE_RECORDS | FrameKind.DISCARDED:
                     self._gone_records(kind, payload, location)
+                case FrameKind.COLD:
+                    self._cold.released += self._cold.note(cold_decoded(payload), self._shards)
                 case (
                     FrameKind.CHECKPOINT
                     | FrameKind.MOVED
                     | FrameKind.METALOG
-                    | FrameKind.METALOG_FETCHED
-                    | FrameKind.METALOG_FILLED
                     | FrameKind.METALOG_STATE
                 ):
                     raise AssertionError(f"a storage node writes no {kind.name} frames")
@@ -174,12 +180,12 @@ class Recovery:
                 self._gap = True
             case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
                 pass  # it holds no writers, and not where a shard ends
+            case FrameKind.COLD:
+                self._cold.is_in_doubt = True
             case (
                 FrameKind.SHARD_STATE
                 | FrameKind.GONE_RECORDS
                 | FrameKind.METALOG
-                | FrameKind.METALOG_FETCHED
-                | FrameKind.METALOG_FILLED
                 | FrameKind.METALOG_STATE
                 | None
             ):
@@ -204,6 +210,6 @@ class Recovery:
         shard.lose(damage or DamagedBatch(frame.location, readable=True))
 
     def _doubt(self) -> None:
-        self._lossy = True
+        self._lossy = self._cold.is_in_doubt = True
         for shard in self._shards.values():
             shard.doubt()

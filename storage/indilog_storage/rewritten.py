@@ -13,7 +13,8 @@ import numpy as np
 from indilog.base.ids import ShardId
 from indilog.kernel.floors import Mask, Trimmed
 from indilog.kernel.records import RecordBatch, batch_header
-from indilog.roles.role import FrameKind, Location
+from indilog.roles.role import ELSEWHERE, FrameKind, Location
+from indilog_storage.batch_reads import cold_number
 from indilog_storage.shard import Shard
 
 
@@ -24,7 +25,8 @@ def needed(
     payload: bytes,
     location: Location,
 ) -> bytes | None:
-    """Return what must remain of an intact batch; None: nothing, it was discarded.
+    """Return what must remain of an intact batch; None: nothing, it was discarded; `ELSEWHERE`:
+    its records are on cold storage.
 
     Records that an opening dropped, and others replaced, are removed when their successors are.
     """
@@ -35,6 +37,8 @@ def needed(
     if shard.is_gone(header.first) and shard.is_gone(header.end - 1):
         return None
     place = shard.location_of(header.first)
+    if place is not None and cold_number(place) is not None and header.end <= shard.ordered:
+        return ELSEWHERE
     if place is None or place[:2] != location[:2] or header.end > shard.ordered:
         return payload
     first = shard.seqnum_of(header.first)

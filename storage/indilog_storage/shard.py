@@ -25,94 +25,31 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
-from indilog.base.columns import Pack, Packs
-from indilog.base.errors import MalformedFrameError
+from indilog.base.columns import Packs
 from indilog.base.ids import Epoch, LocalId, SeqNum, ShardId
+from indilog.kernel.cold import ColdObject
 from indilog.kernel.metalog import UNSAID, Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Location
-from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch
+from indilog_storage.shard_parts import BatchRows, LocalRun, ShardColumns, ShardState
 
 _HOLE: Final = 0
 """The segment number of a row that is a hole: segments are numbered from 1."""
 _GONE: Final = 2**32 - 1
 """The segment number of a discarded batch: all its records were trimmed."""
 _NOWHERE: Final = (_HOLE, _GONE)
+_COLD: Final = FIRST_COLD_SEGMENT
+COLD_OBJECTS_MAX: Final = _GONE - _COLD
 _ROWS_AT_ONCE: Final = 1 << 16
 NEVER: Final = Epoch(-1)
 """The epoch of the writer of a shard that none has claimed or opened here."""
-
-
-class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or where a writer opened.
-
-    Frames are replayed in order, so records that an opening dropped stay dropped.
-    """
-
-    shard: ShardId
-    epoch: Epoch
-    start: LocalId | None
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ShardState)
-
-
-def state_encoded(state: ShardState) -> bytes:
-    """Return the bytes of a state, as journals hold them."""
-    return _encoder.encode(state)
-
-
-def state_decoded(payload: bytes) -> ShardState:
-    """Return the state in `payload`.
-
-    Raises:
-        MalformedFrameError: it holds none.
-    """
-    try:
-        return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise MalformedFrameError(f"not a shard's state: {error}") from error
-
-
-class BatchRows(NamedTuple):
-    """The batches of one replica of a shard, ascending, as columns of equal length.
-
-    Attributes:
-        firsts, ends: the localids of each.
-        segments, offsets, lengths: where it was written.
-        gone: the localids of discarded batches, a row each: first, end.
-    """
-
-    firsts: NDArray[np.uint64]
-    ends: NDArray[np.uint64]
-    segments: NDArray[np.uint32]
-    offsets: NDArray[np.uint64]
-    lengths: NDArray[np.uint64]
-    gone: NDArray[np.uint64]
-
-
-class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
-    """The durable state of a shard; rows and spans are packed (`indilog.base.columns`)."""
-
-    claimed: Epoch
-    opened: Epoch
-    stored: LocalId
-    ordered: LocalId
-    certain: bool
-    doubted: LocalId | None
-    opened_at: LocalId | None
-    rows: tuple[Pack, ...]
-    spans: tuple[Pack, ...]
-
-
 _ROWS: Final = ("_firsts", "_segments", "_offsets", "_lengths")
 _SPANS: Final = ("_span_seqnums", "_span_localids")
 
@@ -352,6 +289,16 @@ class Shard:
         end = localid + 1 if end is None else end
         return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
 
+    def lacks_any(self, first: LocalId, end: LocalId) -> bool:
+        """Whether any of [first, end) is in a hole or not stored yet."""
+        index = self.holes.bisect_right(first) - 1
+        if index >= 0 and self.holes.peekitem(index)[1] > first:
+            return True
+        known_to = self.stored
+        if index + 1 < len(self.holes):
+            known_to = self.holes.peekitem(index + 1)[0]
+        return end > known_to
+
     def lacking_to(self, first: LocalId) -> LocalId:
         """Return the end of the range from `first` on that is lost durably: a restart would not
         find it.
@@ -455,11 +402,13 @@ class Shard:
             return None
         return Location(self._segments[index], self._offsets[index], self._lengths[index])
 
-    def batch_from(self, localid: LocalId) -> tuple[LocalId, LocalId, Location] | None:
+    def batch_from(
+        self, localid: LocalId, *, local: bool = False
+    ) -> tuple[LocalId, LocalId, Location] | None:
         """Return the first known batch that begins at `localid` or later (its range and place);
-        None: there is none.
+        None: there is none. `local`: one in the journal.
         """
-        index = self._known_from(bisect_left(self._firsts, localid))
+        index = self._known_from(bisect_left(self._firsts, localid), local=local)
         if index is None:
             return None
         place = Location(self._segments[index], self._offsets[index], self._lengths[index])
@@ -478,18 +427,18 @@ class Shard:
             np.stack((firsts[gone], ends[gone]), axis=1),
         )  # fmt: skip
 
-    def _known_from(self, index: int) -> int | None:
+    def _known_from(self, index: int, *, local: bool) -> int | None:
         """Return the first row from `index` on with a known place.
 
-        A log that is trimmed continuously has millions of discarded batches before it.
+        A log that is trimmed or moved continuously has millions of other batches before it.
         """
-        count = len(self._segments)
-        if index < count and self._segments[index] not in _NOWHERE:
+        count, end = len(self._segments), _COLD if local else _GONE
+        if index < count and _HOLE < self._segments[index] < end:
             return index
         segments = np.frombuffer(self._segments, np.uint32)
         for start in range(index, count, _ROWS_AT_ONCE):
             rows = segments[start : start + _ROWS_AT_ONCE]
-            known = np.flatnonzero((rows != _HOLE) & (rows != _GONE))
+            known = np.flatnonzero((rows != _HOLE) & (rows < end))
             if len(known):
                 return start + int(known[0])
         return None
@@ -510,6 +459,75 @@ class Shard:
             )
             if place[0] not in _NOWHERE
         ]
+
+    # --- cold storage
+
+    def local_run(self, localid: LocalId, end: LocalId, bytes_max: int) -> LocalRun | None:
+        """Return the first batches in the journal from `localid` on that end at `end` or before,
+        about `bytes_max` bytes of them; None: there are none.
+        """
+        if (start := self._known_from(bisect_left(self._firsts, localid), local=True)) is None:
+            return None
+        size, found = 0, []
+        index = start
+        while index < len(self._firsts) and size < bytes_max and self._end_of(index) <= end:
+            if not self._is_local_or_gone(index):
+                break
+            place = Location(self._segments[index], self._offsets[index], self._lengths[index])
+            if place.segment != _GONE:
+                found.append((self._firsts[index], place))
+                size += place.length
+            index += 1
+        if not found:
+            return None
+        bounded = index < len(self._firsts) and not self._is_local_or_gone(index)
+        return LocalRun(found[0][0], self._end_of(index - 1), found, bounded)
+
+    def _is_local_or_gone(self, index: int) -> bool:
+        return _HOLE < self._segments[index] < _COLD or self._segments[index] == _GONE
+
+    def move(self, first: LocalId, end: LocalId, number: int) -> list[Location]:
+        """Note that the batches of [first, end) are in a cold object; return where they were."""
+        index = bisect_left(self._firsts, first)
+        self._row_packs.changed(index)
+        before: list[Location] = []
+        while index < len(self._firsts) and self._end_of(index) <= end:
+            if _HOLE < self._segments[index] < _COLD:
+                place = Location(self._segments[index], self._offsets[index], self._lengths[index])
+                before.append(place)
+                self._segments[index], self._offsets[index] = _COLD + number, self._firsts[index]
+            index += 1
+        return before
+
+    def cold_runs(self, moved: ColdObject) -> list[tuple[LocalId, LocalId]]:
+        """Return which records are known to be in an object, as ranges."""
+        start = bisect_left(self._firsts, moved.first)
+        stop = bisect_left(self._firsts, moved.end)
+        segments = np.array(self._segments[start:stop], np.uint32)
+        runs: list[tuple[LocalId, LocalId]] = []
+        for row in np.flatnonzero(segments == _COLD + moved.number).tolist():
+            first, end = self._firsts[start + row], self._end_of(start + row)
+            if runs and runs[-1][1] == first:
+                runs[-1] = (runs[-1][0], end)
+            else:
+                runs.append((first, end))
+        return runs
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of the stored batches that are on cold storage."""
+        segments = np.frombuffer(self._segments, np.uint32)
+        is_cold = (segments >= _COLD) & (segments != _GONE)
+        return int(np.frombuffer(self._lengths, np.uint64)[is_cold].sum())
+
+    def ordered_below(self, seqnum: SeqNum) -> LocalId:
+        """Return the first localid whose record has no seqnum below `seqnum`."""
+        index = bisect_left(self._span_seqnums, seqnum)
+        if not index:
+            return 0
+        localid = self._span_localids[index - 1] + seqnum - self._span_seqnums[index - 1]
+        following = self._span_localids[index] if index < len(self._span_localids) else self.ordered
+        return min(localid, following)
 
     # --- trim
 

@@ -233,7 +233,7 @@ def test_the_token_stays_over_a_restart_and_without_one_all_is_open(tmp_path: Pa
 
 
 @pytest.mark.asyncio
-async def test_over_tls_everything_is_as_without_it(tmp_path: Path) -> None:
+async def test_every_request_works_over_tls_as_without_it(tmp_path: Path) -> None:
     ca, other = trustme.CA(), trustme.CA()
     issued = ca.issue_cert("127.0.0.1", "localhost")
     files = {name: tmp_path / name for name in ("cert", "key", "ca", "other")}

@@ -112,7 +112,7 @@ async def test_reservations_equal_capacity_used_and_orders_although_workers_are_
 
 @pytest.mark.heavy
 @pytest.mark.asyncio
-async def test_each_review_is_there_once_although_workers_are_killed(
+async def test_each_review_is_stored_once_although_workers_are_killed(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
     for seed in range(seeds_wanted or 1):
@@ -125,7 +125,7 @@ async def test_each_review_is_there_once_although_workers_are_killed(
 
 
 @pytest.mark.asyncio
-async def test_acknowledged_posts_are_there_once_although_workers_are_killed(
+async def test_acknowledged_posts_are_stored_once_although_workers_are_killed(
     tmp_path: Path,
 ) -> None:
     application = SocialNetwork(synthetic_graph(people=40, friends_each=3))
@@ -192,7 +192,7 @@ async def faults_after(there: PlatformProcess, application: Travel | Media) -> l
 
 
 @pytest.mark.parametrize("name", ["travel", repeated("media")])
-def test_requests_in_flight_are_done_once_after_a_kill_of_all_processes(
+def test_requests_in_flight_take_effect_once_after_a_kill_of_all_processes(
     tmp_path: Path, name: str
 ) -> None:
     application: Travel | Media = Media(users=30, movies=20)

@@ -57,7 +57,7 @@ async def test_a_subscription_and_the_command_continue_after_kill_9_and_a_restar
             subscribing.cancel()
             following.kill()
             _, said = await following.communicate()
-            assert said.count(b"went away") == 1
+            assert said.count(b"is unreachable") == 1
 
 
 async def test_a_client_that_leaves_its_subscription_logs_nothing(tmp_path: Path) -> None:

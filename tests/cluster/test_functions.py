@@ -66,7 +66,7 @@ async def command(platform: Platform, *arguments: str) -> tuple[int | None, str,
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_the_function_of_the_interface_is_deployed_called_changed_and_called_by_another(
+async def test_a_function_is_deployed_called_changed_and_called_by_another(
     platform: Platform, tmp_path: Path
 ) -> None:
     (tmp_path / "social.py").write_text(SOCIAL)
@@ -135,7 +135,7 @@ async def test_a_client_takes_messages_as_large_as_its_platform_allows(tmp_path:
     assert len(page) == 18
 
 
-async def test_parents_that_hold_every_slot_do_not_lock_up(tmp_path: Path) -> None:
+async def test_parents_that_hold_every_slot_cause_no_deadlock(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1, worker_calls_max=2) as platform:
         await platform.deploy("demo", DEMO)
         answers = await asyncio.gather(*(platform.call("demo.fan_out", width=2) for _ in range(4)))
@@ -147,13 +147,13 @@ async def test_a_parent_sees_what_its_child_wrote(platform: Platform) -> None:
         assert (await platform.call("demo.writes_in_child")).json() == ["5"] * n
 
 
-async def test_calls_without_end_are_stopped(platform: Platform) -> None:
+async def test_functions_that_call_each_other_without_end_are_stopped(platform: Platform) -> None:
     answer = await platform.call("demo.recurse", n=0)
     assert answer.status_code == 500
     assert "call each other without end" in answer.json()["detail"]
 
 
-async def test_an_asynchronous_call_can_be_asked_for(platform: Platform) -> None:
+async def test_the_outcome_of_an_asynchronous_call_is_readable(platform: Platform) -> None:
     answer = await platform.http.post(
         "/functions/demo/count?async=1&delay=0.01", json={"name": "a"}
     )
@@ -249,7 +249,7 @@ async def test_a_port_in_use_is_one_sentence(
         await server.start()
 
 
-async def test_a_stream_gives_history_and_then_live_records(platform: Platform) -> None:
+async def test_a_stream_yields_history_and_then_live_records(platform: Platform) -> None:
     post = platform.http.post
     await post("/logs/orders/records", json={"data": "1", "tags": ["a"]})
     async with platform.http.stream("GET", "/logs/orders/stream?tag=a") as stream:

@@ -154,7 +154,7 @@ def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
     assert str(ROOT) not in said
 
 
-def test_a_project_with_folders_called_as_ours_tests_opens_and_deploys(
+def test_a_project_with_folder_names_of_indilog_tests_opens_and_deploys(
     installed: Installed, tmp_path: Path
 ) -> None:
     assert "1 passed" in installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")

@@ -155,12 +155,12 @@ async def test_a_key_keeps_a_conflict_and_the_error_asks_for_another_key(there: 
             "ConflictError",
             False,
         )
-        assert reported["detail"].endswith("to run it again, take another key.")
+        assert reported["detail"].endswith("to run it again, use another key.")
     without = (await there.http.post(path, json={"n": 6})).json()
     assert without["detail"].endswith("run this one again.")
     async with indilog.connect(there.url) as client:
         assert len(await runs_of(client.log("runs"), 6)) == 2
-        with pytest.raises(FunctionFailedError, match="take another key"):
+        with pytest.raises(FunctionFailedError, match="use another key"):
             await client.call("demo.conflicts", idempotency_key="k", n=6)
 
 
@@ -182,7 +182,7 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
         )
         again = await there.http.delete(f"/invocations/{ids[0]}")
         assert (again.status_code, again.json()["detail"]) == (
-            409, f"Invocation {ids[0]} is over already: failed.",
+            409, f"Invocation {ids[0]} has already ended: failed.",
         )  # fmt: skip
         assert (await there.http.delete("/invocations/nope")).status_code == 404
         assert (await there.http.delete("/apps/demo")).json()["invocations_open"] == 1
@@ -205,7 +205,7 @@ async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -
         waits = await client.invocation(timer)
         assert waits is not None
         assert waits.state == "scheduled"
-        with pytest.raises(NotReadyError, match="not over: scheduled"):
+        with pytest.raises(NotReadyError, match="has not ended: scheduled"):
             waits.result()
         asking = asyncio.ensure_future(client.invocation(timer, wait=50))
         cancelled = await client.cancel(timer)
@@ -248,8 +248,7 @@ async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform)
     assert refused.status_code == 422
     assert refused.json()["errors"][0]["field"] == "Idempotency-Key"
     assert refused.json()["detail"] == (
-        "demo.work was not run: its idempotency key was used with other arguments; take another "
-        "key."
+        "demo.work was not run: its idempotency key was used with other arguments; use another key."
     )
     assert (await call(1, "")).status_code == 400
     async with indilog.connect(there.url) as client:

@@ -101,7 +101,7 @@ def commands(block: str) -> list[str]:
     return re.findall(r"^\$ (.*)$", block, re.MULTILINE)
 
 
-async def test_five_minutes_go_as_the_readme_says(tmp_path: Path) -> None:
+async def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
     """Also once the log was trimmed, which it shows before the program that subscribes."""
     functions, workflow, client = blocks("python")
     first, second, look = filter(None, map(commands, blocks()))

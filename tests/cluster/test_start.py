@@ -52,7 +52,7 @@ def shown_until(process: subprocess.Popen[str], text: str) -> None:
     pytest.fail(f"it ended without saying {text!r}: {''.join(shown)}")
 
 
-def test_the_demos_run_it_ends_by_itself_and_a_second_start_finds_its_data(tmp_path: Path) -> None:
+def test_a_demo_start_ends_by_itself_and_a_second_start_finds_its_data(tmp_path: Path) -> None:
     data, port = tmp_path / "data", free_port()
     graph = tmp_path / "graph"
     graph.write_text("".join(f"{a} {b}\n" for a in range(12) for b in range(a + 1, 12)))
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_killed_it_takes_its_platform_with_it_and_another_one_is_refused_meanwhile(
+def test_a_killed_start_ends_its_platform_and_a_concurrent_start_is_refused(
     tmp_path: Path,
 ) -> None:
     data, port = tmp_path / "data", free_port()

@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,16 +22,15 @@ from indilog.base.errors import ConfigError, DataDirectoryError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.log import Log
 from indilog.config import Config
-from indilog.runtime.cluster.assembly import embedded, joined, logs_of
-from indilog.runtime.cluster.node_process import node_running
+from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
-from indilog.runtime.cluster.supervisor import Supervisor, processes_config, supervised
+from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.support.clients import http_client, token_headers
+from tests.support.engine_in_process import ENGINE, appended, engine_of
 from tests.support.repeated import repeated
 
 pytestmark = pytest.mark.cluster
 
-ENGINE = NodeId("engine-0")
 DEADLINE_S = 60.0
 SUPERVISOR = """
 import asyncio, json, signal, sys
@@ -70,28 +69,6 @@ def config_in(directory: Path, **cluster: int) -> Config:
     return processes_config(overrides=settings(directory, **cluster))
 
 
-@asynccontextmanager
-async def engine_of(supervisor: Supervisor) -> AsyncIterator[Log]:
-    """Run the cluster's engine in this process, and yield one of its logs."""
-    failures: list[BaseException] = []
-    async with node_running(ENGINE, supervisor.metadata_address, failures.append) as node:
-        logs = logs_of(node.shell, ENGINE, node.start.config)
-        assert logs is not None
-        await joined(logs)
-        yield logs.log("orders")
-    assert not failures
-
-
-async def appended(log: Log, data: bytes) -> int:
-    """Append; retry while the error is retryable."""
-    while True:
-        try:
-            return await log.append(data, tags=["t"])
-        except IndilogError as error:
-            if not error.retryable:
-                raise
-
-
 async def all_data(log: Log) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     bound = 0
@@ -101,7 +78,7 @@ async def all_data(log: Log) -> dict[int, bytes]:
     return found
 
 
-def test_a_cluster_of_processes_keeps_what_it_acknowledged_over_a_restart(tmp_path: Path) -> None:
+def test_a_cluster_of_processes_keeps_acknowledged_records_over_a_restart(tmp_path: Path) -> None:
     async def first() -> dict[int, bytes]:
         async with (
             supervised(config_in(tmp_path), left_out={ENGINE}) as supervisor,
@@ -153,7 +130,7 @@ def fork_server_of(process: SupervisedProcess) -> int:
 
 
 @pytest.mark.parametrize("killed", ["every process at once", repeated("the compute node")])
-def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed: str) -> None:
+def test_a_gateway_of_a_cluster_answers_again_after_a_kill(tmp_path: Path, killed: str) -> None:
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
             url = supervisor.url
@@ -344,7 +321,7 @@ def test_a_cluster_ends_with_the_program_that_started_it_if_so_configured(
         assert process.wait(DEADLINE_S) == 0
 
 
-def test_sigterm_before_it_is_up_stops_everything_too(tmp_path: Path) -> None:
+def test_sigterm_before_the_cluster_is_up_stops_everything_too(tmp_path: Path) -> None:
     with program(RUN, tmp_path) as process:
         metadata = tmp_path / "metadata"
         while not metadata.exists():

@@ -270,8 +270,8 @@ async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_ot
             [before] = platform.host.status()["workers"]
             reported = (await platform.call("demo.blocks_thread")).json()["detail"]
             assert reported == (
-                "demo.blocks_thread did not end within 0.5 s; it runs in a thread, which goes on "
-                "until it returns or calls ctx.wait, and may have had effects."
+                "demo.blocks_thread did not end within 0.5 s; it runs in a thread, which "
+                "continues until it returns or calls ctx.wait, and may have had effects."
             )
             await until(
                 lambda: any(w["pid"] != before["pid"] for w in platform.host.status()["workers"])
@@ -291,7 +291,7 @@ async def test_an_exit_in_a_task_of_a_function_ends_its_call_only(platform: Plat
     assert platform.host.status()["worker_restarts"] == 0
 
 
-async def test_workers_are_gone_when_the_host_is(tmp_path: Path) -> None:
+async def test_workers_end_with_their_host(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as platform:
         pids = [worker["pid"] for worker in platform.host.status()["workers"]]
         assert len(pids) == 2
@@ -328,7 +328,7 @@ async def speaks(ctx: indilog.Context) -> str:
 """
 
 
-async def test_no_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None:
+async def test_no_amount_of_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None:
     """4 MiB in short lines and undecodable bytes: far more than a pipe holds."""
     with structlog.testing.capture_logs() as logged:
         async with running(tmp_path, workers=1, worker_output_lines_per_s_max=50) as platform:

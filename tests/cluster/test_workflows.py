@@ -186,7 +186,9 @@ async def outcome(ctx: indilog.Context) -> int:
         assert (await there.call("steps.outcome")).json() == 2
 
 
-async def test_a_step_that_ends_its_worker_is_parked_and_others_go_on(tmp_path: Path) -> None:
+async def test_a_run_whose_step_ends_its_worker_is_parked_and_others_continue(
+    tmp_path: Path,
+) -> None:
     source = """
 import os
 import bokiflow, indilog

@@ -452,7 +452,7 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
         service._tasks[0].cancel()
         await service._restore()  # as a node that has missed records
         assert id_ in service._fold.open
-        service._news.set()
+        service._has_work.set()
         for _ in range(20):  # all tasks that are ready have run
             await asyncio.sleep(0)
         service._tasks[0] = asyncio.ensure_future(service._follow())

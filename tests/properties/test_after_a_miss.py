@@ -77,6 +77,7 @@ def cost_of_a_read(
 
 def test_a_hit_of_the_local_index_takes_two_trips_or_none_for_a_cached_record() -> None:
     cluster = CountingCluster(view_of(engines=2, index_shards=2), Config(), seed=1)
+    assert cluster.read(Direction.PREV, TAG, MAX_SEQNUM, engine=1)[0] is None, "the tag is wanted"
     cluster.append(bytes(RECORD_BYTES), "a", engine=0)
     cluster.settle()
     for engine, trips, messages in ((1, 2, 2), (0, 0, 0)):

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bokiflow.locks.lock_records import Acquire, Release, Remind
+from bokiflow.locks.lock_records import Acquire, Release, Remind, lock_tags
 from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
-from bokiflow.locks.lock_records import tags_of as lock_tags_of
 from bokiflow.locks.lock_replica import LockReplica
 from bokiflow.runs import records as flow
 from bokiflow.runs.fold import Run
@@ -85,7 +84,7 @@ async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> ob
     for gap_s, off_s, command in history:
         world.go_on(gap_s, off_s)
         seqnum = await log.append(queue_encoded(command), tags=[replica.tags.shards[0]])
-        shard.note_news(seqnum + 1)
+        shard.note_records_below(seqnum + 1)
         await replica.catch_up(log, shard, seqnum + 1)
         if not isinstance(command, PushMessage):
             outcomes.append(shard.outcome(seqnum))
@@ -97,7 +96,7 @@ async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> obj
     holders = []
     for gap_s, off_s, command in history:
         world.go_on(gap_s, off_s)
-        await log.append(lock_encoded(command), tags=[lock_tags_of("hotel").commands])
+        await log.append(lock_encoded(command), tags=[lock_tags("hotel").commands])
         await replica.catch_up(log)
         holder = replica.fold.holder
         holders.append(None if holder is None else (holder.token, holder.until))

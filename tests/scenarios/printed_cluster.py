@@ -15,13 +15,16 @@ from indilog.base.errors import IndilogError
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.base.log import Record
 from indilog.config import Config
+from indilog.kernel.cold import without_store
 from indilog.kernel.index_snapshot import without_snapshots
 from indilog.kernel.records import HEADER_BYTES
 from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
     Appended,
+    AskCold,
     AskSnapshots,
+    ColdAnswered,
     Discard,
     Effect,
     Event,
@@ -282,6 +285,8 @@ class PrintedCluster:
                 return [FrameRead(token, node.frames[location.offset].payload)]
             case AskSnapshots(request):
                 return [SnapshotsAnswered(without_snapshots(request))]
+            case AskCold(cold_request):
+                return [ColdAnswered(without_store(cold_request))]
             case Discard(location):
                 frame = node.frames[location.offset]
                 rest = bytes(len(frame.payload) - HEADER_BYTES)
@@ -327,7 +332,7 @@ class PrintedCluster:
                 return [f"  {waiter} {self.outcome(value)}"]
             case Ignore(_, reason):
                 return [f"  ignores: {reason}"]
-            case Send() | AskSnapshots():
+            case Send() | AskSnapshots() | AskCold():
                 return []
             case unreachable:
                 assert_never(unreachable)

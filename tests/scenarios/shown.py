@@ -26,7 +26,7 @@ from indilog.kernel.metalog import (
     entry_decoded,
 )
 from indilog.kernel.records import MAGIC, RecordBatch
-from indilog.roles.role import METALOG_ENTRY_KINDS, FrameKind
+from indilog.roles.role import FrameKind
 from indilog.wire.messages import (
     AppendBatch,
     Message,
@@ -35,7 +35,7 @@ from indilog.wire.messages import (
     StoredRecord,
 )
 from indilog_ordering import metalog_state
-from indilog_storage import shard as storage_shard
+from indilog_storage import shard_parts
 
 _REQUESTS_PER_EPOCH = 1 << 32
 _UNBOUNDED_MIN = 1 << 62
@@ -75,14 +75,14 @@ class Shown:
     def _content(self, kind: FrameKind, payload: bytes) -> str:
         if kind in (FrameKind.RECORDS, FrameKind.REPAIRED):
             return self.batch(payload)
-        if kind in METALOG_ENTRY_KINDS:
+        if kind is FrameKind.METALOG:
             return self.entry(entry_decoded(payload))
         if kind is FrameKind.ORDERING:
             return self._list(self.entry(entry) for entry in entries_decoded(payload))
         if kind is FrameKind.METALOG_STATE:
             return self._struct(metalog_state.state_decoded(payload))
         if kind is FrameKind.SHARD_STATE:
-            state = storage_shard.state_decoded(payload)
+            state = shard_parts.state_decoded(payload)
             opened = "claimed" if state.start is None else f"opened at {state.start}"
             return f"shard {state.shard} {opened} by writer {state.epoch}"
         return f"{len(payload)} bytes"

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 
 from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.testing.simulation import SimulatedCluster
-from indilog_ordering.primary import Primary
 from indilog_ordering.sequencer import Sequencer
 from indilog_storage import StorageNode
 from tests.simulation.history import Violation
@@ -87,15 +86,14 @@ class CopiesNotes:
             return None
         sequencer = shell.roles[view.primary]
         assert isinstance(sequencer, Sequencer)
-        part = sequencer._part
-        if not isinstance(part, Primary):
+        if (primary := sequencer._primary) is None:
             return None
         lives: dict[NodeId, Epoch] = {}
         for node in view.storage_nodes:
             storage = cluster.process_of(node).shell
             if storage is not None and sequencer._incarnations._newest[node] == storage._epoch:
                 lives[node] = storage._epoch
-        return _Seen(sequencer, dict(part._cut), lives)
+        return _Seen(sequencer, dict(primary._cut), lives)
 
 
 def _storage(cluster: SimulatedCluster, node: NodeId) -> StorageNode:

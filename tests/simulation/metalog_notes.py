@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from typing import Final
 from unittest.mock import patch
 
-from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId, majority
 from indilog.kernel.metalog import Entry, NewRecords, entry_decoded, entry_encoded
 from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
-from indilog_ordering.backup import Backup
-from indilog_ordering.primary import Primary
 from indilog_ordering.sequencer import Sequencer
 from indilog_ordering.stored_metalog import StoredMetalog
 from tests.simulation.history import Violation
@@ -29,9 +27,11 @@ class MetalogNotes:
         self._tails = [0]
         self._time_us = 0
         self._stored: dict[NodeId, dict[MetalogPosition, set[Epoch]]] = {}
-        """For each backup and position, the proposers of the entries that its disk has had."""
+        """For each sequencer and position, the terms of the entries that its disk has had."""
+        self._primaries: set[int] = set()
+        """The copy of the primary."""
         self._copied: MetalogPosition = 0
-        """Below this, what the primary calls committed was found at enough backups."""
+        """Below this, what the primary calls committed was found at enough sequencers."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -40,15 +40,14 @@ class MetalogNotes:
 
         def seen(role: Sequencer, events: Sequence[Event], now: Instant) -> list[Effect]:
             effects = handle(role, events, now)
-            if isinstance(role._part, Backup):
-                self._see_stored(role)
-            elif isinstance(role._part, Primary):
+            self._see_stored(role)
+            if role._primary is not None:
                 self._see_committed(role)
             return effects
 
         def noted(metalog: StoredMetalog, end: MetalogPosition) -> bool:
             pack_end = metalog._entries.first_pack_end
-            if metalog._grows and pack_end is not None and pack_end <= end:
+            if id(metalog) in self._primaries and pack_end is not None and pack_end <= end:
                 for entry in metalog.iterate(metalog.base.position, pack_end):
                     if entry.position == len(self._entries):
                         self._append(entry)
@@ -61,7 +60,9 @@ class MetalogNotes:
             yield
 
     def _see_stored(self, role: Sequencer) -> None:
-        """Note the entries that are durable at a backup, received one by one or as a base."""
+        """Note the entries that are durable at a sequencer, received one by one or as a base."""
+        if role._primary is not None:
+            self._primaries = {id(role._metalog)}
         metalog, epochs = role._metalog, self._stored.setdefault(role._node, {})
         position = metalog.stored
         while position > metalog.base.position:
@@ -74,18 +75,18 @@ class MetalogNotes:
     def _see_committed(self, role: Sequencer) -> None:
         """Check that committed entries of the primary were on the disks of a majority.
 
-        They are not checked again, because disks may lose them. Entries below a backup's base were
-        noted there, or came from a primary that has committed them.
+        They are not checked again, because disks may lose them. Entries below a sequencer's base
+        were noted there, or came from a primary that has committed them.
         """
         metalog = role._metalog
-        needed = len(role._view.sequencers) // 2
+        needed = majority(role._view.sequencers)
         self._copied = min(self._copied, len(metalog))
         start = max(self._copied, metalog.base.position)
         for position in range(start, role.committed):
             epoch = metalog[position].epoch
             copies = [epoch in epochs.get(position, ()) for epochs in self._stored.values()]
             if sum(copies) < needed:
-                what = f"the entry at {position} is called committed, {sum(copies)} backups had it"
+                what = f"the entry at {position} is called committed, {sum(copies)} disks had it"
                 self._violations.append(Violation("committed", what))
                 return
         self._copied = max(self._copied, role.committed)

@@ -21,6 +21,9 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEEDS_MAX: Final = 400
 """Seeds that may be tried until a planted bug is caught."""
+_STATES_MAX: Final = 2_000
+_WALKS: Final = 2_000
+"""Sizes of the searches that judge a bug of the consensus core."""
 
 
 class Bug(NamedTuple):
@@ -30,12 +33,14 @@ class Bug(NamedTuple):
         file: which source it is in, from the root of the project.
         old: the source text that is replaced; it occurs once.
         new: its replacement.
+        consensus: whether the searches of `tests.consensus` judge it; otherwise the simulator does.
     """
 
     name: str
     file: str
     old: str
     new: str
+    consensus: bool = False
 
     @property
     def module(self) -> str:
@@ -71,12 +76,6 @@ BUGS: Final = (
         "if not self._stored:",
     ),
     Bug(
-        "a restarted primary answers a tail before it knows what was committed",
-        "ordering/indilog_ordering/primary.py",
-        "return self.committed < self._recovered",
-        "return self.committed < 0",
-    ),
-    Bug(
         "an entry counts as ordered only in the next one",
         "ordering/indilog_ordering/primary.py",
         "self._cut[shard] = progress\n",
@@ -84,27 +83,108 @@ BUGS: Final = (
     ),
     Bug(
         "a page of missed entries for a backup lacks one",
-        "ordering/indilog_ordering/primary.py",
+        "ordering/indilog_ordering/leader.py",
         "entries = metalog.page(start, end,",
         "entries = metalog.page(start + 1, end,",
     ),
     Bug(
         "a metalog entry recovered from disk replaces nothing",
         "ordering/indilog_ordering/stored_metalog.py",
-        "        if entry.position < length:\n            self._entries.cut_off(entry.position)\n",
+        "        if position < len(self):\n            self._entries.cut_off(position)\n",
         "",
     ),
+    # --- the consensus core
     Bug(
-        "a primary that lost entries continues with those that it has",
-        "ordering/indilog_ordering/sequencer.py",
-        "elif metalog.whole:",
-        "elif True:",
+        "entries of earlier terms are committed without one of the own term",
+        "ordering/indilog_ordering/leader.py",
+        "if end > max(self.committed, self.recovered):",
+        "if end > self.committed:",
+        consensus=True,
     ),
     Bug(
-        "a primary that was wiped takes the shortest copy of the metalog",
-        "ordering/indilog_ordering/rebuild.py",
-        "return max(self._metalog.extent, *(Extent(a.last, a.length) for a in answers))",
-        "return min(Extent(a.last, a.length) for a in answers)",
+        "a promise is not written",
+        "ordering/indilog_ordering/stored_metalog.py",
+        "        return self._record(MetalogState(term, self.written.learner, self.extent))",
+        "        return self._record(MetalogState(Epoch(term), self.written.learner, self.extent))"
+        "._replace(payload=state_encoded(MetalogState(Epoch(0), False, self.extent)))",
+        consensus=True,
+    ),
+    Bug(
+        "a learner counts",
+        "ordering/indilog_ordering/leader.py",
+        "        if not learner:\n            member.voter",
+        "        if learner is not None:\n            member.voter",
+        consensus=True,
+    ),
+    Bug(
+        "a wiped primary counts its own disk",
+        "ordering/indilog_ordering/leader.py",
+        "return promised and not self._metalog.learner",
+        "return promised",
+        consensus=True,
+    ),
+    Bug(
+        "a wiped sequencer does not mark its disk",
+        "ordering/indilog_ordering/member.py",
+        "if self.metalog.written.learner else []",
+        "if self.metalog.written.promised < 0 else []",
+        consensus=True,
+    ),
+    Bug(
+        "a new primary continues with the copy that it has",
+        "ordering/indilog_ordering/leader.py",
+        "        if extents[owner] <= self._metalog.extent:",
+        "        if extents[owner].length >= 0:",
+        consensus=True,
+    ),
+    Bug(
+        "a new primary adopts the shortest copy",
+        "ordering/indilog_ordering/leader.py",
+        "owner = max(extents, key",
+        "owner = min(extents, key",
+        consensus=True,
+    ),
+    Bug(
+        "entries are acknowledged that were not compared with the primary's",
+        "ordering/indilog_ordering/member.py",
+        "matched = min(self._matched, metalog.stored)",
+        "matched = metalog.stored",
+        consensus=True,
+    ),
+    Bug(
+        "entries are appended after an entry of another term",
+        "ordering/indilog_ordering/stored_metalog.py",
+        "self.base.position <= start <= len(self) and self.epoch_before(start) == previous",
+        "self.base.position <= start <= len(self) and previous >= 0",
+        consensus=True,
+    ),
+    Bug(
+        "an entry that differs stays",
+        "ordering/indilog_ordering/member.py",
+        "            if ours != theirs:",
+        "            if ours.position != theirs.position:",
+        consensus=True,
+    ),
+    Bug(
+        "half of the sequencers are a majority",
+        "ordering/indilog_ordering/leader.py",
+        "self._majority = majority(nodes)",
+        "self._majority = max(1, len(nodes) // 2)",
+        consensus=True,
+    ),
+    Bug(
+        "a tail is answered when a round that began before the question is confirmed",
+        "ordering/indilog_ordering/leader.py",
+        "        return self._round + 1\n",
+        "        return self._round\n",
+        consensus=True,
+    ),
+    Bug(
+        "a damaged copy counts",
+        "ordering/indilog_ordering/stored_metalog.py",
+        "            self.learner = True\n        self._doubtful",
+        "            self.learner = False\n        self._doubtful",
+        consensus=True,
     ),
     Bug(
         "a wall clock that is a year ahead at a start is accepted",
@@ -310,6 +390,16 @@ BUGS: Final = (
         "                return MISS\n        index = bisect_left(self.seqnums, bound)",
     ),
     Bug(
+        "records of other writers do not extend the rows of the tag cache",
+        "compute/indilog_compute/local_index/tag_cache.py",
+        "            if row is None:\n"
+        "                if not is_own and not begins_row(tag):\n"
+        "                    continue\n",
+        "            if not is_own and not begins_row(tag):\n"
+        "                continue\n"
+        "            if row is None:\n",
+    ),
+    Bug(
         "the suffix answers that a record is at its tail",
         "compute/indilog_compute/local_index/suffix.py",
         "        if bound >= self.tail:\n            return EMPTY\n        return Found(bound",
@@ -378,8 +468,8 @@ BUGS: Final = (
     Bug(
         "a tag is new as soon as one index shard knows no record",
         "compute/indilog_compute/reads/tag_questions.py",
-        "        if not question.missing:\n            self._end_news",
-        "        if question.tags:\n            self._end_news",
+        "        if not question.missing:\n            self._end_firsts",
+        "        if question.tags:\n            self._end_firsts",
     ),
     Bug(
         "a tag has the same hash in all logs",
@@ -576,6 +666,8 @@ def main() -> int:
     bug = next(bug for bug in BUGS if bug.name == given.name)
     assert bug.module not in sys.modules, "planted before it is imported"
     sys.meta_path.insert(0, Planting(bug))
+    if bug.consensus:
+        return _explore()
     from tests.simulation.run import run_seed
 
     first = [] if given.first is None else [given.first]
@@ -583,6 +675,18 @@ def main() -> int:
         if violations := run_seed(seed).violations:
             checks = sorted({violation.check for violation in violations})
             _say({"seed": seed, "checks": checks, "first": violations[0].what})
+            return 0
+    _say({"seed": None, "checks": [], "first": ""})
+    return 1
+
+
+def _explore() -> int:
+    """Search until the bug is caught; the seed is the number of the search."""
+    from tests.consensus.explorer import search
+
+    for number, (_, explored) in enumerate(search(_STATES_MAX, _WALKS)):
+        if explored.found is not None:
+            _say({"seed": number, "checks": ["consensus"], "first": explored.found.what})
             return 0
     _say({"seed": None, "checks": [], "first": ""})
     return 1

@@ -1,6 +1,6 @@
-"""Checks the cluster after the primary's directory was replaced by an older copy of it.
+"""Checks the cluster after the directories of all sequencers were replaced by older copies.
 
-The primary loses entries that it had published, and proposes others in their places. Records may
+They lose entries that were published, and the primary proposes others in their places. Records may
 lose their order by that permanently. But no seqnum may have two records: all replicas correct their
 copies of the metalog and show what the primary has. No index node keeps index data of the replaced
 entries.
@@ -27,7 +27,7 @@ from indilog_storage.ordering import Ordering
 from tests.simulation.history import Violation
 
 _SHARE: Final = 0.5
-"""The share of runs with the loss, of those whose primary has its own process and backups."""
+"""The share of runs with the loss, of those with processes for several sequencers only."""
 _READY_WITHIN_S: Final = 30.0
 _AGREE_WITHIN_S: Final = 10.0
 _LOG: Final = "replaced"
@@ -45,33 +45,42 @@ class ReplacedEntries:
 
     def happen(self, injected: dict[str, int]) -> None:
         """Replace the directory, if the arrangement allows it and the seed draws it."""
-        process = self._primary_alone()
-        if process is None or self._chance.random() >= _SHARE:
+        processes = self._sequencers_alone()
+        if not processes or self._chance.random() >= _SHARE:
             return
         injected["replaced_entries"] = injected.get("replaced_entries", 0) + 1
-        cluster, disk = self._cluster, process.disk.directory
+        cluster = self._cluster
         self._append(2)
-        process.crash(power=False)
-        process.start()
+        self._restart(processes)
         self._append(self._chance.randint(1, 4))
-        process.crash(power=False)
-        older = Path(f"{disk}.older")
-        shutil.copytree(disk, older)
-        process.start()
+        for process in processes:
+            process.crash(power=False)
+        older = [Path(f"{process.disk.directory}.older") for process in processes]
+        for process, copy in zip(processes, older, strict=True):
+            shutil.copytree(process.disk.directory, copy)
+            process.start()
         self._append(self._chance.randint(1, 4))
-        process.crash(power=False)
-        process.disk.replace(older)
-        process.start()
+        for process in processes:
+            process.crash(power=False)
+        for process, copy in zip(processes, older, strict=True):
+            process.disk.replace(copy)
+            process.start()
         cluster.world.run_until(cluster.ready, _READY_WITHIN_S)
         self._tags = dict.fromkeys(self._tags)
         self._append(self._chance.randint(1, 8))
         self._check()
 
-    def _primary_alone(self) -> SimulatedProcess | None:
+    def _restart(self, processes: list[SimulatedProcess]) -> None:
+        for process in processes:
+            process.crash(power=False)
+            process.start()
+
+    def _sequencers_alone(self) -> list[SimulatedProcess]:
+        """Return the processes of all sequencers, if these run nothing else; empty: they do."""
         view = self._cluster.view
-        process = self._cluster.process_of(view.primary)
-        alone = process.nodes == (view.primary,)
-        return process if alone and len(view.sequencers) > 1 else None
+        found = {id(p): p for p in map(self._cluster.process_of, view.sequencers)}
+        alone = all(set(process.nodes) <= set(view.sequencers) for process in found.values())
+        return [*found.values()] if alone and len(view.sequencers) > 1 else []
 
     def _append(self, count: int) -> None:
         """Append at each engine, so that entries order records of different shards."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
 from indilog.base.errors import IndilogError
 from indilog.runtime.journal import checkpointing
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
-from tests.simulation import arrangement, checkers, faults
+from indilog_storage import cold_tier
+from tests.simulation import arrangement, checkers, cold_runs, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
 from tests.simulation.history import Operation, Violation
@@ -54,6 +57,7 @@ class Report:
     steps: int = 0
     arrangement: str = ""
     history: list[Operation] = dataclasses.field(default_factory=list)
+    cold_objects: int = 0
 
     def reported(self) -> str:
         """Return the command that replays a failed run."""
@@ -86,9 +90,11 @@ class Run:
                 "_SHARE",
                 World(report.seed).chance("checkpoints").choice(_CHECKPOINT_SHARES),
             ),
+            TemporaryDirectory(prefix="indilog-cold-") as folder,
+            patch.object(cold_tier, "_LOOK_S", cold_runs.LOOK_S),
             SimulatedCluster(
                 report.seed,
-                drawn.config,
+                cold_runs.with_cold_storage(report.seed, drawn.config, Path(folder, "cold")),
                 arrangement=drawn.processes,
                 lines=self._lines,
                 segment_bytes=drawn.segment_bytes,
@@ -116,6 +122,7 @@ class Run:
         self.report.faults = chaos.injected
         losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
         batches = None if self._quiet else LostBatches(cluster, chaos.injected)
+        cold = cold_runs.ColdAway(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
         copies = CopiesNotes(self.report.violations)
@@ -127,12 +134,15 @@ class Run:
             self._metalog.note(cluster)
             copies.note(cluster)
             imagined.note(cluster, chaos.injected)
+            cold.note()
             workload.move_homeless(moving)
         workload.stopped = True
         for one in (losses, batches):
             if one is not None:
                 one.end()
         chaos.end()
+        cold.end()
+        self.report.cold_objects = cold.objects_max
         aftermath = Aftermath(cluster, workload, self._metalog, self.report.violations, batches)
         evidence = aftermath.gathered()
         self.report.violations += checkers.checked(evidence)

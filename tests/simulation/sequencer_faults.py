@@ -1,5 +1,5 @@
 """What disks of sequencers lose in a simulation: one process a run, the primary's mostly, is wiped
-or has metalog entries damaged, repeatedly (decision 0020).
+or has metalog entries damaged, repeatedly (decision 0042).
 
 This module is apart from `tests.simulation.faults`, because it has its own random source: without
 these losses a seed gives the same run as before.

@@ -59,6 +59,8 @@ def program(url: str, folder: Path, log: str, *options: str) -> subprocess.Popen
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        env=os.environ  # what a killed JVM leaves behind is then in the test's own folder
+        | {"SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder}"},
     )
 
 

@@ -14,7 +14,7 @@ before the sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
@@ -22,7 +22,6 @@ from indilog.config import Config, node_config
 from indilog.kernel.metalog import Entry, entry_decoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
-    METALOG_ENTRY_KINDS,
     Effect,
     Event,
     FrameKind,
@@ -45,9 +44,9 @@ from indilog.wire.messages import (
 )
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
-    MetalogCopy,
-    MetalogCopyWanted,
     MetalogStored,
+    Seal,
+    Sealed,
 )
 from indilog_ordering.entries import Entries
 from indilog_ordering.sequencer import Sequencer
@@ -156,6 +155,8 @@ class Process:
         """Entries that a restart would find: a frame replaces its entry, and removes later ones."""
         entries: list[Entry] = []
         for frame in self.disk:
+            if frame.kind is not FrameKind.METALOG:
+                continue
             entry = entry_decoded(frame.payload)
             assert entry.position <= len(entries), "no gap on a disk"
             entries[entry.position :] = [entry]
@@ -167,21 +168,14 @@ def received(letter: Letter) -> Received:
     return Received(letter.sender, letter.message, letter.incarnation)
 
 
-def shared(one: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """Return the number of equal entries of two metalogs, from the first one on."""
-    for position, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return position
-    return min(len(one), len(other))
-
-
 class OrderingTier:
     """Three sequencers, three shards with two replicas each."""
 
     ignored: tuple[str, ...] = (
-        "it is not known yet",
-        "metalog entries from an older incarnation",
+        "a message of an older term",
         "a message of an earlier incarnation",
+        "an answer to another term",
+        "entries that do not follow this copy",
     )
     """Reasons for which sequencers may ignore an event."""
 
@@ -201,8 +195,6 @@ class OrderingTier:
         """The last entry that any sequencer has written at each position."""
         self.proposed = dict.fromkeys(VIEW.shards, 0)
         """The maximum prefix of each shard that any entry ordered."""
-        self.shared = dict.fromkeys(VIEW.backups, 0)
-        """The maximum length of the primary's disk that each backup's disk had."""
         self.processes = {
             name: Process(name, persisted_early=persisted_early) for name in VIEW.sequencers
         }
@@ -275,27 +267,30 @@ class OrderingTier:
                 assert tail.tail >= sum(ordered.values()), "a published record is below the tail"
                 assert all(tail.cut.get(s, 0) >= length for s, length in ordered.items())
                 assert tail.tail == sum(tail.cut.values())
-            case MetalogStored(epoch=epoch, length=length):
-                self.check_stored(process, epoch, length)
+            case MetalogStored(matched=matched):
+                self.check_stored(process, None, matched)
                 self.network.append(process.letter(to, message))
-            case MetalogCopyWanted() | MetalogCopy():
+            case Sealed(extent=extent):
+                self.check_stored(process, extent.last, extent.length)
+                self.network.append(process.letter(to, message))
+            case Seal():
                 self.network.append(process.letter(to, message))
             case other:
                 raise AssertionError(f"a sequencer has no reason for {other}")
 
-    def check_stored(self, process: Process, epoch: Epoch, length: int) -> None:
-        """Check that acknowledged entries are on disk."""
-        last = [entry.epoch for entry in process.metalog()[:length]][-1:]
-        assert last == ([epoch] if length else [])
+    def check_stored(self, process: Process, last: Epoch | None, length: int) -> None:
+        """Check that acknowledged entries are on disk, the last of them of term `last`."""
+        entries = process.metalog()[:length]
+        assert len(entries) == length
+        assert last is None or last == (entries[-1].epoch if entries else 0)
 
     def check_published(self) -> None:
-        """Check that a published entry never changes, and stays on the primary's disk and on
-        another one from its publication on.
+        """Check that a published entry never changes, and stays on a majority of disks from its
+        publication on.
         """
         kept = {name: process.metalog() for name, process in self.processes.items()}
         for position, entry in self.published.items():
             holding = [name for name, metalog in kept.items() if metalog[position:][:1] == [entry]]
-            assert VIEW.primary in holding, "what the primary published it never loses"
             assert len(holding) >= 2, "a published entry survives the loss of any one disk"
 
     def ask_for_missing(self) -> None:
@@ -377,7 +372,7 @@ class OrderingTier:
 
     def note_proposed(self, persist: Persist) -> None:
         """Record the prefix of each shard that an entry written by any sequencer would order."""
-        if persist.kind in METALOG_ENTRY_KINDS:
+        if persist.kind is FrameKind.METALOG:
             entry = entry_decoded(persist.payload)
             self.written[entry.position] = entry
             before = [e.counts for p, e in self.written.items() if p <= entry.position]
@@ -466,16 +461,10 @@ class OrderingTier:
     # --- claims
 
     def check(self) -> None:
-        """Check that all replicas have the records ordered by published entries, and that no backup
-        drops entries on the primary's disk.
-        """
+        """Check that all replicas have the records ordered by published entries."""
         self.check_published()
         for shard, length in self.ordered().items():
             assert length <= self.common(shard)
-        metalog = self.processes[VIEW.primary].metalog()
-        for backup, before in self.shared.items():
-            self.shared[backup] = shared(self.processes[backup].metalog(), metalog)
-            assert self.shared[backup] >= before
 
     def heal(self) -> None:
         """Stop all losses: records on all replicas become ordered, and the sequencers' disks become

@@ -13,16 +13,28 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, tag_columns
+from indilog.base.ids import (
+    EMPTY_TAG,
+    MAX_SEQNUM,
+    Epoch,
+    Instant,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    tag_columns,
+)
 from indilog.base.log import Record
 from indilog.config import Config
+from indilog.kernel.cold import without_store
 from indilog.kernel.index_snapshot import without_snapshots
 from indilog.kernel.metalog import entry_encoded
 from indilog.kernel.view import View
 from indilog.roles.role import (
     Answer,
     Appended,
+    AskCold,
     AskSnapshots,
+    ColdAnswered,
     Discard,
     Effect,
     Event,
@@ -47,6 +59,8 @@ from indilog_compute.reads.operation import PENDING, Answered
 
 LOG = "orders"
 ROUNDS_MAX = 200_000
+_IDLE_S = 60.0
+"""Nothing is resent after as long a pause; only work of days is due then."""
 _SLOW = 0.8
 """Probability that a message to a slow node is late."""
 
@@ -229,8 +243,17 @@ class RoleCluster:
             deadlines = [d for role in self.roles.values() if (d := role.deadline()) is not None]
             if not deadlines or self._quiet():
                 return
+            if min(deadlines) > self.now + _IDLE_S:
+                self._read_fresh()
             self._pass_time(min(deadlines))
         raise AssertionError("the cluster does not become idle")
+
+    def _read_fresh(self) -> None:
+        """Have every engine ask for the end of the log: an idle one does not miss a lost entry."""
+        for node in self.view.engines:
+            role = self.roles[node]
+            assert isinstance(role, Engine)
+            role.read(Direction.NEXT, EMPTY_TAG, MAX_SEQNUM, 0, Waiter(), fresh=True)
 
     def run_until(self, done: object) -> None:
         assert callable(done)
@@ -293,7 +316,7 @@ class RoleCluster:
             self._perform(node, effect)
         role.check_invariants()
 
-    def _perform(self, node: NodeId, effect: Effect) -> None:
+    def _perform(self, node: NodeId, effect: Effect) -> None:  # noqa: C901 a case per effect
         match effect:
             case Send(to, message):
                 self.sent.append(type(message).__name__)
@@ -314,6 +337,8 @@ class RoleCluster:
                 waiter.outcome = outcome
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
+            case AskCold(cold_request):
+                self._events[node].append(ColdAnswered(without_store(cold_request)))
             case Discard() | ReclaimableBytes():
                 pass  # data that is not freed stays readable
             case Ignore(_, reason):

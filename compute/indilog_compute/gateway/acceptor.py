@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-_PER_TURN_MAX: Final = 32
+_PER_ITERATION_MAX: Final = 32
 _PAUSE_S: Final = 0.1
 """Pause, if the system has no descriptor or memory for a further connection."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -70,7 +70,7 @@ class Acceptor:
         """Return at once: the server waits for connections itself."""
 
     def _accept(self) -> None:
-        for _ in range(_PER_TURN_MAX):
+        for _ in range(_PER_ITERATION_MAX):
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

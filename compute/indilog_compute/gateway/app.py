@@ -21,6 +21,7 @@ from indilog.base.errors import (
     NotReadyError,
     OutcomeUnknownError,
 )
+from indilog.base.ids import MetalogPosition
 from indilog.base.log import LogSource
 from indilog.config import Config, NodeConfig
 from indilog_compute.gateway.apps import apps_router
@@ -34,7 +35,7 @@ from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
 from indilog_compute.gateway.login import login_router
 from indilog_compute.gateway.openapi import describe
-from indilog_compute.gateway.operation import HostCollector, operation_router
+from indilog_compute.gateway.operation import HostCollector, operation_router, snapshots_router
 from indilog_compute.gateway.page import PAGE, page_headers
 from indilog_compute.gateway.page_text import RecordLimits
 from indilog_compute.gateway.problems import (
@@ -155,6 +156,8 @@ def create_gateway(
     status: Callable[[], dict[str, Any]],
     config: Config,
     registry: CollectorRegistry | None = None,
+    *,
+    request_snapshots: Callable[[], MetalogPosition] | None = None,
 ) -> GatewayApp:
     """Return the gateway's ASGI application.
 
@@ -165,6 +168,7 @@ def create_gateway(
             `/readyz`.
         config: limits.
         registry: further metrics for `/metrics`.
+        request_snapshots: asks index nodes for snapshots; None: there is no such route.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -183,6 +187,8 @@ def create_gateway(
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
     probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
     app.include_router(operation_router(host, figures, registry, probe))
+    if request_snapshots is not None:
+        app.include_router(snapshots_router(request_snapshots))
     app.include_router(client_router(host, edge))
     _add_pages(app)
     _add_errors(app, edge.figures)

@@ -113,7 +113,7 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
         """
         before = await host.invocation(invocation)
         if before is not None and before.outcome is not None:
-            sentence = f"Invocation {invocation} is over already: {before.state.value}."
+            sentence = f"Invocation {invocation} has already ended: {before.state.value}."
             return _problem(HTTPStatus.CONFLICT, sentence)
         found = await host.cancel_invocation(invocation)
         if found is None:

@@ -21,7 +21,7 @@ from indilog.link.link_messages import (
     Cancel,
     DeployApp,
     Greeting,
-    InvocationTold,
+    InvocationFound,
     LogAppend,
     LogAppendBatch,
     LogSetAux,
@@ -128,7 +128,7 @@ def answer_bytes(answer: Answer) -> int:
     match answer:
         case RecordsFound():
             return sum(len(record.data) + len(record.aux or b"") for record in answer.records)
-        case Returned(result=result) | InvocationTold(outcome=Returned(result=result)):
+        case Returned(result=result) | InvocationFound(outcome=Returned(result=result)):
             return len(result)
         case _:
             return 0

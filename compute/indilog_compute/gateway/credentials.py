@@ -88,6 +88,7 @@ class _Expiring:
             del self._until[next(iter(self._until))]
         secret = secrets.token_urlsafe(_BYTES)
         self._until[_digest(secret.encode())] = now + self._valid_s
+        assert len(self._until) <= self._count_max, "the oldest secrets made room"
         return secret
 
     def has(self, secret: bytes) -> bool:

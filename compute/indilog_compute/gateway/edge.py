@@ -16,7 +16,7 @@ from indilog_compute.gateway.clients import SHARE
 from indilog_compute.gateway.figures import GatewayFigures
 
 REFUSALS_MAX: Final = 64
-"""Connections beyond the limit that may be open at a time, until each is refused."""
+"""Connections beyond `connections_max` that may be open while their refusal is sent."""
 LARGE_BYTES: Final = 64 * 1024
 """An answer above this size counts in the budget until its client has read most of it."""
 
@@ -30,7 +30,8 @@ class Edge:
     Attributes:
         connections_max: connections served at a time; a server lowers it to the number of file
             descriptors that the process has for them.
-        refusals_max: connections beyond `connections_max` that may be open until they are refused.
+        refusals_max: connections beyond `connections_max` that may be open while they are
+            refused.
         connections: open connections of all servers.
     """
 

@@ -11,11 +11,11 @@ from prometheus_client.registry import Collector
 
 _COUNTERS: Final = {
     "clients_left": "Requests whose client closed its connection before the answer",
-    "clients_too_slow": "Connections closed since a request or an answer took too long",
+    "clients_too_slow": "Connections closed because a request or an answer took too long",
     "connections_refused": "Connections beyond the limit",
-    "requests_malformed": "Requests that are no HTTP",
-    "bytes_refused": "Requests and messages refused since too many bytes waited",
-    "requests_refused": "Requests that broke a rule of names, origins, tokens or types of bodies",
+    "requests_malformed": "Requests that are not valid HTTP",
+    "bytes_refused": "Requests and messages refused because too many bytes waited",
+    "requests_refused": "Requests refused before routing: name, origin, token or body type",
 }
 _GAUGES: Final = {
     "connections": "Connections that are open",

@@ -7,7 +7,7 @@ A request must pass four rules, in this order:
 2. If it is neither GET nor HEAD, or opens a WebSocket, then no page of another origin sent it, else
    403: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and `Origin` is absent or ours.
 3. It carries the token or the cookie of a session, else 401. With a cookie, rule 2 applies to every
-   method. Health checks, sign-in and public functions need neither.
+   method. Health checks, sign-in and public functions need neither token nor cookie.
 4. The `Content-Type` of a body is JSON; on some routes Python source or bytes; else 415. Without
    CORS, which the gateway never grants, a browser sends none of these types from one origin to
    another.

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indilog.base.errors import NotReadyError
+from indilog.base.ids import MetalogPosition
 from indilog.base.telemetry import exposition
 from indilog_compute.gateway.problems import MEDIA_TYPE, problem_of, problem_text
 from indilog_compute.gateway.readiness import AppendProbe
@@ -31,7 +32,7 @@ class HostCollector(Collector):
         status = self._host.status()
         calls = CounterMetricFamily(
             "indilog_function_calls",
-            "Function calls that are over, by outcome",
+            "Function calls that have ended, by outcome",
             labels=("outcome",),
         )
         for outcome, count in status["calls"].items():
@@ -39,12 +40,12 @@ class HostCollector(Collector):
         yield calls
         yield CounterMetricFamily(
             "indilog_worker_restarts",
-            "Worker processes that took the place of one that died",
+            "Worker processes started in the place of one that ended",
             value=status["worker_restarts"],
         )
         yield CounterMetricFamily(
             "indilog_calls_moved",
-            "Function calls that ran elsewhere than where they were sent first",
+            "Function calls moved to another worker before they began",
             value=status["calls_moved"],
         )
         invocations = status["invocations"]
@@ -54,7 +55,7 @@ class HostCollector(Collector):
             value=invocations["rerun"],
         )
         for name, documentation, value in (
-            ("indilog_invocations_open", "Recorded ones that are not over", invocations["open"]),
+            ("indilog_invocations_open", "Recorded invocations not ended", invocations["open"]),
             ("indilog_calls_running", "Function calls that run", status["calls_running"]),
             ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),
             ("indilog_workers", "Worker processes that are up", len(status["workers"])),
@@ -74,15 +75,17 @@ def operation_router(
     @router.get("/healthz", include_in_schema=False)  # its older name
     @router.get("/livez")
     async def livez() -> dict[str, str]:
-        """Answer; that shows that the process runs."""
+        """Answer at once, which shows that the process runs."""
         return {"status": "alive"}
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """Tell whether calls, reads and appends are served now. To find out, a record is appended,
-        at most once a second. `read-only`: a disk is full, so appends fail; the status is still
-        200, because reads are served. If all shards share that disk, appends fail at all compute
-        nodes. `warning`: some records are permanently lost; everything else is served.
+        """Tell whether calls, reads and appends are served now.
+
+        The route finds out by appending a record, at most once a second. `read-only`: a disk is
+        full, so appends fail; the status is still 200, because reads are served. If all shards
+        share that disk, appends fail at all compute nodes. `warning`: some records are permanently
+        lost; everything else is served.
         """
         now = status()
         failure = None if now.get("ready", True) else "The platform is starting or recovering."
@@ -109,5 +112,20 @@ def operation_router(
     async def metrics() -> Response:
         """Return the metrics in Prometheus's text format."""
         return Response(exposition(registry), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRouter:
+    """Return the route `/index/snapshots`."""
+    router = APIRouter(tags=["operation"])
+
+    @router.post("/index/snapshots", status_code=HTTPStatus.ACCEPTED)
+    async def snapshots() -> dict[str, int]:
+        """Ask every index node for a snapshot of its index, in memory and on its disk, below the
+        returned metalog `position`. They are written later: `/status` says of each index node where
+        its newest snapshot ends (`snapshot_position`). To repeat the request does no harm.
+        """
+        return {"position": request_snapshots()}
 
     return router

@@ -93,6 +93,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the request that is being answered; it need not be the newest one."""
         self._edge.connections -= 1
+        assert self._edge.connections >= 0, "a connection is counted once"
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
@@ -113,6 +114,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Become a WebSocket, which is counted as a connection of its own."""
         self._phase = _ANSWER
         self._edge.connections -= 1
+        assert self._edge.connections >= 0, "a connection is counted once"
         super().handle_websocket_upgrade()
 
     # --- what arrives
@@ -270,6 +272,7 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Return the counted bytes to the budget."""
         self._edge.connections -= 1
+        assert self._edge.connections >= 0, "a connection is counted once"
         self._share.free()
         super().connection_lost(exc)
 

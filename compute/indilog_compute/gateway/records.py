@@ -57,7 +57,7 @@ Tag = Annotated[str | None, Query(description="A text tag; without: every record
 TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
 Since = Annotated[
     datetime | None,
-    Query(description="Ordered then or later; ISO 8601, or seconds since 1970."),
+    Query(description="Records ordered at this time or later (ISO 8601 or Unix seconds)."),
 ]
 Fresh = Annotated[bool, Query(description="See all records appended before, by any caller.")]
 Bound = Annotated[int | None, Query(ge=0, le=MAX_SEQNUM, description="Inclusive.")]
@@ -158,7 +158,7 @@ class LogRoutes:
         page = PageText(request.scope[SHARE], limit, self._limits)
         if direction == "prev":
             if since is not None:
-                raise ValueError("since goes with direction=next; with prev give a bound.")
+                raise ValueError("since needs direction=next; with direction=prev give a bound.")
             await _backwards(opened, wanted, bound, page, fresh=fresh)
             next_bound = page.last - 1 if page.last else None
         else:
@@ -203,7 +203,7 @@ class LogRoutes:
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
     async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
-        """Forget the records below `until`, of the whole log or of one tag, permanently."""
+        """Delete the records below `until`, of the whole log or of one tag, permanently."""
         opened, session = self._open(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
         what = parse_json(TrimIn, body, not_done="Nothing was trimmed")
@@ -266,7 +266,7 @@ class _Start(NamedTuple):
     """Where a read begins.
 
     Attributes:
-        asked: whether the caller named this seqnum. If so, it is an error if it is trimmed. If not,
+        asked: whether the caller named this seqnum. If so, a trimmed seqnum is an error. If not,
             the read begins at the floor: the seqnum below which the log is trimmed.
     """
 
@@ -362,7 +362,7 @@ async def _events(
             if not page:
                 yield b": alive\n\n"
             share.free()
-            try:  # twice: the next page is read at the same time, and may be as large
+            try:  # twice the size: the next page is read at the same time, and may be as large
                 share.take_up_to(2 * sum(len(record.data) for record in page))
             except OverloadedError:
                 return

@@ -24,8 +24,8 @@ from indilog_compute.gateway.unix_socket import UnixSocket
 
 _GRACE_S = 3
 """Seconds that running requests have to end when the gateway stops."""
-_TELL_S = 1
-"""Seconds after that for the answers to requests that were cancelled."""
+_ANSWER_S = 1
+"""Further seconds, after `_GRACE_S`, in which cancelled requests are answered."""
 _BACKLOG = 2048
 _HEADERS: Final = [
     ("x-content-type-options", "nosniff"),
@@ -89,7 +89,7 @@ class _Serving:
                 http=GatewayProtocol,
                 ws="websockets-sansio",
                 ws_max_size=_SOCKET_MESSAGE_BYTES_MAX,
-                ws_per_message_deflate=False,  # memory for each connection, and bombs
+                ws_per_message_deflate=False,  # needs memory per connection; allows zip bombs
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -121,7 +121,7 @@ class _Serving:
         await self._serving
         # Requests that still ran were cancelled; wait until their callers have the answers.
         if cancelled := set(self._server.server_state.tasks):
-            await asyncio.wait(cancelled, timeout=_TELL_S)
+            await asyncio.wait(cancelled, timeout=_ANSWER_S)
 
 
 class GatewayServer:

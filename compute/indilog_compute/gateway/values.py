@@ -21,7 +21,7 @@ from indilog.base.log import Entry, Record
 
 
 def _tag_in(value: object) -> object:
-    """Refuse JSON values that are no tags; pydantic would convert true to the integer 1."""
+    """Refuse JSON values that are not tags; pydantic would convert true to the integer 1."""
     if type(value) is not str and type(value) is not int:
         raise PydanticCustomError("tag", "is text or an integer")
     return value

@@ -85,6 +85,7 @@ class Admission:
 
     def appended(self, application: str, seqnum: SeqNum) -> None:
         """Note that an admitted invocation was recorded at `seqnum`."""
+        assert self._under_way[application] > 0, "it was admitted"
         heapq.heappush(self._appended, (seqnum, application))
 
     def withdraw(self, application: str) -> None:
@@ -98,3 +99,4 @@ class Admission:
         """Uncount the invocations with records below `end`: the fold counts them now."""
         while self._appended and self._appended[0][0] < end:
             self.withdraw(heapq.heappop(self._appended)[1])
+        assert len(self._appended) <= self._under_way.total(), "each recorded one is counted"

@@ -27,7 +27,8 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
         size: bytes of its arguments and result.
         executor: the executor that runs it; None if it waits or has ended.
         tries: how often executors have begun to run it.
-        ended: seqnum of its outcome. ended_at: time of it. Both are valid after it has ended.
+        ended: seqnum of its outcome; None until it has ended.
+        ended_at: the log's time of its outcome, seconds since 1970; valid after it has ended.
     """
 
     id: str
@@ -103,9 +104,10 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestC
     """Return the newest valid checkpoint.
 
     `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
-    it is complete and follows the newest valid one before it. The first one left is valid, because
-    a valid one trims everything before its first part. One that follows a later checkpoint than is
-    known here is valid, too: that checkpoint is lost.
+    it is complete and follows the newest valid one before it. The oldest one in the log is valid,
+    because a valid checkpoint trims everything before its first part. A checkpoint that follows one
+    that is newer than all of those in `records` before it is valid, too: the one that it follows
+    was lost.
     """
     newest: SeqNum | None = None
     found: NewestCheckpoint | None = None

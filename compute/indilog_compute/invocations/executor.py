@@ -42,7 +42,7 @@ class Now(NamedTuple):
     """The time by each of three clocks, in seconds.
 
     Attributes:
-        monotonic: of this process, monotonic: for the leases that it watches.
+        monotonic: of this process's monotonic clock: for the leases that it watches.
         log: of the log (`Record.ordered_at`), since 1970: for due invocations.
         wall: of the machine, since 1970: for the calendar of schedules only.
     """
@@ -78,10 +78,10 @@ class WriteCheckpoint(NamedTuple):
 Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
-class _Heard(NamedTuple):
+class _LastRecord(NamedTuple):
     """The last record of an executor, and when this process read it (monotonic clock).
 
-    `proven_at`: when the log took a record of this node during the executor's silence.
+    `proven_at`: when a record of this node was appended while the executor was silent.
     """
 
     last: SeqNum
@@ -112,7 +112,7 @@ class Executor:
         self._running_max = (
             config.invocations.invocations_running_max if config.functions.workers else 0
         )
-        self._heard: dict[str, _Heard] = {}
+        self._lasts: dict[str, _LastRecord] = {}
 
     @property
     def node(self) -> str:
@@ -143,8 +143,10 @@ class Executor:
 
     def rest_s(self, now: Now) -> float | None:
         """Return the seconds until `actions` must be called again if no record is read before."""
-        looks = [self._next_look(heard) for name, heard in self._heard.items() if name != self.name]
-        if (own := self._heard.get(self.name)) is not None:
+        looks = [
+            self._next_look(record) for name, record in self._lasts.items() if name != self.name
+        ]
+        if (own := self._lasts.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         rests = [look - now.monotonic for look in looks]
         next_ = self._fold.next_free(self.node, self._lease_s, self._is_full)
@@ -161,18 +163,18 @@ class Executor:
         """Note that own appends succeeded and were read at `now` (monotonic clock). The log takes
         records, so a silent executor could have appended a heartbeat.
         """
-        for name, heard in self._heard.items():
-            if heard.proven_at is None and now >= self._next_look(heard):
-                self._heard[name] = heard._replace(proven_at=now)
+        for name, record in self._lasts.items():
+            if record.proven_at is None and now >= self._next_look(record):
+                self._lasts[name] = record._replace(proven_at=now)
 
     # --- inside
 
-    def _next_look(self, heard: _Heard) -> float:
+    def _next_look(self, record: _LastRecord) -> float:
         """Return when to probe the log with a heartbeat, or to give up an executor."""
         beat_s = self._lease_s / _BEATS_PER_LEASE
-        if heard.proven_at is None:
-            return heard.at + self._lease_s - beat_s
-        return max(heard.at + self._lease_s, heard.proven_at + beat_s)
+        if record.proven_at is None:
+            return record.at + self._lease_s - beat_s
+        return max(record.at + self._lease_s, record.proven_at + beat_s)
 
     def _begin_and_abandon(self) -> list[Action]:
         running = self._fold.executors.get(self.name)
@@ -183,15 +185,15 @@ class Executor:
 
     def _give_up(self, now: float) -> Iterable[Action]:
         executors = self._fold.executors
-        self._heard = {e: heard for e, heard in self._heard.items() if e in executors}
+        self._lasts = {e: record for e, record in self._lasts.items() if e in executors}
         for executor, running in executors.items():
-            heard = self._heard.get(executor)
-            if heard is None or heard.last != running.last:
-                heard = self._heard[executor] = _Heard(running.last, now)
+            record = self._lasts.get(executor)
+            if record is None or record.last != running.last:
+                record = self._lasts[executor] = _LastRecord(running.last, now)
             if executor == self.name:
                 continue
-            is_due = now >= self._next_look(heard)
-            if node_of(executor) == self.node or (is_due and heard.proven_at is not None):
+            is_due = now >= self._next_look(record)
+            if node_of(executor) == self.node or (is_due and record.proven_at is not None):
                 yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
             elif is_due:
                 yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
@@ -223,7 +225,7 @@ class Executor:
             yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
 
     def _heartbeat(self, now: float) -> Iterable[Action]:
-        own = self._heard.get(self.name)
+        own = self._lasts.get(self.name)
         if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
             yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
 
@@ -233,8 +235,9 @@ class Executor:
                 yield Append(accepted, (accepted.stream,))
 
     def _write_checkpoint(self) -> Iterable[Action]:
-        """Let the first node write it when there are enough new records, and others if it has
-        not.
+        """Write a checkpoint when there are enough new records.
+
+        Node 0 needs the fewest, so other nodes write one only if node 0 does not.
         """
         new = self._fold.count - self._fold.checkpointed
         enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._fold.size)
@@ -245,6 +248,6 @@ class Executor:
 def _gave_up(executor: str, invocation: RecordedInvocation) -> Ended:
     message = (
         f"{invocation.function} was begun {invocation.tries} times, and each time its worker or "
-        "compute node was lost; the platform gave up, and it may have had effects."
+        "compute node was lost; the platform gave up. The function may have had effects."
     )
     return Ended(executor, invocation.id, 0, None, Failure("WorkerCrashedError", message, {}))

@@ -1,9 +1,9 @@
 """Which invocations are open, which executor runs each, and their outcomes: a pure fold over the
 records of `$invocations`, the same on every compute node.
 
-The log's order decides everything. The first record with a key counts, the first claim of an
-unowned invocation, and the first outcome. Time is the log's own (`Record.ordered_at`), never a
-writer's or reader's.
+The order of the log decides everything: of several records, the first one counts. That holds for
+records with the same key, for claims of an invocation, and for outcomes. Time is the log's own
+(`Record.ordered_at`), never a writer's or reader's.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Running:
         """Remove an invocation that the executor does not run any more."""
         self.ids.remove(invocation.id)
         self.by_application[application_of(invocation.function)] -= 1
+        assert self.by_application[application_of(invocation.function)] >= 0, "each was added"
 
 
 class _Kept:
@@ -100,6 +101,7 @@ class _Kept:
     def remove(self, over: RecordedInvocation) -> None:
         del self.over[over.id]
         self.size -= over.size
+        assert self.size >= 0, "what is removed was counted"
 
 
 class Fold:
@@ -108,8 +110,8 @@ class Fold:
     Attributes:
         end: records below this seqnum are applied.
         count: number of applied records since the log began.
-        checkpointed: number of them that the newest checkpoint covers.
-        checkpoint_place: the seqnum after its last part; 0 if there is none.
+        checkpointed: number of records that the newest checkpoint covers.
+        checkpoint_place: the seqnum after the last part of that checkpoint; 0 if there is none.
         clock: time of the last record, seconds since 1970.
         open: invocations that have not ended, by id.
         open_by_application: number of open invocations of each application.
@@ -169,7 +171,7 @@ class Fold:
                 self._end(seqnum, event)
             case Heartbeat(executor):
                 self._grown.add(EXECUTORS_TAG)
-                self._heard(executor, seqnum)
+                self._note_record(executor, seqnum)
             case GivenUp(executor, seen, by):
                 self._grown.add(EXECUTORS_TAG)
                 self._give_up(executor, seen, node_of(by))
@@ -181,7 +183,7 @@ class Fold:
     def _accept(self, seqnum: SeqNum, event: Accepted) -> None:
         stream = event.stream
         self._grown.add(stream)
-        self._heard(event.executor, seqnum)
+        self._note_record(event.executor, seqnum)
         if event.schedule:
             last = self.last_due.get(event.schedule)
             if event.after != (last.at if last is not None else 0.0):
@@ -220,10 +222,10 @@ class Fold:
                 self._dequeue(claimed)
                 self._run(claimed, executor, seqnum)
                 assert state_of(claimed) is target
-        self._heard(executor, seqnum)
+        self._note_record(executor, seqnum)
 
     def _end(self, seqnum: SeqNum, event: Ended) -> None:
-        self._heard(event.executor, seqnum)
+        self._note_record(event.executor, seqnum)
         over = self.get(event.id)
         change = Change.FAILED if event.result is None else Change.RETURNED
         target = next_state(over, change)
@@ -231,6 +233,7 @@ class Fold:
             return  # not the first outcome
         del self.open[over.id]
         self.open_by_application[application_of(over.function)] -= 1
+        assert self.open_by_application[application_of(over.function)] >= 0, "it was counted"
         self._stop(over)
         over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
         over.size += len(event.result or b"")
@@ -238,7 +241,7 @@ class Fold:
         self._keep(over)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
-        self._heard(event.executor, seqnum)
+        self._note_record(event.executor, seqnum)
         freed = self.open.get(event.id)
         if freed is not None and freed.executor == event.executor:
             node = node_of(event.executor)
@@ -262,10 +265,13 @@ class Fold:
     # --- what can happen to an invocation
 
     def _open(self, invocation: RecordedInvocation) -> None:
+        assert invocation.id not in self.open, "an invocation is accepted once"
         self.open[invocation.id] = invocation
         self.open_by_application[application_of(invocation.function)] += 1
 
     def _run(self, invocation: RecordedInvocation, executor: str, seqnum: SeqNum) -> None:
+        assert invocation.executor is None, "one executor at a time"
+        assert invocation.ended is None, "an ended invocation never runs again"
         invocation.executor = executor
         invocation.tries += 1
         self.executors.setdefault(executor, Running(seqnum)).add(invocation)
@@ -299,11 +305,13 @@ class Fold:
             pause_s = min(limits.retry_s_min * 2.0 ** (invocation.tries - 1), limits.retry_s_max)
         else:
             invocation.tries -= 1
+        assert invocation.tries >= 0, "each release follows a start"
         invocation.due = self.clock + pause_s
         self._enqueue(invocation)
 
     def _enqueue(self, invocation: RecordedInvocation) -> None:
         """Queue an invocation without an executor, to be claimed when it is due."""
+        assert invocation.executor is None, "only an invocation without executor waits for one"
         queue = self._free.setdefault(application_of(invocation.function), SortedList())
         queue.add(_place(invocation))
 
@@ -314,12 +322,15 @@ class Fold:
         if not queue:
             del self._free[application]
 
-    def _heard(self, executor: str, seqnum: SeqNum) -> None:
+    def _note_record(self, executor: str, seqnum: SeqNum) -> None:
         if (running := self.executors.get(executor)) is not None:
+            assert seqnum >= running.last, "records are applied in order"
             running.last = seqnum
 
     def _keep(self, over: RecordedInvocation) -> None:
         """Remember an ended invocation; an application above its share forgets its oldest one."""
+        assert over.ended is not None, "only ended invocations are kept apart"
+        assert over.executor is None, "no executor runs an ended invocation"
         limits = self._limits
         self._over[over.id] = over
         self._kept[bool(over.key)].add(over)
@@ -390,7 +401,8 @@ class Fold:
         first.
 
         The node may claim invocations with its name when they are due, others `later_s` after that.
-        Those of an application are yielded until `is_full`, which is called before each, is true.
+        `is_full` is called before each invocation; once it is true, no further invocation of that
+        application is yielded.
         """
         queues = [self._due(application, now, is_full) for application in self._free]
         for _, _, id_ in heapq.merge(*queues):
@@ -531,6 +543,14 @@ class Fold:
         assert +self.open_by_application == Counter(
             application_of(i.function) for i in self.open.values()
         )
+        assert self.checkpointed <= self.count, "a checkpoint covers applied records only"
+        assert len(self._given_up) <= _GIVEN_UP_REMEMBERED
+        assert len(self._recent) <= _RECENT
+        assert all(self.open[id_].executor is None for id_ in free)
+        assert all(
+            self.open[id_].executor == name for name, r in self.executors.items() for id_ in r.ids
+        )
+        assert all(i.key == key for (_, key), i in self._keys.items())
 
 
 def node_of(executor: str) -> str:

@@ -45,5 +45,5 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
 def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
     """Return the error for an outcome that is not kept any more."""
     return CallOutcomeUnknownError(
-        f"What came of invocation {id} is not kept any more; see results_kept_max."
+        f"The outcome of invocation {id} is not kept any more; see results_kept_max."
     )

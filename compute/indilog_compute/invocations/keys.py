@@ -14,7 +14,7 @@ from indilog_compute.invocations.fold import Fold
 from indilog_compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
 
 _KEPT: Final = (
-    "This is what came of the call with this idempotency key; to run it again, take another key."
+    "This is the outcome of the call with this idempotency key; to run it again, use another key."
 )
 
 
@@ -39,7 +39,7 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
     if known is None:
         return None
     if known.digest != digest_of(arguments):
-        raise _misfit(function, "was used with other arguments; take another key")
+        raise _misfit(function, "was used with other arguments; use another key")
     return known.id
 
 

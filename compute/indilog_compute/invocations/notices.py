@@ -1,4 +1,4 @@
-"""Limits how often a lasting fault is logged: after pauses that double (ARCHITECTURE 11)."""
+"""Limits how often the same lasting fault is logged: at pauses that double (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 

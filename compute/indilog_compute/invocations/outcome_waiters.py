@@ -71,6 +71,7 @@ class OutcomeWaiters:
             yield
         finally:
             self._appending -= 1
+            assert self._appending >= 0, "each reservation ends once"
 
     def _check_room_for_record(self) -> None:
         waiting = len(self._reading) + self._appending
@@ -101,12 +102,15 @@ class OutcomeWaiters:
             yield
         finally:
             self._waiting[application] -= 1
+            assert self._waiting[application] >= 0, "each reservation ends once"
             if not self._waiting[application]:
                 del self._waiting[application]
 
     async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
-        """Wait until the outcome of an open invocation is read, and return it; None: it may have
-        been read. The caller has reserved room (`reserve_outcome_wait`).
+        """Wait until the outcome of an open invocation is read, and return it.
+
+        None: the caller must ask the fold, because the outcome may have been read (`notify_all`).
+        The caller has reserved room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)

@@ -43,13 +43,14 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
     """An invocation is accepted.
 
-    `executor` runs it at once. If `delay_s` is not 0, the executor that claims it runs it that many
-    seconds after the time of this record. `stream` is its tag. With a `key`, only the first record
-    of the function with that key takes effect.
+    If `delay_s` is 0, `executor` runs it at once. Otherwise the executor that claims it runs it
+    that many seconds after the time of this record. `stream` is its tag. With a `key`, only the
+    first record of the function with that key takes effect.
 
-    `schedule` and `at` are a schedule and its due time by the wall clock, seconds since 1970. It
-    takes effect if the last due time that did is `after` (0: none). So each due time takes effect
-    once, also after the wall clock was set back. `depth` is the number of calls above it.
+    `schedule` and `at` are a schedule and its due time by the wall clock, seconds since 1970. The
+    record takes effect only if `after` is the last due time of the schedule that took effect (0:
+    none did). So each due time takes effect once, also after the wall clock was set back. `depth`
+    is the number of calls above it.
     """
 
     id: str
@@ -115,9 +116,9 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     seqnum `end`.
 
     All parts of a checkpoint have the same `id`. `follows` is the seqnum after the last part of the
-    previous checkpoint that its author knew; 0: none. The checkpoint is valid only if that one is
-    still the newest when its own last part is read. Otherwise its author had missed records that
-    another checkpoint covers, and that may be trimmed.
+    previous checkpoint that its author knew; 0: none. The checkpoint is valid only if no other one
+    was completed between these two. Otherwise its author had not read records that the other one
+    covers and that may be trimmed.
     """
 
     id: str

@@ -81,8 +81,8 @@ class _Watched:
     def after(self, fold: Fold, now: float) -> float:
         """Return the time after which it is due next.
 
-        A new deployment also runs due times that the previous one had not run yet, and none from
-        the time in which no deployment had the schedule.
+        A new deployment also runs due times that the previous one had not run yet. Due times from a
+        time in which no deployment had the schedule do not run.
         """
         latest = now + SET_BACK_S
         times = [self.last_at(fold), self.skipped_to]

@@ -72,7 +72,7 @@ class InvocationService:
 
     Args:
         node: name of the compute node; earlier processes of that name are certainly dead. None: no
-            earlier process is known to be dead.
+            other process counts as dead at the start.
         rank: index of the compute node, from 0.
         record_bytes_max: most bytes of data in a record, for checkpoints.
         start: starts a call of a function on this node.
@@ -112,7 +112,7 @@ class InvocationService:
         )
         self._clock = LogClock(_passed_s)
         self._given: tuple[DeployedSchedule, ...] = ()
-        self._news = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
         self._disagreed = self._skipped = ""
@@ -120,7 +120,7 @@ class InvocationService:
         self._admission = Admission(OpenLimits.of(config))
         self._lost_to: SeqNum = 0
         self._losses = Losses(
-            "invocations", "What was accepted there is not run, what ended there may run again."
+            "invocations", "Calls accepted there do not run; calls that ended there may run again."
         )
         self._given_up = 0
         self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
@@ -344,7 +344,7 @@ class InvocationService:
         """Set the schedules to run."""
         self._given = tuple(schedules)
         self._take_schedules()
-        self._news.set()
+        self._has_work.set()
 
     def _take_schedules(self) -> None:
         if self._clock.has_begun:
@@ -391,7 +391,7 @@ class InvocationService:
                 is_whole = self._apply_page(page)
                 self._waiters.notify_read(self._fold.end)
                 self._admission.read(self._fold.end)
-                self._news.set()
+                self._has_work.set()
                 if not is_whole:
                     return False
                 self._unread.over()
@@ -446,7 +446,7 @@ class InvocationService:
     async def _run_rounds(self) -> None:
         """Perform the executor's actions, one round after the other."""
         while True:
-            self._news.clear()
+            self._has_work.clear()
             try:
                 did = await self._run_round()
             except Exception as error:  # noqa: BLE001 - outermost: the next round may succeed
@@ -510,7 +510,7 @@ class InvocationService:
         with suppress(TimeoutError):
             # `wait_for` may lose a cancellation
             async with asyncio.timeout(self._executor.rest_s(self._now())):
-                await self._news.wait()
+                await self._has_work.wait()
 
 
 def _passed_s() -> float:

@@ -4,8 +4,8 @@ Appends never change the records before them. Suppose the index tier answers tha
 with a tag from bound b on is at s. Then there will never be one in [b, s). Or it answers that the
 last one up to b is at s, and b is below the log's tail. Then there will never be one in (s, b].
 Such an answer is kept as a *zone* around the record at s: no other record of the tag lies in
-[below, above]. Zones of one record grow together. The answers "there is none from b on" and "the
-last one of all" are not kept, because the next append may change them.
+[below, above]. Two zones around the same record are merged. The answers "there is none from b on"
+and "the last one of all" are not kept, because the next append may change them.
 
 So a lookup that the Tag Cache cannot serve, mostly for the first record of a tag, goes to the index
 tier only once. Only a trim can change an answer; then all zones of the tag are dropped.

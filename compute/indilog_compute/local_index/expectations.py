@@ -5,11 +5,16 @@ A question is about the records of a tag below a *limit*: the tail that is appli
 sent. More index data arrives before the answer. The answer still fits if the Tag Cache has evicted
 no record of that tag since. So a tag is *expected* when a question about it is sent. Any eviction
 of its records ends the expectation. An answer without an expectation, or with another limit, is
-dropped. The timestamps of thesis 5.7 exclude answers that know too much. Expectations also exclude
-that a tag evicted between question and answer counts as complete.
+dropped. The timestamps of thesis 5.7 exclude answers about records beyond the applied tail.
+Expectations also prevent that a tag counts as complete if it was evicted between question and
+answer.
 
 The first record of a tag without a row stays valid until its next record, which begins a row. Until
 then it answers lookups. A tag without any record is proven to have none.
+
+A lookup that misses because its tag has no row makes the tag *wanted*: the next record with it, of
+whatever writer, begins a row. So do the next records of expected tags and of those whose first
+record is known, or their rows would lack a record.
 """
 
 from __future__ import annotations
@@ -26,54 +31,68 @@ _SHARE: Final = 32
 
 
 class Expectations:
-    """Expectations and first records of tags; of each at most a 32nd of the Tag Cache's tags.
+    """Expectations, first records and wanted tags; of each at most a 32nd of the Tag Cache's tags.
 
-    The oldest are dropped first. That is harmless: a tag is then not known to be complete.
+    The oldest are dropped first. That is harmless: a tag is then not known to be complete, or has
+    no row until it is looked up again.
 
     Attributes:
         firsts: the first record of a tag that has no row, or None: it has no record. The least
             recently used comes first.
+        limits: the limit of the question about each tag, of which nothing was evicted since.
+        wanted: tags whose lookups missed, the oldest first.
     """
 
-    __slots__ = ("_entries_max", "_limits", "firsts")
+    __slots__ = ("_entries_max", "firsts", "limits", "wanted")
 
     def __init__(self, tags_max: int) -> None:
         self._entries_max = min(_ENTRIES_MAX, -(-tags_max // _SHARE))
-        self._limits: dict[TagHash, SeqNum] = {}
-        """The limit of the question about each tag, of which nothing was evicted since."""
+        self.limits: dict[TagHash, SeqNum] = {}
         self.firsts: dict[TagHash, First | None] = {}
+        self.wanted: dict[TagHash, None] = {}
 
     def __len__(self) -> int:
-        return len(self._limits) + len(self.firsts)
+        return len(self.limits) + len(self.firsts) + len(self.wanted)
 
     def __contains__(self, tag: TagHash) -> bool:
         """Whether a question about `tag` is in flight, or its first record is known."""
-        return tag in self._limits or tag in self.firsts
+        return tag in self.limits or tag in self.firsts
+
+    def begins_row(self, tag: TagHash) -> bool:
+        """Whether the next record of `tag`, which has no row, begins one, by any writer."""
+        return tag in self.wanted or tag in self.limits or tag in self.firsts
+
+    def want(self, tag: TagHash) -> None:
+        """Note a lookup that missed because `tag` has no row."""
+        if self._entries_max and tag not in self.wanted:
+            self.wanted[tag] = None
+            if len(self.wanted) > self._entries_max:
+                del self.wanted[next(iter(self.wanted))]
 
     def expect(self, tag: TagHash, limit: SeqNum) -> None:
         """Note a question to the index tier about `tag` below `limit`."""
         if self._entries_max:
-            self._limits.pop(tag, None)
-            self._limits[tag] = limit
-            if len(self._limits) > self._entries_max:
-                del self._limits[next(iter(self._limits))]
+            self.limits.pop(tag, None)
+            self.limits[tag] = limit
+            if len(self.limits) > self._entries_max:
+                del self.limits[next(iter(self.limits))]
 
     def fulfil(self, tag: TagHash, limit: SeqNum) -> bool:
         """End an expectation; return whether there was one with this limit."""
-        if self._limits.get(tag) != limit:
+        if self.limits.get(tag) != limit:
             return False
-        del self._limits[tag]
+        del self.limits[tag]
         return True
 
     def lose(self, tag: TagHash) -> None:
         """End any expectation: records of `tag` were evicted."""
-        self._limits.pop(tag, None)
+        self.limits.pop(tag, None)
 
     def lose_all(self, tags: Sequence[TagHash]) -> None:
         """End any expectation of `tags`: all their records were evicted."""
-        if self._limits:
+        if self.limits:
             for tag in tags:
-                self._limits.pop(tag, None)
+                self.limits.pop(tag, None)
 
     def learn_first(self, tag: TagHash, first: First | None) -> None:
         """Keep the first record of a tag that has no row; None: it has no record."""
@@ -84,7 +103,7 @@ class Expectations:
 
     def forget(self, tag: TagHash) -> None:
         """Drop everything about `tag`."""
-        self._limits.pop(tag, None)
+        self.limits.pop(tag, None)
         self.firsts.pop(tag, None)
 
     def is_new(self, tag: TagHash) -> bool:
@@ -115,4 +134,5 @@ class Expectations:
 
     def check_invariants(self) -> None:
         """Assert the bounds."""
-        assert max(len(self._limits), len(self.firsts)) <= self._entries_max
+        lengths = len(self.limits), len(self.firsts), len(self.wanted)
+        assert max(lengths) <= self._entries_max

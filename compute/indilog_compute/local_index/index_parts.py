@@ -21,9 +21,9 @@ def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
     """Return why `parts` cannot be the index data that follows `tail`; None: they can."""
     for part in parts:
         if not part.count == len(part.tag_counts) > 0:
-            return "a part is empty, or has not one tag count per record"
+            return "a part is empty, or does not have one tag count per record"
         if sum(part.tag_counts) * 8 != len(part.tags):
-            return "a part has not as many tags as its counts add up to"
+            return "a part does not have as many tags as its counts add up to"
         if part.first_seqnum < tail or not 0 <= part.shard <= SHARD_MASK:
             return "the parts do not ascend from the tail of what is applied"
         tail = part.first_seqnum + part.count

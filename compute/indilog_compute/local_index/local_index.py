@@ -1,9 +1,10 @@
 """The local index: its parts behind one interface (thesis 5.1, 5.4).
 
-The empty tag covers the whole log and is looked up in the Suffix, below its head in the Popularity
-Cache; every other tag in the Tag Cache (algorithm 6), then in the Answer Cache. The Suffix follows
-the metalog itself (type-O), the Tag Cache the index data (type-S), which arrives later. So each has
-a position of its own, which a caller compares with its session's position first.
+The empty tag covers the whole log. It is looked up in the Suffix, and below the head of the Suffix
+in the Popularity Cache. Every other tag is looked up in the Tag Cache (algorithm 6), then in the
+Answer Cache. The Suffix follows the metalog itself (type-O), the Tag Cache the index data (type-S),
+which arrives later. So each of the two has a position of its own. Before a lookup the caller
+compares that position with the position of its session.
 
 Only reads need the Tag Cache. So index data waits until a read comes, or until it has
 `WAITING_MAX` tags. Then it is sorted by tag together (`indilog.roles.tags_sorted`), so that a tag
@@ -12,7 +13,7 @@ costs one step for all of its records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from indilog.base.ids import EMPTY_TAG, MetalogPosition, SeqNum, ShardId, TagHash
@@ -26,7 +27,7 @@ from indilog_compute.local_index.answers import MISS, Answer, Found, Matches, Ra
 from indilog_compute.local_index.index_parts import malformed
 from indilog_compute.local_index.popularity_cache import PopularityCache
 from indilog_compute.local_index.suffix import Suffix
-from indilog_compute.local_index.tag_cache import TagCache
+from indilog_compute.local_index.tag_cache import ALL_SHARDS, TagCache
 from indilog_compute.local_index.tag_rows import First
 
 _TAG_BYTES: Final = 8
@@ -39,6 +40,13 @@ class LocalIndex:
     tier. The index starts empty, at the beginning or at any `(position, tail)` of a running log. A
     crash loses it, without harm.
 
+    Args:
+        config: the limits.
+        position: how many metalog positions are applied already.
+        tail: the tail of the log there.
+        own: the shards that this node writes. Tags that others write are kept if reads asked for
+            them.
+
     Attributes:
         tag_position: how many metalog positions the Tag Cache has applied.
         trims: how often trimmed records were dropped. An answer to a question from before the last
@@ -50,7 +58,13 @@ class LocalIndex:
         "_waiting", "_waiting_tags", "tag_position", "trims",
     )  # fmt: skip
 
-    def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        position: MetalogPosition = 0,
+        tail: SeqNum = 0,
+        own: Container[int] = ALL_SHARDS,
+    ) -> None:
         scale = 0 if config.caches.local_index == "none" else 1
         self._suffix = Suffix(
             config.caches.suffix_cuts_max * scale, tail, bytes_max=config.caches.suffix_bytes_max
@@ -64,6 +78,7 @@ class LocalIndex:
             config.caches.tag_cache_seqnums_per_tag_max,
             position,
             bytes_max=config.caches.tag_cache_bytes_max,
+            own=own,
         )
         self._answers = AnswerCache(
             config.caches.answer_cache_entries_max * scale,
@@ -121,6 +136,8 @@ class LocalIndex:
 
     def _settle(self) -> None:
         waiting, self._waiting, self._waiting_tags = self._waiting, [], 0
+        if not self._tag_cache.enabled:
+            return
         rows = rows_by_tag([part for _, parts in waiting for part in parts])
         if rows is not None:
             self._tag_cache.apply_sorted(rows, waiting[-1][0])
@@ -217,8 +234,9 @@ class LocalIndex:
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
         """Drop the records of `tag` below `until`: they were trimmed.
 
-        Bounds below the first record kept miss from now on, so that the index tier answers which
-        records were trimmed. It does not answer the first record of a tag that has a floor.
+        Lookups from a bound below the first record kept miss from now on, so that the index tier
+        answers which records were trimmed. For a tag with a floor the index tier does not answer
+        which record was the first.
         """
         self.trims += 1
         self._tags.forget_below(tag, until)
@@ -235,7 +253,7 @@ class LocalIndex:
         return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
-        """Whether there is no reason to ask the index tier if `tag` is new."""
+        """Whether the index tier need not be asked if `tag` is new."""
         return self._tags.knows(tag)
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:

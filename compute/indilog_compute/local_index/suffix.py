@@ -1,8 +1,8 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
-A chain with one member a cut. A member's key is the highest seqnum of the cut; of the upper bounds
-of its productive shards it keeps only their distances to the key, in 2 bytes, and the shard ids, in
-2 bytes. All members lie one after the other in flat arrays:
+A chain with one member per cut. A member's key is the highest seqnum of the cut; of the upper
+bounds of its productive shards it keeps only their distances to the key, in 2 bytes, and the shard
+ids, in 2 bytes. All members lie one after the other in flat arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
     ends       [  2,        5,           ... ]    where the member's part of the next two ends
@@ -15,7 +15,7 @@ bounds are stored.
 
 The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving
 `_start`. The arrays are moved down once an eighth of the limit is evicted, which costs one short
-memmove in some thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth
+memmove every few thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth
 is evicted at once.
 """
 
@@ -65,7 +65,7 @@ class Suffix:
         self._start = 0
         """Members before this one are evicted, and still in the arrays."""
         self._base = 0
-        """`_ends` count from the first member ever; the arrays begin this much later."""
+        """`_ends` count from the first element ever added; so many elements are moved away."""
         self.head = self.tail = tail
         self.hits = self.misses = 0
 

@@ -4,8 +4,15 @@ It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards.
 index data of every metalog position in order. So from a tag's head on, no record with the tag is
 missing. Records below the head are unknown, unless the row is complete or has the tag's minimum.
 
+**Interest** (decision 0038). Index data comes from all writers, but most tags of other compute
+nodes are never read here. A record that was written here begins a row for each of its tags. A
+record of another writer begins one only for a tag that is *wanted* (`expectations`). Every record
+extends the rows that there are. So a tag that neither this node wrote nor its reads asked for costs
+one failed search, and no memory.
+
 **Last access.** Each tag has the metalog position of its last event: insert, update or read hit
-(proven absence included). When a limit is exceeded, the tags with the lowest are evicted whole.
+(proven absence included). When a limit is exceeded, the tags with the lowest last access are
+evicted whole.
 
 **Answers of the index tier.** They add completeness, the minimum, and older records of a tag that
 is read often. `expectations` decides which of these answers still fit.
@@ -26,7 +33,7 @@ actually held count toward the total.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from indilog.base.ids import MetalogPosition, SeqNum, ShardId, TagHash
@@ -40,6 +47,7 @@ from indilog_compute.local_index.tag_rows import (
     ACCESSED_SHIFT,
     COMPLETE_BIT,
     SEQNUM_SHIFT,
+    SHARD_MASK,
     First,
     Held,
     TagRow,
@@ -64,6 +72,7 @@ _TAGS_PER_PARTITION: Final = 16_384
 _PARTITIONS_MAX: Final = 1024
 _HORIZON_STEPS: Final = 64
 _EVICTED_AT_ONCE: Final = 512
+ALL_SHARDS: Final = range(SHARD_MASK + 1)
 
 _Partition: TypeAlias = dict[TagHash, Held]
 """Tags in the order of their last events, the oldest first."""
@@ -89,8 +98,8 @@ class TagCache:
 
     __slots__ = (
         "_bytes_enough", "_bytes_max", "_cursor", "_cut_above", "_enough", "_expectations",
-        "_horizon", "_mask", "_partitions", "_per_tag_max", "_position", "_rows", "_seqnums_max",
-        "_tags", "held", "hits", "misses",
+        "_horizon", "_mask", "_own", "_partitions", "_per_tag_max", "_position", "_rows",
+        "_seqnums_max", "_tags", "held", "hits", "misses",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +109,10 @@ class TagCache:
         position: MetalogPosition = 0,
         *,
         bytes_max: int = 1 << 40,
+        own: Container[int] = ALL_SHARDS,
     ) -> None:
+        self._own = own
+        """The shards that are written here: all their tags are of interest."""
         self._bytes_max = bytes_max
         self._seqnums_max = seqnums_max if seqnums_per_tag_max and bytes_max else 0
         self._enough = seqnums_max - min(_EVICTED_AT_ONCE, seqnums_max // 32)
@@ -114,9 +126,9 @@ class TagCache:
         self._position = position
         """How many metalog positions are applied: the time of read hits."""
         self._horizon = 0
-        """Eviction removes tags whose last access is at or below this position,"""
+        """Eviction removes tags whose last access is at or below this position."""
         self._cursor = 0
-        """from this partition on."""
+        """The partition at which eviction continues."""
         self._expectations = Expectations(tags_max if self._seqnums_max else 0)
         self._tags = 0
         self._rows = 0
@@ -161,32 +173,45 @@ class TagCache:
     def _add_sorted(self, rows: RowsByTag) -> None:
         """Add the records of one tag after the other."""
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
-        position, firsts = self._position, self._expectations.firsts
+        position, firsts, own = self._position, self._expectations.firsts, self._own
         seqnums, shards = memoryview(rows.seqnums), memoryview(rows.shards)
         seqnum_at, shard_at = seqnums.cast("Q"), shards.cast("H")
-        for tag, start, end in rows.groups:
+        for tag, first, end in rows.groups:
+            start = first
             partition = partitions[tag & mask]
             held = partition.get(tag)
-            added = end - start
             if held is None:
+                if shard_at[start] not in own:
+                    start = self._first_of_interest(tag, shard_at[start:end], start)
+                    if start == end:
+                        continue
                 shard = ShardId(shard_at[start])
                 partition[tag] = single_of(seqnum_at[start], shard, position)
                 self._tags += 1
                 if firsts and tag in firsts:
                     self._begin(partition, tag)
-                if added == 1:
-                    self.held += 1
+                self.held += 1
+                start += 1
+                if start == end:
                     continue
             row = self._with_arrays(partition, tag)
-            rest = start if held is not None else start + 1
-            row.seqnums.frombytes(seqnums[8 * rest : 8 * end])
-            row.shards.frombytes(shards[2 * rest : 2 * end])
-            self.held += added
+            row.seqnums.frombytes(seqnums[8 * start : 8 * end])
+            row.shards.frombytes(shards[2 * start : 2 * end])
+            self.held += end - start
             if row.accessed != position:
                 row.accessed = position
                 _move_to_end(partition, tag, row)
             if len(row.seqnums) > cut_above:
                 self._cut(tag, row)
+
+    def _first_of_interest(self, tag: TagHash, shards: memoryview[int], start: int) -> int:
+        """Return where the row of a tag without one begins among its new records, which start at
+        `start`; the end: none of them begins a row.
+        """
+        if self._expectations.begins_row(tag):
+            return start
+        own = self._own
+        return start + next((i for i, shard in enumerate(shards) if shard in own), len(shards))
 
     def _apply_part(self, part: ShardTags) -> None:
         columns = columns_of(part)
@@ -195,9 +220,11 @@ class TagCache:
         self._add(columns.tags, columns.seqnums, part.shard)
 
     def _extend(self, tag: TagHash, seqnums: range, shard: ShardId) -> None:
-        """Add a run of records with one tag."""
+        """Add a run of records with one tag, if it is of interest."""
         partition = self._partitions[tag & self._mask]
         if tag not in partition:
+            if shard not in self._own and not self._expectations.begins_row(tag):
+                return
             partition[tag] = single_of(seqnums[0], shard, self._position)
             self._tags += 1
             self.held += 1
@@ -218,11 +245,14 @@ class TagCache:
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
         position, firsts = self._position, self._expectations.firsts
         accessed_and_shard = position << ACCESSED_SHIFT | shard
+        is_own, begins_row = shard in self._own, self._expectations.begins_row
         added = created = 0
         for tag, seqnum in zip(tags, seqnums, strict=True):
             partition = partitions[tag & mask]
             row = partition.get(tag)
             if row is None:
+                if not is_own and not begins_row(tag):
+                    continue
                 partition[tag] = seqnum << SEQNUM_SHIFT | accessed_and_shard
                 created += 1
                 if firsts and tag in firsts:
@@ -325,7 +355,7 @@ class TagCache:
         self._tags -= len(evicted)
 
     def _next_horizon(self) -> MetalogPosition:
-        """Return the oldest last access plus a 64th of its age: so each sweep evicts enough."""
+        """Return the oldest last access plus a 64th of its age, to evict enough."""
         oldest = min(
             (accessed_of(next(iter(p.values()))) for p in self._partitions if p), default=0
         )
@@ -334,7 +364,7 @@ class TagCache:
     # --- answers of the index tier
 
     def knows(self, tag: TagHash) -> bool:
-        """Whether there is no reason to ask the index tier if `tag` is new."""
+        """Whether the index tier need not be asked if `tag` is new."""
         return tag in self._partitions[tag & self._mask] or tag in self._expectations
 
     def has_recent(self, tag: TagHash, seqnums: int) -> bool:
@@ -424,7 +454,9 @@ class TagCache:
         shards: Sequence[ShardId],
         limit: SeqNum,
     ) -> None:
-        """Put records below `limit` before what a row has from there on, unless it has more."""
+        """Put records below `limit` before those that the row has, unless the row reaches further
+        back.
+        """
         held = partition[tag]
         if head_of(held) <= seqnums[0]:
             return
@@ -461,7 +493,7 @@ class TagCache:
         """Return the first record with `tag` and seqnum >= `bound` (algorithms 3 and 4)."""
         held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            return self._counted(self._expectations.next(tag, bound))
+            return self._without_row(tag, self._expectations.next(tag, bound))
         answer = next_in(held, bound) if isinstance(held, int) else held.next(bound)
         if answer is MISS:
             self.misses += 1
@@ -473,7 +505,7 @@ class TagCache:
         """Return the last record with `tag` and seqnum <= `bound`."""
         held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            return self._counted(self._expectations.prev(tag, bound))
+            return self._without_row(tag, self._expectations.prev(tag, bound))
         answer = prev_in(held, bound) if isinstance(held, int) else held.prev(bound)
         if answer is MISS:
             self.misses += 1
@@ -485,7 +517,7 @@ class TagCache:
         """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
         held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            answer = self._counted(self._expectations.next(tag, bound))
+            answer = self._without_row(tag, self._expectations.next(tag, bound))
             return Matches((), ()) if answer is EMPTY else MISS
         matches = range_in(held, bound, limit)
         if matches is MISS:
@@ -501,9 +533,12 @@ class TagCache:
             partition = self._partitions[tag & self._mask]
             _move_to_end(partition, tag, touched(held, self._position))
 
-    def _counted(self, answer: Answer) -> Answer:
+    def _without_row(self, tag: TagHash, answer: Answer) -> Answer:
+        """Count the answer to a lookup of a tag that has no row; a miss makes the tag wanted."""
         if answer is MISS:
             self.misses += 1
+            self._expectations.want(tag)
+            self._make_room()
         else:
             self.hits += 1
         return answer
@@ -522,6 +557,7 @@ class TagCache:
         for row in rows:
             assert len(row.seqnums) == len(row.shards) > 0, "a seqnum has a shard"
             assert row.minimum is None or (not row.complete and row.minimum.seqnum < row.head)
+            assert list(row.seqnums) == sorted(set(row.seqnums)), "a row ascends"
         for partition in self._partitions:
             accesses = list(map(accessed_of, partition.values()))
             assert accesses == sorted(accesses), "a partition is in the order of events"

@@ -2,7 +2,7 @@
 
 A row has the highest seqnums of the tag, ascending, with their shards, and the metalog position of
 the tag's last event. From the *head*, the oldest seqnum kept, on no record of the tag is missing.
-Below it a row may have two facts more, the fields of the extended Tag Cache:
+Below the head a row may state one of two facts, the fields of the extended Tag Cache:
 
 - *complete*: there is nothing below the head;
 - *minimum*: the first record that ever had the tag; what lies between it and the head is not known.
@@ -37,10 +37,10 @@ class First(NamedTuple):
 
 
 class TagRow:
-    """A row with arrays; `seqnums` has at least one and is as long as `shards`.
+    """A row with arrays: `seqnums`, never empty, and for each of them its shard in `shards`.
 
     Attributes:
-        minimum: None: not known, or `complete` says it.
+        minimum: None if it is not known. A complete row has none either: the head is its minimum.
     """
 
     __slots__ = ("accessed", "complete", "minimum", "seqnums", "shards")
@@ -59,6 +59,7 @@ class TagRow:
 
     def cut(self, excess: int) -> None:
         """Evict the `excess` oldest: the head moves up, a complete row keeps its minimum."""
+        assert 0 < excess < len(self.seqnums), "a row keeps its newest seqnum"
         if self.complete:
             self.minimum = First(self.head, ShardId(self.shards[0]))
             self.complete = False
@@ -66,6 +67,8 @@ class TagRow:
 
     def put_before(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId], end: SeqNum) -> None:
         """Replace everything below `end` by these, ascending, all below `end`."""
+        assert len(seqnums) == len(shards), "each seqnum has a shard"
+        assert not seqnums or seqnums[-1] < end, "only records below `end` are replaced"
         kept = bisect_left(self.seqnums, end)
         self.seqnums[:kept] = array("Q", seqnums)
         self.shards[:kept] = array("H", shards)
@@ -86,9 +89,9 @@ class TagRow:
     def prev(self, bound: SeqNum) -> Answer:
         """Return the last record up to `bound`.
 
-        At or above the head there is one: the head itself is kept. A bound below the head misses,
-        even by one, unless more is known: the record at the bound may have been evicted (PITFALLS
-        9).
+        At or above the head there is one: the head itself is kept. A bound below the head, even by
+        one, is a miss unless the row is complete or its minimum answers it: the record at the bound
+        may have been evicted (PITFALLS 9).
         """
         if bound < self.head:
             if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):

@@ -20,7 +20,7 @@ _SAMPLES_MIN: Final = 100
 """With fewer samples the 99th percentile is not estimated."""
 _SAMPLES_PER_ESTIMATE: Final = 32
 _TOKENS_MAX: Final = 16.0
-"""The most hedges that may be sent at once after a time without any."""
+"""The most hedges that may be sent at once after a pause without hedges."""
 
 
 class Hedges:
@@ -52,6 +52,7 @@ class Hedges:
         """Note a try that another replica could answer, too."""
         if self._share_max > 0:
             self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
+            assert not self._waiting or self._waiting[-1][0] <= now, "tries are noted in order"
             self._waiting.append((now, request))
 
     def took(self, seconds: float) -> None:
@@ -61,6 +62,7 @@ class Hedges:
         if self._estimated >= _SAMPLES_PER_ESTIMATE and len(self._tried) >= _SAMPLES_MIN:
             self._estimated = 0
             ordered = sorted(self._tried)
+            assert ordered[0] >= 0, "no try takes negative time"
             self.delay_s = max(ordered[len(ordered) * 99 // 100], self._delay_s_min)
 
     def due(self, now: Instant, under_way: Container[int]) -> list[int]:
@@ -71,6 +73,7 @@ class Hedges:
             _, request = self._waiting.popleft()
             if request in under_way and self._tokens >= 1:
                 self._tokens -= 1
+                assert self._tokens >= 0, "a hedge costs a whole token"
                 self.hedged += 1
                 found.append(request)
         return found

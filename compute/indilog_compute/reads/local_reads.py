@@ -38,7 +38,7 @@ class LocalReads:
         if isinstance(answer, Found):
             seqnum = answer.seqnum
             if tag == EMPTY_TAG and log and seqnum != bound:
-                return PENDING  # the one at the bound was trimmed
+                return PENDING  # the record at the bound was trimmed
             if self._floors.permit(direction, tag, log, bound, seqnum):
                 return self.cached(tag, log, seqnum) or PENDING
         elif isinstance(answer, Empty) and self._floors.permit(direction, tag, log, bound, None):

@@ -6,10 +6,10 @@ A read by a tag needs no floor of the tag: the Tag Cache drops trimmed records, 
 knows the rest. But a cached record may have died in all its tags since it was cached. Reads of a
 whole log skip such a record; the floors of its tags show which one it is.
 
-An engine learns every trim from the metalog, except those before it joined and those that it
-dropped for lack of room. So there is a *horizon*: the floor of a log that is not *exact* may be
-anywhere below it. A read that depends on such a floor asks the index tier, whose answer makes the
-floor exact.
+An engine learns every trim from the metalog, except those before it joined. It may also have
+dropped floors for lack of room. So there is a *horizon*: the true floor of a log whose known floor
+is not *exact* may be anywhere below the horizon. A read that depends on such a floor asks the index
+tier, whose answer makes the floor exact.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LogFloors:
         return len(self._floors)
 
     def joined(self, tail: SeqNum, trims: int) -> None:
-        """Begin at `tail`: floors of the `trims` trims before are not known."""
+        """Begin at `tail`: the floors of the `trims` earlier trims are not known."""
         self.horizon = tail if trims else 0
 
     def may_be_dead(self, seqnum: SeqNum, names: bytes) -> bool:
@@ -85,6 +85,7 @@ class LogFloors:
 
     def apply(self, trim: Trim) -> None:
         """Take in the floors of a trim from the metalog."""
+        assert not self._ahead or self._ahead[-1][0] < trim.position, "trims are applied in order"
         for floor in trim.floors:
             self._ahead.append((trim.position, floor))
             if floor.of_log:
@@ -93,7 +94,7 @@ class LogFloors:
                 self._raise_tag(floor)
 
     def reached(self, position: MetalogPosition) -> list[Floor]:
-        """Remove and return the floors of trims up to `position`: index data is applied so far."""
+        """Remove and return the floors of trims up to `position`, applied by index data now."""
         reached: list[Floor] = []
         while self._ahead and self._ahead[0][0] <= position:
             reached.append(self._ahead.popleft()[1])
@@ -110,7 +111,7 @@ class LogFloors:
             self._put(log, max(known, until), exact=True)
 
     def _put(self, log: TagHash, until: SeqNum, *, exact: bool) -> None:
-        assert log not in self._floors, "the caller has removed it, so that it is the newest"
+        assert log not in self._floors, "the caller has removed the log, so it becomes the newest"
         self._floors[log] = until, exact
         if len(self._floors) > self._floors_max:
             forgotten, _ = self._floors.pop(next(iter(self._floors)))
@@ -154,3 +155,12 @@ class LogFloors:
         if bound < floor:
             raise TrimmedError(floor)
         return True
+
+    def check_invariants(self) -> None:
+        """Assert the limits, and that no known floor lies above its bound."""
+        assert len(self._floors) <= self._floors_max, "more floors of logs than allowed"
+        assert len(self._tag_floors) <= self._floors_max, "more floors of tags than allowed"
+        assert self._tags_forgotten <= self._tags_below, "what was dropped was known before"
+        assert all(floor <= self._tags_below for floor in self._tag_floors.values())
+        positions = [position for position, _ in self._ahead]
+        assert positions == sorted(positions), "trims wait in the order of the metalog"

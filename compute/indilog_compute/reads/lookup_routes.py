@@ -1,10 +1,11 @@
 """Which nodes of the index tier a lookup is sent to: one replica of every index shard, and the node
 that merges their answers (thesis 5.2: "on a per-request basis and in round-robin fashion").
 
-A lookup that times out shows that one of its nodes failed, not which. So all of them are *avoided*
-for a pause where there is another choice. After the pause each is tried again, at most one such
-node in a lookup, so that the outcome identifies it. The pause doubles while a node does not answer.
-Where there is no other choice an avoided node is asked: avoiding costs balance, never an answer.
+A lookup that times out shows that one of its nodes failed, but not which one. So all of its nodes
+are *avoided* for a pause. After the pause each is tried again, at most one such node in a lookup,
+so that the outcome identifies the failed node. The pause doubles while a node does not answer. If
+only avoided nodes could answer, one of them is asked: avoiding nodes costs balance, never an
+answer.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ class LookupRoutes:
         return Route(tuple(chosen), aggregator, now)
 
     def answered(self, route: Route) -> None:
-        """All nodes of a route have answered: none of them is avoided any more."""
+        """Note that all nodes of a route have answered: none of them is avoided any more."""
         if self._avoided:
             for node in {*route.replicas, route.aggregator}:
                 self._avoided.pop(node, None)
 
     def timed_out(self, route: Route, now: Instant) -> None:
-        """A lookup timed out: avoid its nodes, or only those that were avoided before."""
+        """Note that a lookup timed out: avoid its nodes, or only those that were avoided before."""
         nodes = {*route.replicas, route.aggregator}
         known = [node for node in nodes if node in self._avoided]
         for node in known or sorted(nodes):
@@ -103,7 +104,7 @@ class LookupRoutes:
             if avoidance is None:
                 avoidance = self._avoided[node] = _Avoidance(self._pause_s)
             elif route.chosen < avoidance.since:
-                continue  # the lookup was sent before the last timeout: nothing new
+                continue  # sent before the node's last timeout, so this one is no news
             else:
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 avoidance.pause_s = min(2 * avoidance.pause_s, longest)
@@ -114,6 +115,14 @@ class LookupRoutes:
         if self._aggregation == "both":
             return request % 2 == 1
         return self._aggregation == "master-slave"
+
+    def check_invariants(self) -> None:
+        """Assert that only nodes of the view are avoided, for bounded pauses."""
+        nodes = {*self._view.index_nodes, *self._view.aggregators}
+        assert self._avoided.keys() <= nodes, "only nodes that lookups use are avoided"
+        for avoidance in self._avoided.values():
+            assert self._pause_s <= avoidance.pause_s <= self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
+            assert avoidance.since <= avoidance.tried_again, "a node is tried after its pause"
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
         """Return one of the nodes asked; an avoided one only if all are avoided."""

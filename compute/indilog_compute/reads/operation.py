@@ -25,7 +25,7 @@ class Pending:
 
 
 PENDING: Final = Pending()
-"""The answer to a direct read comes later, to its waiter."""
+"""The result of a read that is not answered at once: its waiter gets the answer later."""
 
 
 class Answered(NamedTuple):
@@ -46,11 +46,11 @@ class Stage(enum.Enum):
     """What an operation waits for."""
 
     POSITION = enum.auto()
-    """That the metalog and the index data are applied up to the session's position."""
+    """The metalog and the index data, up to the session's position."""
     LOOKUP = enum.auto()
     """The index tier, or storage on its behalf."""
     PROBE = enum.auto()
-    """The record at the bound itself, which may or may not be of the log asked for."""
+    """The record at the bound itself, which may be of another log."""
     RECORDS = enum.auto()
     """Records at known seqnums."""
     TAIL = enum.auto()
@@ -58,7 +58,7 @@ class Stage(enum.Enum):
 
 
 class Asked(NamedTuple):
-    """What replicas of one shard were asked for: one of them, or after a hedge two."""
+    """The records that were requested of one replica of a shard, or of two after a hedge."""
 
     replicas: tuple[NodeId, ...]
     seqnums: tuple[SeqNum, ...]
@@ -76,18 +76,19 @@ class Operation:
         route: of a lookup in flight, the nodes that it asks.
         trims: of a lookup in flight, `LocalIndex.trims` when it was sent.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: by shard that has not answered, the replicas asked in this try, and for what.
+        asked: for each shard that has not answered, the replicas asked in this try, and for what.
         asked_at: when this try was sent to storage.
         log: the tag of the log that is read; 0: not of one log.
         floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
-            waits for; None: no lookup did.
+            waits for; None: no lookup reported one.
         trimmed: those of `seqnums` that turned out to be trimmed.
         denied: pairs of a replica and a seqnum that it called unknown.
-        names: the names of records whose data is damaged at a replica, as far as it sent them.
+        names: the names of records whose data is damaged at a replica that sent their names.
+        away: seqnums of records on cold storage that a replica could not read in time.
     """
 
     __slots__ = (
-        "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction",
+        "asked", "asked_at", "attempt", "away", "bound", "count", "created", "denied", "direction",
         "floor_awaited", "fresh",
         "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
         "route", "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims",
@@ -108,6 +109,8 @@ class Operation:
         log: TagHash = 0,
         log_names: bytes | None = None,
     ) -> None:
+        assert count >= 1, "a read asks for a record"
+        assert page or count == 1, "only a page has several records"
         self.log = log
         self.trimmed: set[SeqNum] = set()
         self.floor_awaited: tuple[SeqNum, MetalogPosition] | None = None
@@ -134,6 +137,7 @@ class Operation:
         self.asked_at = Instant(0.0)
         self.trims = 0
         self.denied: set[tuple[NodeId, SeqNum]] = set()
+        self.away: set[SeqNum] = set()
         self.names: dict[SeqNum, bytes] = {}
 
     def answer(self, value: object) -> Answer:
@@ -147,7 +151,7 @@ class Operation:
 
     @property
     def at_seqnum(self) -> bool:
-        """Whether it reads the record at its bound, of a log and by no tag."""
+        """Whether it reads exactly the record at its bound, in a log, without a tag."""
         return self.tag == EMPTY_TAG and self.log != 0
 
     def passed_by(self, seqnum: SeqNum) -> bool:
@@ -168,6 +172,7 @@ class Operation:
         self.records.clear()
         self.trimmed.clear()
         self.denied.clear()
+        self.away.clear()
         self.asked = {}
 
     def leave_out_trimmed(self) -> None:
@@ -189,11 +194,12 @@ class Operation:
             return TrimmedError(self.bound + 1)
         return [] if self.page else None
 
-    def told_trimmed(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
-        """Return the error as of `reflects`, when a lookup reports a trim as of `position`.
+    def trimmed_error(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
+        """Return the error for the caller, because a lookup reported a floor.
 
-        None: it is not known yet, and the read continues at `self.position`. It does not wait twice
-        for a floor: `position` may be that of another trim.
+        `position`: a node that has applied so many metalog entries has applied the floor's trim.
+        None: this node has not applied them, so the read first waits for that. It waits for one
+        floor only once, because `position` may be that of a later trim.
         """
         floor = error.first_seqnum
         if self.reflects >= position:
@@ -224,8 +230,8 @@ class Operation:
             return "records that were not asked for"
         return None
 
-    def may_still_hear_of(self, shard: ShardId) -> bool:
-        """Whether a replica of `shard` was asked that has called no record unknown."""
+    def may_still_answer(self, shard: ShardId) -> bool:
+        """Whether a replica of `shard` was asked and may still answer with records."""
         asked = self.asked.get(shard)
         return asked is not None and any(
             all((replica, seqnum) not in self.denied for seqnum in asked.seqnums)
@@ -253,7 +259,7 @@ class Operation:
 
     @staticmethod
     def match_in(message: RecordsRead) -> SeqNum:
-        """Return the only match, which the index tier had storage send.
+        """Return the only match, which storage sent on behalf of the index tier.
 
         `contradicted_by` must have found nothing.
         """

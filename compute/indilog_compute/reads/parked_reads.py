@@ -29,6 +29,7 @@ class ParkedReads:
 
     def add(self, operation: Operation) -> None:
         """Let a read wait until its position is applied."""
+        assert operation not in self._parked, "a read waits once"
         operation.stage = Stage.POSITION
         self._parked[operation] = None
         entry = (operation.position, next(self._numbers), operation)
@@ -68,6 +69,11 @@ class ParkedReads:
         """When the oldest read expires; None: there is none."""
         oldest = next(iter(self._parked), None)
         return Instant(oldest.created + self._timeout_s) if oldest is not None else None
+
+    def check_invariants(self) -> None:
+        """Assert that each waiting read is found by its position."""
+        assert self._parked.keys() <= {operation for _, _, operation in self._by_position}
+        assert all(operation.stage is Stage.POSITION for operation in self._parked)
 
     def _remove(self, operations: list[Operation]) -> list[Operation]:
         for operation in operations:

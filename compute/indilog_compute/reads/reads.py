@@ -93,7 +93,7 @@ class Reads:
         """Questions to the index tier that make later reads hit the local index."""
 
     def number_from(self, request: int) -> None:
-        """Number tries above `request`: answers to an earlier life of the node match none."""
+        """Number tries above `request`, so that answers to an earlier incarnation match none."""
         self._next_request = request
 
     @property
@@ -122,7 +122,7 @@ class Reads:
         """Tries for which a further replica was asked, since the start."""
         return self._storage.hedges.hedged
 
-    def begin_turn(self, now: Instant) -> None:
+    def begin_iteration(self, now: Instant) -> None:
         """Note the time that applies to everything sent in this iteration of the event loop."""
         self._now = now
 
@@ -142,7 +142,7 @@ class Reads:
         self._starting.append(operation)
 
     def begin(self, now: Instant) -> list[Effect]:
-        """Decide the operations that were started since the last turn."""
+        """Decide the operations that were started since the last iteration."""
         effects: list[Effect] = []
         while self._starting:
             operation = self._starting[0]
@@ -183,7 +183,7 @@ class Reads:
         if local is None or operation.position > local.tag_position:
             self._parked.add(operation)
             return []
-        # The Suffix, which answers for the empty tag, is ahead of the Tag Cache.
+        # The Suffix answers lookups of the empty tag, and is ahead of the Tag Cache.
         whole = operation.tag == EMPTY_TAG
         operation.reflects = self._replay.position if whole else local.tag_position
         try:
@@ -276,6 +276,7 @@ class Reads:
         """Gather the records at `seqnums` from the cache, and the rest from storage."""
         if operation.passed_by(seqnums[0]):
             return [operation.answer(TrimmedError(seqnums[0]))]
+        assert len(seqnums) == len(shards) <= operation.count, "each record has a shard"
         operation.stage = Stage.RECORDS
         operation.seqnums, operation.shards = seqnums, shards
         missing: dict[ShardId, list[SeqNum]] = {}
@@ -339,7 +340,7 @@ class Reads:
         if (reason := self._storage.refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
         if message.trimmed and operation.reflects < message.position:
-            # At that position it is known which trim it was, and its floor.
+            # A node that has applied that position knows the trim and its floor.
             del self._requests[message.request]
             operation.position = max(operation.position, message.position)
             operation.start_anew()
@@ -353,8 +354,9 @@ class Reads:
         if message.unknown:
             operation.denied.update((sender, seqnum) for seqnum in message.unknown)
             operation.names.update(message.names)
+            operation.away.update(message.away)
             operation.records.update({r.seqnum: r for r in records})
-            if operation.may_still_hear_of(message.shard):
+            if operation.may_still_answer(message.shard):
                 return []
         elif operation.asked:
             self._storage.hedges.took(now - operation.asked_at)
@@ -450,7 +452,7 @@ class Reads:
             return [self._fail(operation, lost)]
         value = operation.value_of_nothing(message.floor)
         if isinstance(value, TrimmedError):
-            value = operation.told_trimmed(value, message.position)
+            value = operation.trimmed_error(value, message.position)
             if value is None:
                 operation.start_anew()
                 return self._decide(operation, now)
@@ -517,3 +519,14 @@ class Reads:
         return QuorumUnavailableError(
             f"The read found no answer within {self._config.reads.read_timeout_s:g} s; try again."
         )
+
+    def check_invariants(self) -> None:
+        """Assert the limit, and that each read waits in one place."""
+        assert self.pending <= self._config.reads.lookups_pending_max, "more reads than allowed"
+        assert all(request <= self._next_request for request in self._requests)
+        waits = (Stage.LOOKUP, Stage.PROBE, Stage.RECORDS)
+        assert all(operation.stage in waits for operation in self._requests.values())
+        self._parked.check_invariants()
+        self._tails.check_invariants()
+        self._tier.routes.check_invariants()
+        self.questions.check_invariants()

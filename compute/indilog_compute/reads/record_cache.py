@@ -3,10 +3,10 @@
 Two generations share one budget of bytes. *Own appends* are kept in spans, one for each batch. A
 span is evicted whole, oldest first, so an append costs next to nothing here. *Records read* from
 storage are kept one by one and evicted least recently used first. When the budget is exceeded, the
-generation that has more than half of it is evicted from. Each may use what the other one leaves.
+generation that uses more than half of it evicts. Each generation may use what the other one leaves.
 
-Auxiliary data is kept beside both, under a budget of its own, and only there. So a record is never
-returned with older aux data than was set last.
+Auxiliary data is kept beside both, under a budget of its own, and only there. So a record is always
+returned with the aux data that was set last.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ class RecordCache:
         aux_bytes = sum(AUX_BYTES + len(aux) for aux in self._aux.values())
         assert self._aux_bytes == aux_bytes <= self._aux_bytes_max, "aux data is counted, bounded"
         assert len(self._firsts) == len(self._spans), "a span has a first seqnum"
+        assert self._firsts == sorted(self._firsts), "spans ascend"
 
 
 def _with_aux(record: Record, aux: bytes | None) -> Record:

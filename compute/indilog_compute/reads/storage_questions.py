@@ -1,6 +1,7 @@
 """Which replicas a compute node asks for records (ARCHITECTURE 9).
 
-One of each shard, and another one if that is slow (`indilog_compute.reads.hedging`).
+It asks one replica of each shard, and a second one if the first is slow
+(`indilog_compute.reads.hedging`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from indilog.base.errors import DataLossError
+from indilog.base.errors import DataLossError, NotReadyError
 from indilog.base.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import MetalogReplay
@@ -37,17 +38,22 @@ class StorageQuestions:
 
     def choose(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
-    ) -> DataLossError | None:
+    ) -> DataLossError | NotReadyError | None:
         """Choose for each shard a replica that may have the first missing record.
 
-        It is asked for all missing records that it may have. Returns the error if no replica has
-        the first one. A replica that lacks one record may have others. A page is limited in bytes,
-        so a record that an answer leaves out is not denied.
+        The replica is asked for all missing records that it may have. Returns the error if no
+        replica has the first missing record. A replica that lacks one record may have others. A
+        page is limited in bytes, so a replica may still have a record that its answer leaves out.
         """
         asked: dict[ShardId, Asked] = {}
         for shard, seqnums in missing.items():
             replicas = self._left(operation, shard, seqnums[:1])
             if not replicas:
+                if seqnums[0] in operation.away:
+                    return NotReadyError(
+                        f"Cold storage, which has the record at seqnum {seqnums[0]}, does not "
+                        "answer; try again."
+                    )
                 return self._lost(operation, shard, seqnums)
             replica = replicas[turn % len(replicas)]
             wanted = tuple(s for s in seqnums if (replica, s) not in operation.denied)

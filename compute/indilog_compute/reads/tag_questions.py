@@ -2,8 +2,8 @@
 
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
 know asks for the tag's first record. All tags of an iteration are in one question, sent to all
-index shards: only together do they know it. No tag belongs to one index shard, so none has to move
-when index shards come and go (decision 0011).
+index shards, because any of them may have records of the tag. No tag belongs to a single index
+shard, so none has to move when index shards come and go (decision 0011).
 
 *What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
 popular and not cached. Its newest records are fetched and stored where index data would have stored
@@ -75,10 +75,10 @@ class TagQuestions:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._unasked: dict[TagHash, None] = {}
-        """Unknown tags that were appended this iteration."""
-        self._news: OrderedDict[int, _Question] = OrderedDict()
+        """Unknown tags of records that were appended in this iteration."""
+        self._firsts: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
-        self._news_tags = 0
+        self._firsts_tags = 0
         self._misses: LRUCache[TagHash, int] = LRUCache(config.refills.refill_candidates_max)
         self._popular: dict[TagHash, None] = {}
         self._refills: OrderedDict[int, _Question] = OrderedDict()
@@ -92,7 +92,7 @@ class TagQuestions:
 
     def status(self) -> dict[str, int]:
         """Return figures for operators: tags and refills asked, dropped, in flight."""
-        return self._figures | {"pending": self._news_tags + len(self._refills)}
+        return self._figures | {"pending": self._firsts_tags + len(self._refills)}
 
     # --- what the engine notices
 
@@ -101,7 +101,7 @@ class TagQuestions:
         local = self._local
         if local is None or not local.has_tag_cache:
             return
-        room = self._config.refills.new_tags_pending_max - self._news_tags
+        room = self._config.refills.new_tags_pending_max - self._firsts_tags
         for tag in tags:
             if len(self._unasked) < room and not local.knows_tag(tag):
                 self._unasked[tag] = None
@@ -140,20 +140,20 @@ class TagQuestions:
                 local.expect(tag)
             request = self._new_request()
             route = self._routes.choose(request, now)
-            self._news[request] = _Question(tags, local.tag_tail, route, now)
+            self._firsts[request] = _Question(tags, local.tag_tail, route, now)
             column = array("Q", tags).tobytes()
             wanted = TagFirstsWanted(
                 request, column, local.tag_tail, local.tag_position,
                 self._replay.trims, self._replay.last,
             )  # fmt: skip
             effects += [Send(node, wanted) for node in route.replicas]
-            self._news_tags += len(tags)
+            self._firsts_tags += len(tags)
             self._figures["new_tags_asked"] += len(tags)
         return effects
 
     def on_firsts(self, sender: NodeId, message: TagFirsts) -> list[Effect]:
         """Take in the answer of one index shard; when all are here, update the local index."""
-        question = self._news.get(message.request)
+        question = self._firsts.get(message.request)
         if question is None or sender not in question.missing:
             return []
         if len(message.seqnums) != 8 * len(question.tags) or len(message.shards) * 4 != len(
@@ -171,7 +171,7 @@ class TagQuestions:
                 first = First(seqnum, ShardId(shard))
                 question.firsts[tag] = min(first, question.firsts.get(tag, first))
         if not question.missing:
-            self._end_news(message.request)
+            self._end_firsts(message.request)
             self._conclude(question)
         return []
 
@@ -184,8 +184,8 @@ class TagQuestions:
             else:
                 self._local.learn_first(tag, question.limit, question.firsts.get(tag))
 
-    def _end_news(self, request: int) -> None:
-        self._news_tags -= len(self._news.pop(request).tags)
+    def _end_firsts(self, request: int) -> None:
+        self._firsts_tags -= len(self._firsts.pop(request).tags)
 
     # --- refills
 
@@ -269,20 +269,20 @@ class TagQuestions:
     def deadline(self) -> Instant | None:
         """When the oldest question is dropped; None: none is in flight."""
         oldest = [
-            next(iter(asked.values())).asked for asked in (self._news, self._refills) if asked
+            next(iter(asked.values())).asked for asked in (self._firsts, self._refills) if asked
         ]
         return Instant(min(oldest) + self._config.reads.lookup_timeout_s) if oldest else None
 
     def on_time(self, now: Instant) -> None:
         """Drop questions that were not answered in time."""
         overdue = now - self._config.reads.lookup_timeout_s
-        for questions in (self._news, self._refills):
+        for questions in (self._firsts, self._refills):
             while questions:
                 request, question = next(iter(questions.items()))
                 if question.asked > overdue:
                     break
-                if questions is self._news:
-                    self._end_news(request)
+                if questions is self._firsts:
+                    self._end_firsts(request)
                 else:
                     del questions[request]
                 self._give_up(question, now)
@@ -296,7 +296,7 @@ class TagQuestions:
 
     def check_invariants(self) -> None:
         """Assert the bounds."""
-        assert self._news_tags == sum(len(q.tags) for q in self._news.values())
-        assert self._news_tags <= self._config.refills.new_tags_pending_max
+        assert self._firsts_tags == sum(len(q.tags) for q in self._firsts.values())
+        assert self._firsts_tags <= self._config.refills.new_tags_pending_max
         assert len(self._refills) <= self._config.refills.refills_pending_max
         assert not self._unasked or self._local is not None

@@ -1,9 +1,9 @@
 """Questions to the primary about the tail of the log (ARCHITECTURE 9.4).
 
 They serve `tail()`, and `fresh` reads, which must see every record acknowledged before they began.
-An answer serves an operation only if the question was sent after the operation began. So one
-question is in flight at a time, and operations that begin meanwhile share the next one. A loaded
-node asks no more often than the primary answers, an idle one at once.
+An answer serves an operation only if the question was sent after the operation began. One question
+is in flight at a time, and operations that begin meanwhile share the next one. So a loaded node
+asks no more often than the primary answers, and an idle node asks at once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class TailQuestions:
     def asked(self, request: int, now: Instant) -> int:
         """Note that the question is sent; return its number.
 
-        That is `request`, or the number of the question in flight, which is resent unchanged: an
-        answer to any of its sendings serves the operations it was first sent for. It may be older
-        than operations that began since.
+        The number is `request`, or that of the question in flight, which is resent unchanged. An
+        answer to it serves only the operations for which it was first sent: the answer may be older
+        than operations that began later.
         """
         assert self._asked or self._waiting, "an operation waits for the answer"
         if not self._asked:
+            assert request > self._request, "requests are numbered upwards"
             self._resend.stop()
             self._asked, self._waiting, self._request = self._waiting, [], request
         self._resend.sent(now)
@@ -82,3 +83,8 @@ class TailQuestions:
             return self._waiting[0].created if self._waiting else None
         expires = Instant(self._asked[0].created + timeout_s)
         return min(self._resend.due or expires, expires)
+
+    def check_invariants(self) -> None:
+        """Assert that each operation waits for one question."""
+        assert not set(self._asked) & set(self._waiting), "an operation waits for one question"
+        assert not self._asked or self._resend.due is not None, "a question in flight is resent"

@@ -3,10 +3,10 @@ answers (thesis 5.4, 5.4.2 and 10).
 
 *The record cache after a miss.* A lookup that misses the local index may be about a record that the
 record cache holds. If that is the record at the bound, its names show whether it has the tag, and
-no index is needed. If it is another one, only the index tier knows which. Storage would then send a
-record that is cached here, unless the index tier names the record first. A named record saves its
-bytes and a message delay when it is cached (3 instead of 4), and costs one when it is not (5
-instead of 4). So names are asked for while more than half of the recent matches were cached.
+no index is needed. Otherwise only the index tier knows which record it is. The index tier may have
+storage send the record, or first send its seqnum to this node. Sending the seqnum first takes 3
+message delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this
+node asks for the seqnum first while more than half of the recent matches were cached.
 
 *Answers that stay true* are kept by the local index: the shard of the record and, if no record can
 come in between, that it is the next or the previous one.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.base.ids import EMPTY_TAG, SeqNum, ShardId, names_bear
+from indilog.base.ids import EMPTY_TAG, SeqNum, ShardId, names_have
 from indilog.base.log import Record
 from indilog.kernel.metalog import MetalogReplay
 from indilog.roles.role import Effect, Send
@@ -36,8 +36,8 @@ class TierLookups:
     Attributes:
         routes: chooses the nodes to ask.
         figures: reads that asked the index tier, by outcome: the record at the bound, another one,
-            none, a page. Also how many asked for the record's name first, and how many records came
-            from the record cache although the local index missed.
+            none, a page. Also how many asked for the record's seqnum first, and how many records
+            came from the record cache although the local index missed.
     """
 
     __slots__ = ("_cache", "_here", "figures", "routes")
@@ -46,7 +46,7 @@ class TierLookups:
         self._cache = cache
         self.routes = routes
         self._here = 0.0
-        """Share of the recent matches, not at the bound, whose record was cached."""
+        """Share of recent matches whose record was cached, without matches at the bound."""
         self.figures = {
             "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
         }  # fmt: skip
@@ -57,7 +57,7 @@ class TierLookups:
             return None
         record = self._cache.get(operation.bound)
         assert record is not None, "it is held"
-        if operation.tag != EMPTY_TAG and not names_bear(record.names, operation.tag):
+        if operation.tag != EMPTY_TAG and not names_have(record.names, operation.tag):
             return None
         return record
 

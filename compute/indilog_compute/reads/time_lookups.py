@@ -1,8 +1,9 @@
 """Finding the seqnum that belongs to a time (`Log.find_time`, decision 0012).
 
-Metalog entries carry the primary's clock, which never goes back along the metalog; storage nodes
-have all of them. A seqnum that one finds is final, because stamps ascend. "Nothing was ordered so
-late" counts only from a node that has applied the position of the caller's session.
+Each metalog entry has the time of the primary's clock, which never goes back along the metalog, and
+storage nodes have all entries. The seqnum that a storage node finds is final, because these times
+ascend. A storage node may also answer that nothing was ordered at that time or later. That counts
+only if the node has applied the position of the caller's session.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Lookup:
         self.waiter = waiter
         self.attempt = 0
         self.behind: set[NodeId] = set()
-        """Nodes that have not applied the position, as they said in this round."""
+        """Nodes that answered in this round that they have not applied the position."""
         self.expires: Instant | None = None
         """None: it was not sent yet."""
         self.resend = resend
@@ -43,7 +44,7 @@ class _Lookup:
 
 
 class TimeLookups:
-    """The questions of one compute node that are under way; at most `lookups_pending_max`."""
+    """The questions of one compute node that are in flight; at most `lookups_pending_max`."""
 
     def __init__(self, views: Views, config: NodeConfig) -> None:
         self._views = views
@@ -58,7 +59,7 @@ class TimeLookups:
         return len(self._lookups)
 
     def number_from(self, request: int) -> None:
-        """Number questions above `request`: answers to an earlier life of the node match none."""
+        """Number questions above `request`: answers to an earlier incarnation match none."""
         self._next_request = request
 
     def start(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
@@ -89,7 +90,7 @@ class TimeLookups:
         lookup.behind.add(sender)
         lookup.resend.stop()
         if len(lookup.behind) == len(nodes):
-            lookup.resend.sent(now)  # all are: they are asked again after a pause
+            lookup.resend.sent(now)  # all nodes lag: they are asked again after a pause
             return []
         lookup.attempt += 1
         return [self._ask(message.request, lookup, now)]
@@ -128,6 +129,13 @@ class TimeLookups:
         """When to ask again, or to fail a question."""
         due = (lookup.deadline() for lookup in self._lookups.values())
         return min((at for at in due if at is not None), default=None)
+
+    def check_invariants(self) -> None:
+        """Assert the limit, and that each question to send exists."""
+        assert len(self._lookups) <= self._lookups_max, "more questions than allowed"
+        assert self._lookups.keys() >= set(self._starting), "a question ends after it was sent"
+        for lookup in self._lookups.values():
+            assert lookup.behind <= set(self._views[-1].storage_nodes), "only nodes that answered"
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every question."""

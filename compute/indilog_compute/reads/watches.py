@@ -16,7 +16,7 @@ from indilog.roles.index_feed import ReadyBlock
 
 _TAG_BYTES: Final = 8
 _TAGS_PER_SEARCH: Final = 16
-"""Searching this many tags for one costs about as much as looking each of them up."""
+"""Searching the bytes of so many tags for one tag costs as much as decoding and looking up one."""
 
 
 class Watches:
@@ -38,6 +38,7 @@ class Watches:
         """
         if self._count >= self._watches_max:
             raise OverloadedError(f"{self._count:,} reads wait for a record; try again later.")
+        assert waiter not in self._by_tag.get(tag, ()), "a reader waits once"
         self._by_tag.setdefault(tag, {})[waiter] = bound
         self._count += 1
 
@@ -77,6 +78,12 @@ class Watches:
         self._count = 0
         return waiters
 
+    def check_invariants(self) -> None:
+        """Assert the limit, and that the count is right."""
+        assert self._count == sum(map(len, self._by_tag.values())), "watches are counted"
+        assert self._count <= self._watches_max, "more watches than allowed"
+        assert all(self._by_tag.values()), "a tag without watches is dropped"
+
 
 def _is_in(tag: TagHash, tags: bytes) -> bool:
     """Whether `tag` is one of `tags`, u64 each; a match across two of them does not count."""
@@ -101,7 +108,7 @@ class ReadyWaiters:
         """Let one more wait.
 
         Raises:
-            OverloadedError: too many do already.
+            OverloadedError: too many wait already.
         """
         if len(self._waiters) >= self._waiters_max:
             raise OverloadedError(f"{len(self._waiters):,} callers wait for this node.")

@@ -47,8 +47,8 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""Workers lost while importing an application, after which it is tried in a process of its own
-first.
+"""After so many workers crashed while importing an application, it is first tried in a process of
+its own.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
@@ -344,7 +344,7 @@ class Applications:
         """Wait until the log has deployments that were not read, or not applied here."""
         waits = [
             asyncio.ensure_future(self._behind.wait()),
-            asyncio.ensure_future(self._log.until_more(_FOLLOW_WAIT_S)),
+            asyncio.ensure_future(self._log.wait_for_more(_FOLLOW_WAIT_S)),
         ]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

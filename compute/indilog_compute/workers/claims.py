@@ -47,8 +47,10 @@ class NodeClaims:
     def free(self, slot: int) -> None:
         """Free the slot of a call that the worker has answered."""
         if slot != NO_SLOT:
+            assert NO_SLOT < slot < SLOTS, "`allocate` returned the slot"
             self._memory[slot] = self._memory[SLOTS + slot] = 0
             self._free.append(slot)
+            assert len(self._free) < SLOTS, "a slot is freed once"
 
     def is_begun(self, slot: int) -> bool:
         """Tell whether the call may have begun. False is final `SETTLE_S` after `revoke`."""

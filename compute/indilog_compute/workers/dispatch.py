@@ -7,8 +7,8 @@ deadlock. Nested calls need no slot and have a limit of their own. A suspended w
 calls.
 
 One application cannot starve another (docs/decisions/0033). While several are deployed, each gets
-at most a share of the slots, and of the pending calls, that the others leave. So some of both
-always stay free.
+at most a share of the slots that the others leave, and a share of the pending calls. So some slots
+and some pending calls always stay free.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shares(NamedTuple):
 
 
 class _Application:
-    """The calls of one application: numbers with a slot and nested, and the waiting ones."""
+    """The calls of one application: numbers with a slot and nested, and the queue."""
 
     __slots__ = ("nested", "slots", "waiting")
 
@@ -65,7 +65,7 @@ class _Application:
 
 
 class _Worker:
-    """The number of calls of one worker: with a slot, and of each kind."""
+    """The calls of one worker: how many have a slot, and how many there are of each kind."""
 
     __slots__ = ("kinds", "load", "slots")
 
@@ -151,10 +151,10 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Place admitted calls again that were never begun; return the calls that start now, which
         may be other ones.
 
-        No limit applies to them. In the given order they precede all waiting calls of their
-        applications. They are removed from `worker` before any call starts, so no later call of
-        their application overtakes them. `worker` is None if it was removed, or had ended them
-        already.
+        No limit applies to them. They are queued in the given order, before all waiting calls of
+        their applications. They are removed from `worker` before any call starts, so no later call
+        of their application overtakes them. `worker` is None if the worker was removed, or their
+        end there is already counted.
 
         Raises:
             NotReadyError: there is no worker for a nested call, which cannot wait; nothing is done.
@@ -298,8 +298,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._waiting += 1
 
     def _count_out(self, worker: WorkerT, call: CallT) -> None:
-        """Subtract `call` from the counts of `worker`; those of a removed worker are subtracted
-        already.
+        """Subtract `call` from the counts of `worker`.
+
+        The calls of a removed worker were subtracted with it.
         """
         if (counted := self._workers.get(worker)) is None:
             return

@@ -41,7 +41,7 @@ from indilog_compute.workers.service_figures import service_figures
 from indilog_compute.workers.serving import LinkServer
 
 CALL_DEPTH_MAX: Final = 64
-"""Deepest nesting: the most calls that may be above a call."""
+"""Deepest nesting of calls: a call may have this many callers above it."""
 
 
 def limits_of(config: Config) -> Limits:
@@ -380,8 +380,10 @@ class FunctionHost:
         depth: int = 0,
         delay_s: float = 0.0,
     ) -> str:
-        """Record a call unless its key is known. A known key is accepted regardless of what is
-        deployed now; so before a call is refused, all records of other nodes are read.
+        """Record a call unless its key is known.
+
+        A known key is accepted even if the function is not deployed now. So before a call is
+        refused, all records of other nodes are read.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known

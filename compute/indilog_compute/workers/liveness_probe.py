@@ -23,10 +23,10 @@ class LivenessProbe:
     Args:
         silent_s: seconds without an answer after which a worker counts as blocked.
         on_silent: called once when the worker becomes blocked.
-        on_heard: called once when the worker answers again.
+        on_recovered: called once when the worker answers again.
     """
 
-    __slots__ = ("_beat_s", "_missed", "_on_heard", "_on_silent", "_open", "_timer", "_worker")
+    __slots__ = ("_beat_s", "_missed", "_on_recovered", "_on_silent", "_open", "_timer", "_worker")
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class LivenessProbe:
         *,
         silent_s: float,
         on_silent: Callable[[WorkerProcess], None],
-        on_heard: Callable[[WorkerProcess], None],
+        on_recovered: Callable[[WorkerProcess], None],
     ) -> None:
         self._worker = worker
         self._beat_s = silent_s / _BEATS_MISSED
         self._on_silent = on_silent
-        self._on_heard = on_heard
+        self._on_recovered = on_recovered
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
         self._missed = 0
@@ -82,4 +82,4 @@ class LivenessProbe:
         was_silent = self._missed >= _BEATS_MISSED
         self._open, self._missed = False, 0
         if was_silent:
-            self._on_heard(self._worker)
+            self._on_recovered(self._worker)

@@ -58,7 +58,7 @@ class LoadedDeployment:
         return _place_of(error, self._package)
 
     def without_home(self, text: str) -> str:
-        """Return `text` with the author's names of deployed files and modules."""
+        """Return `text` with the names that deployed files and modules have for their author."""
         return without_home(text, self._package)
 
     def unload(self) -> None:
@@ -142,7 +142,7 @@ def _imported(package: str, sources: Mapping[str, str]) -> App:
 
 
 def _import_order(sources: Mapping[str, str]) -> list[str]:
-    """Return the modules to import until an application appears: likely entries first."""
+    """Return the modules in the order of import, the likeliest to define the application first."""
     modules = sorted(
         ".".join(PurePosixPath(path).with_suffix("").parts)
         for path in sources
@@ -190,7 +190,7 @@ def _place(filename: str, package: str) -> str:
 
 
 def without_home(text: str, package: str) -> str:
-    """Return `text` with the author's names of the deployment's files and modules."""
+    """Return `text` with the names that deployed files and modules have for their author."""
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
 

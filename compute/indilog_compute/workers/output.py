@@ -173,6 +173,7 @@ class _Allowance:
         """Add the amount for the time since the last call."""
         if self._at is not None:
             self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
+            assert self._left <= self._per_s, "unused allowance does not add up"
         self._at = now
 
     @property

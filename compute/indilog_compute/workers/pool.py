@@ -25,17 +25,18 @@ _STABLE_S: Final = 10.0
 """A worker that ran this long is replaced without a pause."""
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds until a blocked worker is killed when the platform stops; its calls had their time
-before.
+"""Seconds until a blocked worker is killed when the platform stops.
+
+Running calls had time to end before that.
 """
 
 
 class WorkerPool:
     """A fixed number of worker processes.
 
-    A process is replaced if a thread still runs `worker_stop_s` after its call has ended. The old
-    process gets no further calls, and ends after its last one. For each worker there is at most one
-    such old process beside the new one.
+    A process is replaced if one of its threads runs on for `worker_stop_s` seconds after the
+    thread's call has ended. The old process gets no further calls, and ends after its last one. For
+    each worker there is at most one such old process beside the new one.
 
     Args:
         node: the limits.

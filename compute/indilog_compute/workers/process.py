@@ -22,7 +22,7 @@ from indilog.base.deployed import ServiceState
 from indilog.config import NodeConfig
 from indilog.link.link import Link, SocketLink
 from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
-from indilog.link.worker_messages import Ready, ServicesTold, ThreadsLeft
+from indilog.link.worker_messages import Ready, ServicesChanged, ThreadsLeft
 from indilog.runtime.descriptors import given_limit
 from indilog_compute.workers.claims import NodeClaims, claims_memory
 from indilog_compute.workers.crash_location import read_crash_location
@@ -34,14 +34,14 @@ STOP_S: Final = 5.0
 _LAST_ANSWERS_S: Final = 0.5
 """Seconds to read the last messages of an ended worker, if the link does not end."""
 _OUTPUT_S: Final = 1.0
-"""The same for its output."""
-_DROPS_TOLD_S: Final = 1.0
+"""Seconds to read the last output of an ended worker."""
+_DROPS_REPORTED_S: Final = 1.0
 """Interval in seconds of the line that reports dropped lines."""
 _READ_BYTES: Final = 64 * 1024
 _SIGNALS_OF_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-"""Signals sent by people, supervisors and the out-of-memory killer; crashing code causes others."""
+"""Signals of people, supervisors and the out-of-memory killer, not of code that crashes."""
 
 
 class OutputLimits(NamedTuple):
@@ -68,9 +68,9 @@ class WorkerProcess:
         deployments: the deployments loaded there, by number.
         threads_left: number of threads there that still run although their calls have ended.
         services: the state of the services there.
-        last_place: valid after its end: the line of deployed code at which it crashed, if known.
-        was_ended_by_others: valid after its end: whether it was ended by a signal that neither its
-            code nor this node caused.
+        last_place: after its end, the line of deployed code at which it crashed, if known.
+        was_ended_by_others: after its end, whether a signal ended it that neither its code nor this
+            node caused.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class WorkerProcess:
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def close_stdin(self) -> None:
-        """Close its standard input: for the worker, its parent has died."""
+        """Close its standard input, which tells the worker that its parent has died."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
 
@@ -204,7 +204,7 @@ class WorkerProcess:
             try:
                 self._lines.received(chunk, loop.time())
                 if self._lines.has_dropped and (telling is None or loop.time() >= telling.when()):
-                    telling = loop.call_later(_DROPS_TOLD_S, self._lines.log_dropped)
+                    telling = loop.call_later(_DROPS_REPORTED_S, self._lines.log_dropped)
             except OSError:  # the log cannot be written; the worker continues
                 continue
         if telling is not None:
@@ -252,7 +252,7 @@ async def start(
         if isinstance(message, Ready):
             assert message.version == LINK_VERSION, "a worker runs the same code"
             ready.set()
-        elif isinstance(message, ServicesTold):
+        elif isinstance(message, ServicesChanged):
             worker.services = message.services
         elif isinstance(message, ThreadsLeft):
             worker.threads_left = message.count

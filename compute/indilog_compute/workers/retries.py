@@ -27,6 +27,7 @@ class Retries:
         if deployed not in self._times:
             before = self._pauses.get(deployed)
             pause_s = self._pause_s_min if before is None else min(2 * before, self._pause_s_max)
+            assert self._pause_s_min <= pause_s <= self._pause_s_max, "pauses double up to a limit"
             self._pauses[deployed] = pause_s
             self._times[deployed] = now + pause_s
 
@@ -40,5 +41,6 @@ class Retries:
         deployed = min(self._times, key=self._times.__getitem__, default=None)
         if deployed is None or self._times[deployed] > now:
             return None
+        assert deployed in self._pauses, "each scheduled try has a pause"
         del self._times[deployed]
         return deployed

@@ -50,16 +50,16 @@ class _Worker:
     """A worker that takes calls.
 
     Attributes:
-        pulse: detects a blocked event loop.
+        probe: detects a blocked event loop.
         calls: calls that it was sent and has not answered.
         checks: callers that wait for its check of arguments.
         idle: while the worker is drained, resolved when it has no calls any more; else None.
     """
 
-    __slots__ = ("calls", "checks", "idle", "pulse")
+    __slots__ = ("calls", "checks", "idle", "probe")
 
-    def __init__(self, pulse: LivenessProbe) -> None:
-        self.pulse = pulse
+    def __init__(self, probe: LivenessProbe) -> None:
+        self.probe = probe
         self.calls: set[Call] = set()
         self.checks: set[asyncio.Future[Answer | None]] = set()
         self.idle: asyncio.Future[None] | None = None
@@ -151,7 +151,7 @@ class CallRouter:
         answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         number = worker.link.post(question, partial(_resolve, answered))
         kept.checks.add(answered)
-        kept.pulse.watch()
+        kept.probe.watch()
         try:
             return await answered
         finally:
@@ -185,20 +185,20 @@ class CallRouter:
         """Add a worker, unless it died in the meantime."""
         if worker.link.is_lost:
             return
-        pulse = LivenessProbe(
+        probe = LivenessProbe(
             worker,
             silent_s=self._node.functions.worker_silent_s,
             on_silent=self._on_silent,
-            on_heard=self._on_heard,
+            on_recovered=self._on_recovered,
         )
-        self._workers[worker] = _Worker(pulse)
+        self._workers[worker] = _Worker(probe)
         self._run_all(self._dispatcher.add(worker))
         self._announce_change()
 
     def remove(self, worker: WorkerProcess) -> None:
-        """Remove a lost worker; its link fails the calls that it ran."""
+        """Remove a lost worker. Its link fails the calls that the worker ran."""
         if (kept := self._workers.pop(worker, None)) is not None:
-            kept.pulse.stop()
+            kept.probe.stop()
             _resolve(kept.idle, None)
         self._run_all(self._dispatcher.remove(worker))
 
@@ -283,11 +283,11 @@ class CallRouter:
         self._set_timer(call, timeout_s, self._on_call_timeout)
         kept = self._workers[worker]
         kept.calls.add(call)
-        kept.pulse.watch()
+        kept.probe.watch()
         return True
 
     def _take_newest(self, call: Call) -> None:
-        """Move a call that has not begun to the newest version of its application."""
+        """Let a call that has not begun use the newest version of its application."""
         newest = call.deployed
         while newest.successor is not None:
             newest = newest.successor
@@ -304,7 +304,7 @@ class CallRouter:
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []
-        for call in calls:  # unwanted, or timed out in the meantime
+        for call in calls:  # cancelled, or timed out in the meantime
             is_wanted = not (call.outcome.done() or self._stopping)
             (wanted if is_wanted else unwanted).append(call)
         self.moved += len(wanted)
@@ -332,7 +332,7 @@ class CallRouter:
             call.timer.cancel()
         call.timer = asyncio.get_running_loop().call_later(s, then, call)
 
-    # --- inside: its end
+    # --- inside: the end of a call
 
     def _on_answer(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
         lost = _is_lost(answer)
@@ -399,6 +399,7 @@ class CallRouter:
 
     def _forget(self, deployed: DeployedApp) -> None:
         deployed.running -= 1
+        assert deployed.running >= 0, "each call was counted at its start"
         if deployed.is_retired and deployed.running == 0:
             self._on_idle(deployed)
 
@@ -415,7 +416,7 @@ class CallRouter:
         state = (
             "it was cancelled"
             if call.function.is_async
-            else "it runs in a thread, which goes on until it returns or calls ctx.wait"
+            else "it runs in a thread, which continues until it returns or calls ctx.wait"
         )
         self._stop(
             call,
@@ -425,9 +426,9 @@ class CallRouter:
             ),
         )
         if worker is not None:
-            heard = worker.link.frames_received
+            frames = worker.link.frames_received
             asyncio.get_running_loop().call_later(
-                self._node.functions.worker_stop_s, self._end_if_silent, call, worker, slot, heard
+                self._node.functions.worker_stop_s, self._end_if_silent, call, worker, slot, frames
             )
 
     def _stop(self, call: Call, error: Exception) -> None:
@@ -441,10 +442,10 @@ class CallRouter:
         if call.worker is not None:
             call.worker.link.cancel(call.number)
 
-    def _end_if_silent(self, call: Call, worker: WorkerProcess, slot: int, heard: int) -> None:
-        if call.worker is worker and call.slot == slot and worker.link.frames_received == heard:
+    def _end_if_silent(self, call: Call, worker: WorkerProcess, slot: int, frames: int) -> None:
+        if call.worker is worker and call.slot == slot and worker.link.frames_received == frames:
             structlog.get_logger().warning(
-                "worker ended: silent after a call's time was over",
+                "worker killed: its event loop was blocked when a call timed out",
                 worker=worker.index,
                 pid=worker.pid,
                 function=call.name,
@@ -480,7 +481,7 @@ class CallRouter:
             self._leave(call, worker)
         self._put_back(unbegun, worker)
 
-    def _on_heard(self, worker: WorkerProcess) -> None:
+    def _on_recovered(self, worker: WorkerProcess) -> None:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
             self._run_all(self._dispatcher.resume(worker))

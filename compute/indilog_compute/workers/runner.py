@@ -1,8 +1,8 @@
 """Runs functions in a worker process: answers the questions that arrive over the link.
 
 Several calls run concurrently on one event loop; sync functions run in threads. A call uses the log
-and other functions over the link, with its caller's session. Its result or failure returns the
-session's position.
+and other functions over the link, with its caller's session. Its result or failure carries the
+position of the session.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from indilog.link.worker_messages import (
     Load,
     Ping,
     RunServices,
-    ServicesTold,
+    ServicesChanged,
     ThreadsLeft,
     Unload,
 )
@@ -104,7 +104,7 @@ class WorkerRunner:
         self._logs: RemoteLogs | None = None
         self._asker: LimitedLink | None = None
         self._link: Link | None = None
-        self._services = RunningServices(self._deployments, self._service_context, self._tell)
+        self._services = RunningServices(self._deployments, self._service_context, self._report)
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Start to answer one message of the compute node."""
@@ -154,9 +154,9 @@ class WorkerRunner:
             link.answer(call, failed(unknown))
 
     def _threads_left(self, count: int) -> None:
-        self._tell(ThreadsLeft(count))
+        self._report(ThreadsLeft(count))
 
-    def _tell(self, greeting: ThreadsLeft | ServicesTold) -> None:
+    def _report(self, greeting: ThreadsLeft | ServicesChanged) -> None:
         if self._link is not None:
             self._link.tell(greeting)
 

@@ -12,7 +12,7 @@ import structlog
 
 from indilog.apps.app import Context, Service
 from indilog.base.deployed import ServiceActivity, ServiceState
-from indilog.link.worker_messages import ServicesTold
+from indilog.link.worker_messages import ServicesChanged
 from indilog_compute.workers.loader import LoadedDeployment
 from indilog_compute.workers.output import output_of
 
@@ -130,7 +130,7 @@ class RunningServices:
         self,
         deployments: Mapping[int, LoadedDeployment],
         context: Callable[[Service], Context],
-        tell: Callable[[ServicesTold], None],
+        tell: Callable[[ServicesChanged], None],
     ) -> None:
         self._deployments = deployments
         self._context = context
@@ -162,4 +162,4 @@ class RunningServices:
 
     def _report(self) -> None:
         states = [r.state for running in self._running.values() for r in running]
-        self._tell(ServicesTold(tuple(states)))
+        self._tell(ServicesChanged(tuple(states)))

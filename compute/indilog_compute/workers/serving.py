@@ -39,7 +39,7 @@ from indilog.link.link_messages import (
     Deployed,
     Failed,
     Greeting,
-    InvocationTold,
+    InvocationFound,
     LogAppend,
     LogReadNext,
     LogReadPrev,
@@ -58,7 +58,7 @@ from indilog.link.worker_messages import (
     Ping,
     Ready,
     RunServices,
-    ServicesTold,
+    ServicesChanged,
     ThreadsLeft,
     Unload,
 )
@@ -90,8 +90,9 @@ class _Keyed:
 
 
 class Functions(Protocol):
-    """What the two ends of a link can ask of the deployed functions; `FunctionHost` implements it
-    and documents arguments and errors.
+    """What workers and clients can ask about deployed functions.
+
+    `FunctionHost` implements it and documents arguments and errors.
     """
 
     positions: Positions
@@ -239,7 +240,7 @@ class LinkServer:
                 self._call(link, call, message)
             case CallFunction():
                 self._begin(link, call, self._call_once(call, message))
-                self._keyed[call] = _Keyed()  # now: the next message may be its `Cancel`
+                self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
             case SendFunction():
                 self._begin(link, call, self._send(message))
             case Cancel():
@@ -256,7 +257,7 @@ class LinkServer:
                 Welcome()
                 | Ready()
                 | ThreadsLeft()
-                | ServicesTold()
+                | ServicesChanged()
                 | RunServices()
                 | Invoke()
                 | Load()
@@ -290,7 +291,7 @@ class LinkServer:
 
     def _cancel(self, number: int) -> None:
         asking = self._asking.get(number)
-        if asking is not None and not asking.done():  # done: the outcome is being answered
+        if asking is not None and not asking.done():  # if done, the outcome is being answered
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._functions.cancel(call)
@@ -362,8 +363,8 @@ class LinkServer:
             wait_s = min(max(message.wait_s, 0.0), INVOCATION_WAIT_S_MAX)
             found = await self._functions.invocation(id_, wait_s=wait_s)
         if found is None:
-            return InvocationTold(id_)
-        return InvocationTold(id_, found.function, found.state.value, found.outcome)
+            return InvocationFound(id_)
+        return InvocationFound(id_, found.function, found.state.value, found.outcome)
 
     async def _deploy_sources(self, message: DeployApp) -> Answer:
         try:
@@ -379,7 +380,7 @@ class LinkServer:
 
 
 def _left(message: CallFunction) -> CallOutcomeUnknownError:
-    return CallOutcomeUnknownError(f"{message.function} was cancelled by its caller; it goes on.")
+    return CallOutcomeUnknownError(f"{message.function} continues; its caller stopped waiting.")
 
 
 async def _answer_with(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:

@@ -66,8 +66,10 @@ class FunctionThreads:
 
     def _ended(self, over: asyncio.Future[None]) -> None:
         self.used -= 1
+        assert self.used >= 0, "a thread ends once"
         over.set_result(None)
 
     def _change_left(self, by: int) -> None:
         self.left += by
+        assert self.left >= 0, "a thread that was left behind returns once"
         self._on_left(self.left)

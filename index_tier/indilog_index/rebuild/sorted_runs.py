@@ -40,7 +40,7 @@ class SortedRuns:
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Add sorted rows; their seqnums are greater than all before."""
+        """Add sorted rows; of a tag, their seqnums are greater than all before."""
         self._pieces.append(rows)
         self._held += len(rows.tags)
         self.rows += len(rows.tags)
@@ -49,28 +49,16 @@ class SortedRuns:
             self._pieces, self._held = [], 0
 
     def add_run(self, pieces: Iterable[Rows]) -> None:
-        """Add sorted rows in sorted pieces, before all others; they are not held in memory."""
-        assert not self.rows, "its seqnums are smaller than all others"
-        self.rows = self._write(pieces)
+        """Add sorted rows in sorted pieces; they are not held in memory."""
+        assert not self._pieces, "of a tag, their seqnums are greater than all before"
+        self.rows += self._write(pieces)
 
     def _write(self, pieces: Iterable[Rows]) -> int:
         """Write a run; return how many rows it has."""
-        number, count = len(self._runs), 0
-        paths = [self._directory / f"{number:05d}.{name}" for name in Rows._fields]
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("wb")) for path in paths]
-            for rows in pieces:
-                count += len(rows.tags)
-                for file, column in zip(files, rows, strict=True):
-                    file.write(np.ascontiguousarray(column).data)
+        name = f"{len(self._runs):05d}"
+        count = write_run(self._directory, name, pieces)
         if count:
-            self._runs.append(
-                Rows(
-                    np.memmap(paths[0], np.uint64, "r"),
-                    np.memmap(paths[1], np.uint64, "r"),
-                    np.memmap(paths[2], np.uint16, "r"),
-                )
-            )
+            self._runs.append(mapped_run(self._directory, name))
         return count
 
     def merged(self) -> Iterator[Rows]:
@@ -96,6 +84,32 @@ class SortedRuns:
             for run, start, end in zip(runs, ends, at, strict=True):
                 for first in range(start, end, block):
                     yield run.part(first, min(first + block, end))
+
+
+def write_run(directory: Path, name: str, pieces: Iterable[Rows]) -> int:
+    """Write rows to files, a column each; return how many there are."""
+    count = 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in _paths(directory, name)]
+        for rows in pieces:
+            count += len(rows.tags)
+            for file, column in zip(files, rows, strict=True):
+                file.write(np.ascontiguousarray(column).data)
+    return count
+
+
+def mapped_run(directory: Path, name: str) -> Rows:
+    """Return rows that were written, mapped from their files; there is at least one."""
+    tags, seqnums, shards = _paths(directory, name)
+    return Rows(
+        np.memmap(tags, np.uint64, "r"),
+        np.memmap(seqnums, np.uint64, "r"),
+        np.memmap(shards, np.uint16, "r"),
+    )
+
+
+def _paths(directory: Path, name: str) -> list[Path]:
+    return [directory / f"{name}.{column}" for column in Rows._fields]
 
 
 def _end(run: Rows, start: int, tag: int, side: Literal["left", "right"]) -> int:

@@ -25,9 +25,10 @@ from indilog.config import Config
 from indilog.kernel.view import View, Views
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
-from indilog.runtime.cluster.data_directory import directory_usable, journal_lost, opened_metadata
+from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.figures_files import PublishedFigures, figures_read
 from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
 from indilog.runtime.descriptors import raise_limit
@@ -108,9 +109,11 @@ async def embedded(
         ConfigError: it was created with another layout.
         NotReadyError: the engine did not join the log in time.
     """
-    with opened_metadata(config.node) as store:
+    async with opened_metadata(config.node) as metadata:
+        store = metadata.store
         await claim_arrangement(store, "embedded")
         view = await view_in(store, config, "embedded")
+        await metadata.copy_layout()
         epoch = Epoch(await store.next_sequence(EPOCH_KEY))
         with directory_usable(config.node.data_dir):
             journal = Journal.open(
@@ -155,7 +158,7 @@ async def embedded(
 
 
 async def _joined_in(shell: NodeShell, logs: LocalLogs) -> None:
-    """Wait until the engine has joined; if a role finds a reason not to start, raise that."""
+    """Wait until the engine has joined; if a role cannot start, raise its error."""
     try:
         await joined(logs)
     except NotReadyError:
@@ -247,7 +250,7 @@ async def gateway_running(
         config: with the compute node's own data directory and port.
         platform_dir: the data directory of the whole platform, whose token callers need.
         run: where processes publish their figures, if there are others.
-        port_is: where the port comes from, for people.
+        port_is: which setting or rule chose the port, for error messages.
 
     Raises:
         ConfigError: the port is in use, the host is unknown, or the certificate or the token
@@ -273,7 +276,9 @@ async def gateway_running(
                 "Figures of roles",
             )
         )
-        gateway = create_gateway(host, logs, status, config, registry)
+        gateway = create_gateway(
+            host, logs, status, config, registry, request_snapshots=logs.request_snapshots
+        )
         async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
             yield url
     finally:
@@ -296,7 +301,7 @@ async def _listening(
     node = config.node
     token = token_in(token_file.parent)
     if not node.gateway.auth:
-        _log.warning("no authentication: every process on this machine may do everything here")
+        _log.warning("no authentication: every process on this machine has full access")
     socket = socket_in(node.data_dir)
     server = GatewayServer(
         guard_port(gateway, host, node, token),
@@ -327,7 +332,7 @@ async def _listening(
 
 @contextmanager
 def _findable(platform: RunningPlatform) -> Iterator[None]:
-    """Have callers of this user find the gateway, if the machine lets us."""
+    """Register the gateway for callers of this user, if the machine allows that."""
     with ExitStack() as stack:
         try:
             stack.enter_context(registered(platform))
@@ -339,10 +344,10 @@ def _findable(platform: RunningPlatform) -> Iterator[None]:
 def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
-    `ready`: this compute node serves calls. `read_only`: a full disk keeps it from appends. `nodes`
-    has the figures of roles; roles in other processes publish theirs regularly. `elsewhere` names
-    the nodes in other processes, `silent` those of them without recent figures. `lost_records`
-    counts the records that no replica has any more; if there are any, `warning` says so.
+    `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
+    the figures of roles; roles in other processes publish theirs regularly. `elsewhere` names the
+    nodes in other processes, `silent` those of them without recent figures. `lost_records` counts
+    the records that no replica has any more; if there are any, `warning` says so.
     """
     view = shell.view
     published = _figures_elsewhere(shell, run)
@@ -375,7 +380,7 @@ def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     place = "" if first is None else f", the first one at seqnum {first}"
     warning = (
         f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. "
-        "Reads that would skip them raise DataLossError, which says where to read on."
+        "Reads that would skip them raise DataLossError, which says where to continue."
     )
     return {"lost_records": lost, "warning": warning}
 
@@ -441,7 +446,7 @@ async def _run_embedded(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     supervisor = SupervisorLink(supervisor_fd, None, asked.set)
-    check_can_listen(config.node)  # else a new data directory stays behind
+    check_can_listen(config.node)  # first, so that a failure leaves no new data directory
     async with (
         embedded(config, fail) as platform,
         gateway_running(

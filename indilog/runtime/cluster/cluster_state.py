@@ -17,11 +17,12 @@ from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config, config_from
 from indilog.config.node import flat_settings
 from indilog.kernel.view import View
-from indilog.runtime.cluster.metadata import MetadataStore, Written, values_in
+from indilog.runtime.metadata.embedded import values_in
+from indilog.runtime.metadata.store import MetadataStore, Written
 
 VIEW_KEY = "view"
 EPOCH_KEY = "epoch"
-_ARRANGEMENT_KEY = "arrangement"
+ARRANGEMENT_KEY = "arrangement"
 _RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes"]
@@ -64,8 +65,8 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
         ConfigError: it has the other arrangement; its journals would not be found.
     """
     wanted = arrangement.encode()
-    await store.compare_and_set(_ARRANGEMENT_KEY, wanted, expected_version=0)
-    found = await store.get(_ARRANGEMENT_KEY)
+    await store.compare_and_set(ARRANGEMENT_KEY, wanted, expected_version=0)
+    found = await store.get(ARRANGEMENT_KEY)
     assert found is not None, "it was set just now, or before"
     if found.value != wanted:
         raise ConfigError(
@@ -81,12 +82,12 @@ def layout_in(directory: Path) -> tuple[View, Arrangement]:
         DataDirectoryError: there is no data directory, or its metadata file cannot be read.
     """
     values = values_in(directory / "metadata")
-    if VIEW_KEY not in values or _ARRANGEMENT_KEY not in values:
+    if VIEW_KEY not in values or ARRANGEMENT_KEY not in values:
         raise DataDirectoryError(
             f"{directory} is no data directory of a platform that has run: it has no metadata file "
             "with a view."
         )
-    embedded = values[_ARRANGEMENT_KEY] == b"embedded"
+    embedded = values[ARRANGEMENT_KEY] == b"embedded"
     return view_decoded(values[VIEW_KEY]), "embedded" if embedded else "processes"
 
 

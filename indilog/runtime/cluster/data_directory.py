@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from indilog.base.errors import DataDirectoryError
 from indilog.config import NodeConfig
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, MetadataStore
 from indilog.runtime.journal.segment import segment_numbers
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.store import MetadataStore
 
 if TYPE_CHECKING:
     from indilog.runtime.journal.journal import Journal  # a supervisor opens none
@@ -46,8 +47,8 @@ def directory_usable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def opened_metadata(config: NodeConfig) -> EmbeddedMetadataStore:
-    """Open the metadata store of the data directory; a new directory gets a new one.
+def opened_metadata_file(config: NodeConfig) -> EmbeddedMetadataStore:
+    """Open the metadata file of the data directory; a new directory gets a new one.
 
     Raises:
         DataDirectoryError: the directory cannot be used, is in use, or its metadata file is

@@ -35,8 +35,8 @@ NODE_PROGRAM: Final = (sys.executable, "-m", "indilog.node")
 REQUEST_BYTES_MAX: Final = 64 * 1024
 DESCRIPTORS_MAX: Final = 8
 COMMAND_ROOM_BYTES: Final = 512
-"""Length of a meaningless argument of the fork server, which reserves room for the command lines of
-its children.
+"""Length of a dummy argument of the fork server, which reserves room for the command lines of its
+children.
 """
 _THREADS_OF_BLAS: Final = "OPENBLAS_NUM_THREADS"
 
@@ -110,7 +110,7 @@ class ForkServer:
         return False
 
     def _become_child(self) -> None:
-        """Keep nothing of the fork server and of its other children."""
+        """Close everything that belongs to the fork server and its other children."""
         os.setsid()  # Ctrl-C at a terminal is for the supervisor alone
         self._channel.close()
         for descriptor in self._children:

@@ -15,7 +15,7 @@ from indilog.base.ids import NodeId
 
 
 class GatewayPort(NamedTuple):
-    """A port, 0 for any, and where it comes from if it is not the one that is configured."""
+    """A port (0: any), and the rule that chose it if it is not the configured one."""
 
     port: int
     words: str

@@ -1,4 +1,4 @@
-"""Processes that a supervisor can signal and wait for, its own children or not."""
+"""Processes that a supervisor can signal and await, also those that are not its children."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            self._is_gone = True  # or `wait` was cancelled: the descriptor may be another's soon
+            self._is_gone = True  # also if `wait` was cancelled: the descriptor may be reused
         return STATUS_UNKNOWN
 
     def _signal(self, number: signal.Signals) -> None:

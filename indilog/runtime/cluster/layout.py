@@ -19,9 +19,9 @@ from indilog.base.ids import MetalogPosition
 from indilog.config import Config
 from indilog.kernel.metalog import entry_decoded
 from indilog.kernel.view import View, view_of, with_index_tier_of
-from indilog.roles.role import METALOG_ENTRY_KINDS
+from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, view_decoded
-from indilog.runtime.cluster.metadata import MetadataStore, Written
+from indilog.runtime.metadata.store import MetadataStore, Written
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +118,7 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
         )
         try:
             for found in journal.recover():
-                if not isinstance(found, Damage) and found[1] in METALOG_ENTRY_KINDS:
+                if not isinstance(found, Damage) and found[1] is FrameKind.METALOG:
                     position = max(position, entry_decoded(found[2]).position + 1)
         finally:
             journal.close()

@@ -42,7 +42,7 @@ from indilog.runtime.cluster.cluster_state import NodeStart, node_start
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.figures_files import figures_published
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
-from indilog.runtime.cluster.metadata_service import MetadataClient
+from indilog.runtime.cluster.metadata_address import metadata_at
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
@@ -84,7 +84,7 @@ async def node_running(
         NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
     """
     with contextlib.ExitStack() as undo:
-        async with MetadataClient(metadata, NodeConfig()) as store:
+        async with metadata_at(metadata) as store:
             start = await node_start(store)
             config, view = start.config, start.view
             role = role_of(name, [view], config)

@@ -159,8 +159,8 @@ class NodeStarter:
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._is_usable = True
-        """False after a fork server that never became ready: the next one would not either."""
-        self._turns = asyncio.Lock()
+        """False once a fork server never became ready: the next one would not become so either."""
+        self._one_at_a_time = asyncio.Lock()
 
     async def start(
         self, command: Sequence[str], inherited: Sequence[int]
@@ -171,7 +171,7 @@ class NodeStarter:
                 return await self._fork(command, inherited)
             return await self._fork(command, inherited)
         except OSError as error:
-            _log.warning("node is executed, since the fork server failed", reason=str(error))
+            _log.warning("node is executed, because the fork server failed", reason=str(error))
         return await executed(command, inherited)
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class NodeStarter:
     async def _fork(
         self, command: Sequence[str], inherited: Sequence[int]
     ) -> tuple[socket.socket, Process]:
-        async with self._turns:
+        async with self._one_at_a_time:
             if not self._is_usable:
                 raise ConnectionRefusedError("it did not start")
             server = await self._running()

@@ -42,8 +42,8 @@ class RunDirectory:
 
     @classmethod
     def of_living(cls, path: Path) -> RunDirectory | None:
-        """Return the directory of a run whose processes still live; None: it is gone, and so are
-        they.
+        """Return the directory of a run whose processes still live; None: it and the processes are
+        gone.
         """
         directory = cls.__new__(cls)
         try:

@@ -39,9 +39,9 @@ class SupervisedProcess:
     """Keeps one command running until it is stopped.
 
     A process of an earlier supervisor that listens at `control` is adopted first. A process that
-    dies is restarted after `restart_s_min`; the pause doubles each time up to `restart_s_max`. It
-    is short again after a process that lived longer than `restart_s_max`. A process that hangs for
-    `hang_s`, or is not ready within `start_timeout_s`, is killed.
+    dies is restarted after `restart_s_min`; the pause doubles each time up to `restart_s_max`.
+    After a process that lived longer than `restart_s_max`, the pause is `restart_s_min` again. A
+    process that hangs for `hang_s`, or is not ready within `start_timeout_s`, is killed.
 
     Args:
         name: for the log.
@@ -81,10 +81,10 @@ class SupervisedProcess:
         self._control = control
         self._inherited = tuple(inherited)
         self._start = start
-        self._heard_at = 0.0
+        self._last_heartbeat_at = 0.0
         """When the process was started or sent its last heartbeat, on the loop's clock."""
         self._silent_s_max = 0.0
-        """How long it may be silent after that."""
+        """How many seconds it may be silent after `_last_heartbeat_at`."""
         self._failures_max = failures_max
         self._stopping = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -160,13 +160,13 @@ class SupervisedProcess:
         else:
             reason = self._sentence or "it died at once; see its log lines above."
             final = NotReadyError(f"{self.name} does not start: {reason}")
-        await self._tell(final=final)
+        await self._set_state(final=final)
 
     async def _run_once(self) -> int:
         """Adopt or start the process, and return its exit status when it is gone."""
         found = connected(self._control) if self._control is not None else None
         self.adopted = found is not None
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_heartbeat_at = asyncio.get_running_loop().time()
         self._silent_s_max = self._config.processes.start_timeout_s
         process: Process
         if found is not None:
@@ -181,7 +181,7 @@ class SupervisedProcess:
             except OSError as error:
                 self._sentence = f"{self._command[0]} cannot be run: {error}"
                 return STATUS_UNKNOWN
-            self._heard_at = asyncio.get_running_loop().time()
+            self._last_heartbeat_at = asyncio.get_running_loop().time()
         return await self._watched_until_gone(process, ours)
 
     async def _watched_until_gone(self, process: Process, connection: socket.socket) -> int:
@@ -201,7 +201,7 @@ class SupervisedProcess:
                 task.cancel()
             writer.close()
             await asyncio.gather(listener, *others, return_exceptions=True)
-            await self._tell(ready=False)
+            await self._set_state(ready=False)
         return status
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -210,11 +210,11 @@ class SupervisedProcess:
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
                 if word in {"ready", "heartbeat"}:
-                    self._heard_at = asyncio.get_running_loop().time()
+                    self._last_heartbeat_at = asyncio.get_running_loop().time()
                     self._silent_s_max = self._config.processes.hang_s
                 if word == "ready":
                     self.detail, self._was_ready = text, True
-                    await self._tell(ready=True)
+                    await self._set_state(ready=True)
                 elif word == "failed":
                     self._sentence = text
                     _log.error("process cannot start", name=self.name, reason=text)
@@ -230,10 +230,9 @@ class SupervisedProcess:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
             if looked_at - before > 2 * pause_s:
-                # The supervisor itself stood still, so it may not have read heartbeats that
-                # arrived.
-                self._heard_at = looked_at
-            elif looked_at - self._heard_at > (silent_s := self._silent_s_max):
+                # The supervisor itself was paused, so it may not have read heartbeats that arrived.
+                self._last_heartbeat_at = looked_at
+            elif looked_at - self._last_heartbeat_at > (silent_s := self._silent_s_max):
                 if not self._was_ready:
                     self._sentence = f"it was not ready within {silent_s:g} s (start_timeout_s)."
                 _log.warning("process hangs and is killed", name=self.name, silent_s=silent_s)
@@ -251,7 +250,7 @@ class SupervisedProcess:
             )
             process.kill()
 
-    async def _tell(self, *, ready: bool = False, final: NotReadyError | None = None) -> None:
+    async def _set_state(self, *, ready: bool = False, final: NotReadyError | None = None) -> None:
         async with self._changed:
             self._ready = ready
             self._final = final or self._final

@@ -1,10 +1,10 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
-The first process is the supervisor. It serves the metadata store to the others and starts one
-process for each node of the view. A process that dies, or hangs for `hang_s`, is restarted. The
-supervisor carries no records. If it is killed, the other processes keep serving what they can
-without it. The next supervisor adopts them if its settings are the same; otherwise it stops them
-and starts its own.
+The first process is the supervisor. It serves the metadata store to the others, unless that is
+ZooKeeper, and starts one process for each node of the view. A process that dies, or hangs for
+`hang_s`, is restarted. The supervisor carries no records. If it is killed, the other processes keep
+serving what they can without it. The next supervisor adopts them if its settings are the same;
+otherwise it stops them and starts its own.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
 faster than TCP here (decision 0002), and need no free port.
@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,20 +34,20 @@ from indilog.runtime.cluster.cluster_state import (
     run_of,
     settings_of,
 )
-from indilog.runtime.cluster.data_directory import opened_metadata
 from indilog.runtime.cluster.fork_server import NODE_PROGRAM
 from indilog.runtime.cluster.layout import view_in
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
-from indilog.runtime.cluster.metadata_service import MetadataServer
+from indilog.runtime.cluster.metadata_address import published_address
+from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.node_starter import NodeStarter
 from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_address
+from indilog.runtime.metadata.service import MetadataServer
 
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
-"""Defaults of a cluster of processes: with them no data is lost with any one disk."""
+"""Defaults of a cluster of processes: with them the loss of any one disk loses no data."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
 """The scheme of the nodes' addresses, by the setting `transport`. The metadata store always uses
@@ -74,15 +74,14 @@ class Supervisor:
 
     Attributes:
         processes: by node; valid after `start`.
-        metadata_address: where the metadata store is served; valid after `start`.
+        metadata_address: where nodes find the metadata store; valid after `start`.
     """
 
     def __init__(self, config: Config, *, left_out: Collection[NodeId] = ()) -> None:
         node = dataclasses.replace(config.node, data_dir=config.node.data_dir.absolute())
         self._config = dataclasses.replace(config, node=node)
         self._left_out = left_out
-        self._store: EmbeddedMetadataStore | None = None
-        self._server: MetadataServer | None = None
+        self._metadata = AsyncExitStack()
         self._directory: RunDirectory | None = None
         self._starter = NodeStarter()
         self.processes: dict[NodeId, SupervisedProcess] = {}
@@ -95,20 +94,28 @@ class Supervisor:
         Raises:
             DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
                 damaged.
-            ConfigError: it was made with another layout; or sockets cannot be made.
+            ConfigError: it was made with another layout or metadata store; or sockets cannot be
+                made.
+            QuorumUnavailableError: ZooKeeper is the metadata store, and does not answer.
             NotReadyError: a process does not start; its sentence is in the message.
         """
-        self._store = opened_metadata(self._config.node)
-        await claim_arrangement(self._store, "processes")
+        metadata = await self._metadata.enter_async_context(opened_metadata(self._config.node))
+        store = metadata.store
+        await claim_arrangement(store, "processes")
         remove_stale_directories()
-        await self._take_over_run(await run_of(self._store))
-        self.view = await view_in(self._store, self._config, "processes")
+        await self._take_over_run(await run_of(store))
+        self.view = await view_in(store, self._config, "processes")
+        await metadata.copy_layout()
         self._directory = self._directory or RunDirectory()
         scheme = _SCHEMES[self._config.node.messages.transport]
         addresses = {node: self._address(scheme, node) for node in self.view.nodes}
-        await publish_run(self._store, self._config, addresses, self._directory.path)
-        self.metadata_address = self._address("ipc", "metadata")
-        self._server = MetadataServer(self._store, self.metadata_address, self._config.node)
+        await publish_run(store, self._config, addresses, self._directory.path)
+        if store is metadata.file:
+            self.metadata_address = self._address("ipc", "metadata")
+            server = MetadataServer(metadata.file, self.metadata_address, self._config.node)
+            self._metadata.push_async_callback(server.close)
+        else:
+            self.metadata_address = published_address(self._config.node, self._directory.path)
         self._start_processes(self.view)
         await self.ready()
         _log.info("cluster ready", processes=len(self.processes))
@@ -116,8 +123,8 @@ class Supervisor:
     async def _take_over_run(self, run: Run | None) -> None:
         """Continue the last run if processes of it live, or stop them if they have other settings.
 
-        The directory of the run exists only if they do, because `remove_stale_directories` ran
-        before.
+        The directory of a run exists only if one of its processes lives, because
+        `remove_stale_directories` ran before.
         """
         self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
         if run is None or self._directory is None or run.settings == settings_of(self._config):
@@ -151,10 +158,7 @@ class Supervisor:
             stops = [self.processes[node].stop() for node in wave & self.processes.keys()]
             await asyncio.gather(*stops)
         await self._starter.close()
-        if self._server is not None:
-            await self._server.close()
-        if self._store is not None:
-            self._store.close()
+        await self._metadata.aclose()
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
@@ -233,8 +237,8 @@ def stop_processes(config: NodeConfig) -> int:
     async def stopped() -> int:
         if not (config.data_dir / "metadata").is_file():
             raise DataDirectoryError(f"The directory {config.data_dir} holds no platform.")
-        with opened_metadata(config) as store:
-            run = await run_of(store)
+        async with opened_metadata(config) as metadata:
+            run = await run_of(metadata.store)
             directory = RunDirectory.of_living(Path(run.directory)) if run else None
             if run is None or directory is None:
                 return 0

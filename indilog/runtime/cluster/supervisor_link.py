@@ -64,13 +64,13 @@ class SupervisorLink:
         self.was_ready, self._detail = True, detail
         if self._listen_at is not None:
             self._listen(self._listen_at)
-        self._say(f"ready {detail}")
+        self._send_line(f"ready {detail}")
         if hang_s is not None:
             self._beat(hang_s / HEARTBEATS_PER_HANG)
 
     def failed(self, sentence: str) -> None:
         """Report why the node cannot start or continue."""
-        self._say(f"failed {' '.join(sentence.split())}")
+        self._send_line(f"failed {' '.join(sentence.split())}")
 
     def close(self) -> None:
         """Close both sockets. May be called again."""
@@ -96,10 +96,10 @@ class SupervisorLink:
         try:
             supervisor, _ = self._listener.accept()
         except OSError:
-            return  # it went away again
+            return  # the supervisor closed the connection again
         self._disconnect()
         self._connect(supervisor)
-        self._say(f"ready {self._detail}")
+        self._send_line(f"ready {self._detail}")
 
     def _connect(self, supervisor: socket.socket) -> None:
         supervisor.settimeout(0)
@@ -114,11 +114,11 @@ class SupervisorLink:
 
     def _beat(self, interval_s: float) -> None:
         self._heartbeat = self._loop.call_later(interval_s, self._beat, interval_s)
-        self._say("heartbeat")
+        self._send_line("heartbeat")
 
-    def _say(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         if self._supervisor is not None:
-            with contextlib.suppress(OSError):  # gone, or not reading: we notice otherwise
+            with contextlib.suppress(OSError):  # gone or not reading, which `_on_readable` notices
                 self._supervisor.send(f"{line}\n".encode())
 
     def _on_readable(self) -> None:

@@ -1,4 +1,4 @@
-"""The token of a data directory: any holder may do everything on its platform.
+"""The token of a data directory; its holder has full access to the platform.
 
 256 random bits as text, made at the first start, in the file `token` of mode 0600. All compute
 nodes of a platform share it. The token protects no more than the file system does: a process that

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 
 import structlog
 
-from indilog.roles.role import Location
+from indilog.roles.role import Discard, Location
 from indilog.runtime.journal.moved_frames import MovedFrames
 from indilog.runtime.journal.old_segments import OldSegments
 from indilog.runtime.journal.open_segments import OpenSegments
@@ -32,17 +32,17 @@ class Discards:
         self._segments = segments
         self._moved = moved
         self._old = old
-        self._waiting: deque[tuple[int, Location]] = deque()
+        self._waiting: deque[tuple[int, Discard]] = deque()
         """Pairs (n, frame), n ascending: the frame is freed when the journal has synced n frames.
         """
-        self._parked: list[tuple[int, Location]] = []
+        self._parked: list[tuple[int, Discard]] = []
         """Frames that are due and held."""
         self.unpunched = 0
         self.held = range(0)
 
-    def add(self, location: Location, written: int) -> None:
+    def add(self, discard: Discard, written: int) -> None:
         """Free a frame when `written` frames are synced."""
-        self._waiting.append((written, location))
+        self._waiting.append((written, discard))
 
     def hold(self, segments: range) -> None:
         """Free nothing in these segments until `release`: they are being rewritten."""
@@ -64,18 +64,24 @@ class Discards:
         Raises:
             OSError: a mark could not be written or synced.
         """
-        due: list[Location] = []
+        due: list[Discard] = []
         while self._waiting and self._waiting[0][0] <= synced:
-            written, location = self._waiting.popleft()
-            if location.segment in self.held:
-                self._parked.append((written, location))
+            written, discard = self._waiting.popleft()
+            if discard.location.segment in self.held:
+                self._parked.append((written, discard))
             else:
-                due.append(location)
+                due.append(discard)
         places: defaultdict[int, list[Location]] = defaultdict(list)
-        for name in due:
-            if (place := self._place(name)) is not None:
-                places[place.segment].append(place)
-                self._old.add_dead(place.segment, frame_bytes(place.length))
+        for discard in due:
+            if (place := self._place(discard.location)) is None:
+                continue
+            if discard.elsewhere:
+                # As a frame without a batch, it is reclaimable once checkpoints cover it.
+                self._old.add_other(place.segment, frame_bytes(place.length))
+                self._old.changed = True
+                continue
+            places[place.segment].append(place)
+            self._old.add_dead(place.segment, frame_bytes(place.length))
         for segment, frames in places.items():
             # One file at a time, because opening others may close this one.
             fd = self._segments.fd(segment)

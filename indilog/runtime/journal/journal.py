@@ -30,7 +30,7 @@ import structlog
 from xxhash import xxh3_64_intdigest
 
 from indilog.base.ids import NodeId
-from indilog.roles.role import FrameKind, Location
+from indilog.roles.role import Discard, FrameKind, Location
 from indilog.runtime.journal.checkpoint_files import (
     Checkpoint,
     FileUse,
@@ -486,12 +486,13 @@ class Journal:
 
     # --- freeing space
 
-    def discard(self, location: Location) -> None:
+    def discard(self, location: Location, *, elsewhere: bool = False) -> None:
         """Mark a frame as unneeded once everything written so far is synced.
 
-        `free_discarded` then frees its room, and recovery finds the frame as `GONE`.
+        `free_discarded` then frees its room, and recovery finds the frame as `GONE`. `elsewhere`:
+        only a rewrite of its segment frees it, see `Discard`.
         """
-        self.discards.add(location, self._frames_written)
+        self.discards.add(Discard(location, elsewhere), self._frames_written)
 
     def free_discarded(self) -> None:
         """Free the room of discarded frames; they are marked durably before any page is freed.

@@ -19,9 +19,10 @@ from indilog.base.errors import DataDirectoryError
 from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Formats 1 and 2 held record batches of version 1, which had one checksum for tags and data. They
-had no note of how far the newest segment was synced, and no checkpoints.
+had no note of how far the newest segment was synced, and no checkpoints. Format 3 had sequencers
+without promises and learners.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 

@@ -19,7 +19,7 @@ import structlog
 from indilog.base.ids import ShardId
 from indilog.kernel.records import batch_header
 from indilog.kernel.tombstones import GoneRecords, gone_decoded, gone_encoded, gone_of
-from indilog.roles.role import FrameKind, Location
+from indilog.roles.role import ELSEWHERE, FrameKind, Location
 from indilog.runtime.journal.moved_frames import MovedFrames, Places
 from indilog.runtime.journal.segment import (
     BATCH_KINDS,
@@ -29,6 +29,7 @@ from indilog.runtime.journal.segment import (
     RewrittenEnd,
     end_packed,
     end_said,
+    frame_bytes,
     header_packed,
     payload_crc_of,
     synced_directory,
@@ -48,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
 """Returns what must remain of a batch, given its stream, kind, payload and name: the payload or a
-smaller one; None: only which records it had.
+smaller one; None: only which records it had; `ELSEWHERE`: nothing, see `Shrinks`.
 """
 
 
@@ -220,6 +221,13 @@ class SegmentRewrite:
             raise DamagedSegmentError(self._file_of(place), "does not say the name of a batch")
         kept = self._needed(stream, kind, payload, name)
         header = batch_header(payload)
+        if kept == ELSEWHERE:
+            if self._batches_only:
+                return
+            # Without a readable checkpoint, recovery meets the batch first and then the frame that
+            # places its records elsewhere.
+            kept = payload
+            self.other_bytes += frame_bytes(len(payload))
         if kept is None:
             self._note(stream, gone_of(header, repaired=kind is FrameKind.REPAIRED))
             return

@@ -165,7 +165,7 @@ class _Peer(asyncio.Protocol):
         self.waiting_since = 0.0
         """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
-        """The bytes that the event loop held for the peer then."""
+        """The bytes that the event loop held for the peer at `waiting_since`."""
         self._to = to
         self._loop = loop
         self._counts = counts
@@ -301,7 +301,7 @@ class _Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Close the connection: its peer does not answer."""
         self._counts.dropped[MALFORMED] += 1
-        _log.warning("peer speaks where it should listen", address=self._to.name, size=len(data))
+        _log.warning("peer sends on a one-way connection", address=self._to.name, size=len(data))
         self._abort()
 
     def eof_received(self) -> None:

@@ -72,16 +72,16 @@ class Transport(Protocol):
         """Start to receive; `on_frames` gets all received frames in one list."""
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
-        """Send `frame` towards `receiver` with the next `flush`, or before, without a promise.
+        """Send `frame` towards `receiver` with the next `flush`, or before; it may be lost.
 
-        Frames to one peer arrive in order, but for those that are lost. One that is larger than
-        `message_bytes_max`, or beyond what may wait for its peer, is dropped and counted.
+        Those frames to one peer that arrive do so in order. A frame that is larger than
+        `message_bytes_max`, or exceeds what may wait for its peer, is dropped and counted.
         """
 
     def flush(self) -> None:
         """Send the waiting frames that the peers take; called at the end of every iteration.
 
-        The others leave by themselves as soon as the peers take them.
+        The other frames leave without a further call, as soon as the peers take them.
         """
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from indilog.runtime.transport.transport import (
     TransportCounts,
 )
 
-FRAMES_PER_TURN_MAX: Final = 512
+FRAMES_PER_ITERATION_MAX: Final = 512
 """Frames received before the event loop runs other tasks."""
 SEND_HIGH_WATER_FRAMES: Final = 128
 """Frames that zmq holds for one peer; further frames wait in a queue here, bounded in bytes."""
@@ -148,7 +148,7 @@ class ZmqTransport:
         try:
             took(receive(zmq.NOBLOCK))
             if self._events(self._pull) & zmq.POLLIN:
-                for _ in range(FRAMES_PER_TURN_MAX - 1):
+                for _ in range(FRAMES_PER_ITERATION_MAX - 1):
                     took(receive(zmq.NOBLOCK))
                 self._loop.call_soon(self._receive)  # there may be more, and no edge will signal it
         except zmq.Again:

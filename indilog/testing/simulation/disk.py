@@ -1,13 +1,13 @@
 """Disks: unsynced writes of a process are lost with the power, all or in part.
 
 The files are real ones, in a directory in memory, so the journal reads and writes them with its own
-code. `installed` puts a stand-in for `os` into the modules of `indilog.runtime` that write files;
-it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a
-write-back that fails, a process that is killed during a sync, a disk that is full, an unreadable
+code. `installed` replaces `os` in the modules of `indilog.runtime` that write files. The
+replacement notes every write until `fdatasync` or `fsync` makes it durable. It also makes the
+faults: a write-back that fails, a process that is killed during a sync, a full disk, an unreadable
 place. A kill leaves written bytes in the page cache: the restart reads them, and a power loss may
-still lose them. When the power goes each sector that was not synced is as before or as written, and
-one may be torn. A write-back that failed is reported as Linux does it: to one sync of each
-descriptor; its pages are clean from then on, so no later sync writes them.
+still lose them. After a power loss, each sector that was not synced is as before or as written, and
+one may be torn. A failed write-back is reported as Linux does it, to one sync of each descriptor.
+Its pages are clean from then on, so no later sync writes them.
 
 Names in a directory (create, rename, unlink) are durable at once: the journal syncs them before it
 relies on them. Its file operations have tests of their own.
@@ -111,7 +111,7 @@ class SimulatedDisk:
 
     # --- crashes and damage
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Close the files of a process that ended; their locks end too."""
         for fd in self._open:
             os.close(fd)
@@ -122,7 +122,7 @@ class SimulatedDisk:
 
         Some of them reach the disk by themselves. A page whose write-back failed may be dropped.
         """
-        self.let_go()
+        self.close_files()
         for path in self._paths():
             file = self._files.get(path.stat().st_ino)
             if file is None:
@@ -134,7 +134,7 @@ class SimulatedDisk:
 
     def lose_unsynced(self) -> int:
         """Cut the power; return how many writes were lost, at least in part."""
-        self.let_go()
+        self.close_files()
         lost = 0
         for path in self._paths():
             file = self._files.get(path.stat().st_ino)

@@ -164,7 +164,7 @@ class World:
         end_s = self.now_s + within_s
         while not done():
             if not self._heap:
-                raise Stuck("nothing will ever happen any more")
+                raise Stuck("no callback is left")
             if self._heap[0][0] > end_s:
                 raise Stuck(f"it did not happen within {within_s:g} simulated seconds")
             self.step()

@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Final
 
-from bokiflow.locks.lock_fold import LINE_MAX
+from bokiflow.locks.lock_fold import QUEUE_MAX
 from bokiflow.locks.lock_records import (
     OWNER_CHARACTERS_MAX,
     SECONDS_MAX,
@@ -41,7 +41,7 @@ LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
 _REMINDER_S_MIN: Final = 0.001
 _PLACE_S: Final = 1.0
-"""Seconds that a waiting caller adds, per place in the queue, before it appends a reminder."""
+"""A waiting caller appends its reminder this many seconds later for each place before it."""
 
 
 def seconds_now() -> float:
@@ -71,7 +71,7 @@ class Held:
             AppendOutcomeUnknownError: it may be extended; the call can be repeated.
         """
         check_lease(lease)
-        await self._tell(ExtendLease(self.token, lease))
+        await self._append_command(ExtendLease(self.token, lease))
 
     async def release(self) -> None:
         """Release the lock to the next caller in the queue; may be repeated soon after.
@@ -80,11 +80,11 @@ class Held:
             LockLostError: the lease had ended before, which released the lock.
             AppendOutcomeUnknownError: it may be released; if not, the end of the lease does that.
         """
-        await self._tell(Release(self.token))
+        await self._append_command(Release(self.token))
         with contextlib.suppress(IndilogError):  # it is released all the same
             await self._replica.save(self._log)
 
-    async def _tell(self, command: ExtendLease | Release) -> None:
+    async def _append_command(self, command: ExtendLease | Release) -> None:
         outcome = await self._replica.append(self._log, command)
         if outcome is None or outcome.token is None:
             raise LockLostError(self.name, self.token)
@@ -148,8 +148,8 @@ class Lock:
         owner = self._owner or secrets.token_hex(8)
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
         while True:
-            line = _Line(self._log, self.name, self._replica, self._lease_s)
-            token = await line.acquire(owner, ends, leaves=self._owner is None)
+            place = _PlaceInQueue(self._log, self.name, self._replica, self._lease_s)
+            token = await place.acquire(owner, ends, leaves=self._owner is None)
             if token is not None:
                 return Held(self._log, self.name, self._replica, token)
             if seconds_now() >= ends:
@@ -160,8 +160,8 @@ class Lock:
     async def leave(self) -> None:
         """Leave the queue, or release the lock, as the `owner` of this object."""
         if self._owner is not None:
-            line = _Line(self._log, self.name, self._replica, self._lease_s)
-            await line.leave(self._owner)
+            place = _PlaceInQueue(self._log, self.name, self._replica, self._lease_s)
+            await place.leave(self._owner)
 
     async def __aenter__(self) -> Held:
         if self._held is not None:
@@ -190,7 +190,7 @@ class Lock:
             # the lease ends by itself; the error of the block has priority
 
 
-class _Line:
+class _PlaceInQueue:
     """One caller's place in the queue of a lock.
 
     Waiting is one read that the log answers when the lock has a new record. When a lease should
@@ -253,7 +253,7 @@ class _Line:
         token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
         if outcome is not None and token is None:
             raise LockQueueFullError(
-                f"{LINE_MAX:,} callers wait for lock {self._name!r} already; try again later."
+                f"{QUEUE_MAX:,} callers wait for lock {self._name!r} already; try again later."
             )
         self._note_log_time(outcome)
         return token
@@ -276,10 +276,10 @@ class _Line:
         commands = self._replica.tags.commands
         try:
             record = await self._log.read_next(commands, self._replica.fold.end, wait=wait_s)
-            has_news = record is not None
+            has_new_records = record is not None
         except TrimmedError:
-            has_news = True  # in a checkpoint
-        if has_news:
+            has_new_records = True  # a checkpoint covers the new records
+        if has_new_records:
             await self._replica.catch_up(self._log)
         elif seconds_now() - now >= due_s:
             self._note_log_time(await self._replica.append(self._log, Remind()))

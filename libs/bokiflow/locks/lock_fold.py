@@ -16,8 +16,8 @@ from bokiflow.locks.lock_records import (
     Acquire,
     Command,
     ExtendLease,
-    LinePlace,
     LockCheckpoint,
+    QueuePlace,
     Release,
     Remind,
 )
@@ -25,7 +25,7 @@ from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
 """Remembered releases, so that a release may be repeated."""
-LINE_MAX: Final = 4096
+QUEUE_MAX: Final = 4096
 """Requests in the queue of one lock, including the holder's; further ones are refused."""
 
 
@@ -52,7 +52,7 @@ class LockFold:
     def __init__(self, checkpoint: LockCheckpoint | None = None) -> None:
         self.end: SeqNum = 0
         self.clock = 0.0
-        self._line: dict[SeqNum, LockRequest] = {}
+        self._queue: dict[SeqNum, LockRequest] = {}
         self._tokens: dict[str, SeqNum] = {}
         """The token of each owner in the queue."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
@@ -61,7 +61,7 @@ class LockFold:
         """
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
-            for place in checkpoint.line:
+            for place in checkpoint.queue:
                 self._join(LockRequest(place.token, place.owner, place.lease_s, place.until))
 
     # --- applying records
@@ -92,7 +92,7 @@ class LockFold:
     def _on_clock(self) -> None:
         """End waits and leases by the log's time; waits first, so an expired wait gets no lock."""
         holder = self.holder
-        for request in list(self._line.values()):
+        for request in list(self._queue.values()):
             is_over = request.until is not None and request.until <= self.clock
             if is_over and request is not holder:
                 self._leave(request)
@@ -106,22 +106,23 @@ class LockFold:
             if self.holds(token):
                 self._extend(token, acquire.lease_s)
             return token
-        if len(self._line) >= LINE_MAX:
+        if len(self._queue) >= QUEUE_MAX:
             return None
         until = None if acquire.wait_s is None else self.clock + acquire.wait_s
         self._join(LockRequest(seqnum, acquire.owner, acquire.lease_s, until))
-        if len(self._line) == 1:
+        if len(self._queue) == 1:
             self._grant()
         return seqnum
 
     def _release(self, token: SeqNum) -> SeqNum | None:
-        request = self._line.get(token)
+        request = self._queue.get(token)
         if request is None:
             return token if token in self._released else None
         held = self.holds(token)
         self._leave(request)
         if not held:
             return None
+        assert token not in self._queue, "a released token has left the queue"
         self._released[token] = None
         if len(self._released) > _RELEASED_MAX:
             self._released.popitem(last=False)
@@ -131,16 +132,17 @@ class LockFold:
     def _extend(self, token: SeqNum, lease_s: float) -> SeqNum | None:
         if not self.holds(token):
             return None
-        self._line[token].until = self.clock + lease_s
+        self._queue[token].until = self.clock + lease_s
         return token
 
     def _join(self, request: LockRequest) -> None:
-        self._line[request.token] = request
+        self._queue[request.token] = request
         self._tokens[request.owner] = request.token
 
     def _leave(self, request: LockRequest) -> None:
-        del self._line[request.token]
+        del self._queue[request.token]
         del self._tokens[request.owner]
+        assert len(self._tokens) == len(self._queue), "an owner has one place"
 
     def _grant(self) -> None:
         if (holder := self.holder) is not None:
@@ -151,7 +153,7 @@ class LockFold:
     @property
     def holder(self) -> LockRequest | None:
         """The request that holds the lock, by the time of the log."""
-        return next(iter(self._line.values()), None)
+        return next(iter(self._queue.values()), None)
 
     def holds(self, token: SeqNum) -> bool:
         """Whether `token` is the holder's."""
@@ -163,20 +165,23 @@ class LockFold:
 
     def place(self, token: SeqNum) -> int | None:
         """Return how many requests are queued before `token`, None if it is not queued."""
-        return next((place for place, held in enumerate(self._line) if held == token), None)
+        return next((place for place, held in enumerate(self._queue) if held == token), None)
 
     def __len__(self) -> int:
         """Requests in the queue, including the holder's."""
-        return len(self._line)
+        return len(self._queue)
 
     def checkpoint(self) -> LockCheckpoint:
         """Return the whole state, for a process that starts here."""
-        line = (LinePlace(r.token, r.owner, r.lease_s, r.until) for r in self._line.values())
-        return LockCheckpoint(self.end, self.clock, tuple(line))
+        queue = (QueuePlace(r.token, r.owner, r.lease_s, r.until) for r in self._queue.values())
+        return LockCheckpoint(self.end, self.clock, tuple(queue))
 
     def check_invariants(self) -> None:
         """Assert that the queue is sorted and has each owner once."""
-        assert list(self._line) == sorted(self._line)
-        assert self._tokens == {request.owner: token for token, request in self._line.items()}
+        assert list(self._queue) == sorted(self._queue)
+        assert self._tokens == {request.owner: token for token, request in self._queue.items()}
         assert self.holder is None or self.holder.until is not None
-        assert len(self._line) <= LINE_MAX
+        assert len(self._queue) <= QUEUE_MAX
+        assert len(self._released) <= _RELEASED_MAX
+        assert not self._released.keys() & self._queue.keys(), "a token is released once"
+        assert all(token < self.end for token in self._queue), "a place begins with a record"

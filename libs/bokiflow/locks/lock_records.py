@@ -1,7 +1,7 @@
 """The records of a lock: one command each, and checkpoints.
 
-All commands of a lock have its tag, so that sub-stream is its whole history. Checkpoints have a tag
-of their own. The frame is that of `indilog.sdk.record_format`.
+All commands of a lock have the lock's tag. So the sub-stream of this tag is the lock's whole
+history. Checkpoints have a tag of their own. The frame is that of `indilog.sdk.record_format`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _Owner = Annotated[str, msgspec.Meta(max_length=OWNER_CHARACTERS_MAX)]
 
 
 class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
-    """Add `owner` to the queue. If it is queued, it keeps its place; if it holds the lock, its
-    lease is `lease_s` from now.
+    """Add `owner` to the queue.
+
+    If it is queued, it keeps its place; if it holds the lock, its lease ends `lease_s` from now.
 
     `wait_s`: seconds for which it waits in the queue; None: without limit.
     """
@@ -46,7 +47,7 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
 
 
 class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
-    """If `token` holds the lock, its lease is `lease_s` from now."""
+    """If `token` holds the lock, its lease ends `lease_s` from now."""
 
     token: _SeqNum
     lease_s: _Seconds
@@ -59,9 +60,10 @@ class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
 Command: TypeAlias = Acquire | Release | ExtendLease | Remind
 
 
-class LinePlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place of the queue in a checkpoint. `until`: of the first place the end of its lease, of
-    the others the end of their wait.
+class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
+    """A place of the queue in a checkpoint.
+
+    `until`: the end of the lease at the first place, the end of the wait at all others.
     """
 
     token: _SeqNum
@@ -75,7 +77,7 @@ class LockCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoi
 
     end: _SeqNum
     clock: float
-    line: tuple[LinePlace, ...]
+    queue: tuple[QueuePlace, ...]
 
 
 class LockTags(NamedTuple):
@@ -89,7 +91,7 @@ _decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_checkpoint = msgspec.msgpack.Decoder(LockCheckpoint).decode
 
 
-def tags_of(name: str) -> LockTags:
+def lock_tags(name: str) -> LockTags:
     """Return the tags of the lock `name`.
 
     Raises:

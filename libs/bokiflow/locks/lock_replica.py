@@ -18,7 +18,7 @@ from bokiflow.locks.lock_records import (
     checkpoint_decoded,
     command_decoded,
     encode,
-    tags_of,
+    lock_tags,
 )
 from indilog import MAX_SEQNUM, DataLossError, Log, Record, TooLargeError, TrimmedError
 from indilog.sdk import (
@@ -66,7 +66,7 @@ class LockReplica:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.tags: LockTags = tags_of(name)
+        self.tags: LockTags = lock_tags(name)
         self.fold = LockFold()
         self._unsaved = 0
         self._appending: dict[object, SeqNum] = {}
@@ -136,6 +136,7 @@ class LockReplica:
             return
         command = command_decoded(record.data)
         token = self.fold.apply(record.seqnum, record.ordered_at, command)
+        assert self.fold.end == record.seqnum + 1, "the fold has this record"
         self._unsaved += 1
         if self._appending:
             self._outcomes[record.seqnum] = CommandOutcome(token, record.ordered_at)

@@ -50,6 +50,7 @@ class Compensations:
             kind: of the compensation.
             produce: undoes the operation; its argument is the number of the compensation.
         """
+        assert number not in self._undos, "an operation is undone once"
         self._undos[number] = _Undo(name, kind, produce)
 
     def must_not_run(self, raised: Exception) -> bool:
@@ -61,12 +62,13 @@ class Compensations:
         self.execution.suppress_cancellation()
         failures = []
         for number in sorted(self._undos, key=_path_of, reverse=True):
-            failure = await self._take_back(number, self._undos.pop(number))
+            failure = await self._compensate(number, self._undos.pop(number))
             if failure is not None:
                 failures.append(RecordedFailure(failure.kind, f"{number}: {failure.message}"))
+        assert not self._undos, "each compensation ran"
         return failures
 
-    async def _take_back(self, number: str, undo: _Undo) -> RecordedFailure | None:
+    async def _compensate(self, number: str, undo: _Undo) -> RecordedFailure | None:
         undo_number = number + UNDO
 
         async def produce() -> OperationOutcome:

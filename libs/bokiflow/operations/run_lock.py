@@ -100,6 +100,8 @@ class HeldByRun:
 
     def keep(self, *, is_new: bool) -> None:
         """Renew the lease from now on; without an event loop, do nothing."""
+        assert not self._is_over, "only a held lock is renewed"
+        assert self._renewing is None, "one task renews a lease"
         if waiting.has_loop():
             self._renewing = asyncio.create_task(self._renew(is_new=is_new))
 

@@ -152,7 +152,7 @@ class CompensationFailedError(FlowError):
 
     def __init__(self, cause: BaseException, problems: list[str]) -> None:
         super().__init__(
-            f"What was done could not all be taken back ({'; '.join(problems)}) after "
+            f"Some compensations failed ({'; '.join(problems)}) after "
             f"{type(cause).__name__}: {cause}"
         )
         self.problems = problems

@@ -258,6 +258,7 @@ class Execution:
             )
             return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         outcome = await produce()
+        assert number not in self._decided, "one coroutine performs an operation"
         record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
             self._keep(record)
@@ -311,6 +312,7 @@ class Execution:
         """Append decisions that are not durable, oldest first, until `left_max` are left. Those of
         an append that fails or is interrupted stay.
         """
+        assert self._settling.locked(), "one task appends at a time"
         while len(self._unsettled) > left_max:
             some = self._unsettled[:_DEFERRED_TOGETHER]
             await self._append(some)
@@ -328,6 +330,8 @@ class Execution:
         return record
 
     def _keep(self, record: StepDecided) -> None:
+        assert record.epoch == self.epoch, "an execution decides in its own epoch"
+        assert record.number not in self._decided, "an operation is decided once"
         self._decided[record.number] = record
         self._reached.add(record.number)
 
@@ -409,7 +413,7 @@ class Execution:
         """
         if self._changed is None:
             with suppress(ChangedWorkflowError):  # noted
-                for operation in self.asked.left():  # a task of the workflow is not so far yet
+                for operation in self.asked.left():  # a task of the workflow has not reached it yet
                     self.decided(*operation[:3])
         if self._changed is None:
             reached = self._reached.union(number + UNDO for number in undone)
@@ -461,6 +465,7 @@ class Execution:
 
         A second copy of a record has no effect, so an append of unknown outcome is repeated.
         """
+        assert all(record.epoch == self.epoch for record in records), "records of this epoch"
         entries = [Entry(encode(record), self._tags(record)) for record in records]
         if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
             entries.append(Entry(encode(ChildEnded(self.id)), (run_tag(parent.run),)))

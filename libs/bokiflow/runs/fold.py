@@ -89,12 +89,17 @@ class Run:
         self.state = state
         assert (self.parked is not None) == (state is State.PARKED), "a parked run has its reason"
         assert self.finished is None or state not in {State.RUNNING, State.PARKED}
+        assert self.started is not None, "a run begins with its start"
+        assert self.epoch >= 1, "a run that has begun has an executor"
+        assert self.started_at <= self.taken_at <= seqnum, "the start gives the first executor"
+        assert len(self.places) == len(self.steps), "each decision has a place"
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
         """Apply a record that the state allows; False: the step has an outcome already."""
         match record:
             case RunStarted(executor=executor):
+                assert self.started is None, "a run starts once"
                 self.started, self.started_at, self.began = record, seqnum, self.clock
                 self.epoch, self.executor, self.taken_at = 1, executor, seqnum
             case Signalled(key=key):
@@ -128,6 +133,7 @@ class Run:
             case RunParked():
                 self.parked, self.parked_at = record, self.clock
             case RunFinished():
+                assert self.finished is None, "a run ends once"
                 self.finished, self.parked = record, None
             case unreachable:
                 assert_never(unreachable)

@@ -64,7 +64,7 @@ EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
     RunEvent.FAILED: Epoch.CURRENT,
     RunEvent.CANCELLED: Epoch.CURRENT,
 }
-"""The other events are not an executor's, so their records have no epoch."""
+"""Records of the other events are not written by the run's executor, so they have no epoch."""
 
 TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (None, RunEvent.STARTED): State.RUNNING,
@@ -120,7 +120,7 @@ def next_state(state: State | None, record: RunRecord, epoch: int) -> State | No
     """Return the state after a record, None if the record has no effect.
 
     Args:
-        state: before it; None: the run has not begun.
+        state: before the record; None: the run has not begun.
         record: of the run.
         epoch: of the run, before the record; 0 if it has not begun.
     """

@@ -16,9 +16,10 @@ from bokiflow.runs.errors import UnfinishedOperationError
 
 _ValueT = TypeVar("_ValueT")
 _KEPT_MIN: Final = 64
-_TURNS: Final = 16
-"""Iterations of the event loop within which one of the replayed operations ends or replays another;
-a `gather` takes about five."""
+_ITERATIONS: Final = 16
+"""Within so many iterations of the event loop, one of the replayed operations ends or another one
+is replayed; a `gather` takes about five.
+"""
 GATHER: Final = "gather"
 """The kind of an operation that is decided only by its parts."""
 
@@ -96,6 +97,7 @@ class AskedOperations:
             yield
         finally:
             self._carried_out -= 1
+            assert self._carried_out >= 0, "each block ends once"
             if not self._carried_out:
                 self._is_at_rest.set()
 
@@ -108,7 +110,7 @@ class AskedOperations:
         is_on = waiting.has_loop()
         while is_on and (left := len(self.left())):
             replayed = self.replayed
-            for _ in range(_TURNS):
+            for _ in range(_ITERATIONS):
                 await waiting.pause(0)
             await self._is_at_rest.wait()
             is_on = self.replayed > replayed or len(self.left()) < left

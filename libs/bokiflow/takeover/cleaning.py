@@ -28,8 +28,8 @@ INTERVAL_S_MAX: Final = 600.0
 class Cleaner:
     """Trims the ended runs of one log.
 
-    It keeps state only of runs that began longer than the retention ago and have not ended, or
-    ended recently. It has not read younger runs yet.
+    It keeps state only of runs that began longer than the retention ago and either have not ended
+    or ended recently. It does not read younger runs.
 
     Args:
         retention_s: seconds for which an ended run is kept after its last record.

@@ -94,7 +94,7 @@ class Tasks:
         return len(self._tasks)
 
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Start a task, unless one of that name is running; `name` is of the runs' executor."""
+        """Start a task, unless one of that name is running. `name`: the executor of the runs."""
         if name in self._tasks:
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())

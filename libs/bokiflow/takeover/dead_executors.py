@@ -164,6 +164,7 @@ class DeadExecutors:
             self._names[name] = _Death(now, now + AGE_S_MIN)
             if len(self._names) > NAMES_MAX:
                 del self._names[next(iter(self._names))]
+        assert len(self._names) <= NAMES_MAX, "the oldest made room"
 
     def __contains__(self, name: str) -> bool:
         """Whether an executor is dead, and its stream is read again."""

@@ -62,9 +62,8 @@ class Executors:
         end: records below this seqnum are applied or skipped.
         known: by name: the live ones, and those whose new owner has not finished.
         dead_executors: executors that were known and are not any more.
-        lost_at: when lost records were skipped; None: executors known only by lost records have
-        been
-            looked for.
+        lost_at: when lost records were last skipped. None: none were, or executors known only by
+            lost records have been looked for since.
     """
 
     def __init__(self) -> None:
@@ -109,6 +108,7 @@ class Executors:
 
     def _note_record(self, name: str, seqnum: SeqNum) -> None:
         if (known := self.known.get(name)) is not None:
+            assert seqnum >= known.last_record_at, "records are applied in order"
             known.last_record_at = seqnum
 
     def _on_left(self, name: str, now: float) -> None:

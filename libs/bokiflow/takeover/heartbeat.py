@@ -61,7 +61,7 @@ _LATER: Final = (
 )
 
 
-def _tell(what: str, log: Log, error: IndilogError) -> None:
+def _log_unreadable(what: str, log: Log, error: IndilogError) -> None:
     structlog.get_logger().error(what, log=log.name, reason=str(error))
 
 
@@ -234,7 +234,7 @@ class HeartbeatSender(ABC):
                 if error.next_seqnum is not None and error.next_seqnum <= executors.end:
                     continue  # a concurrent look has skipped it
                 executors.lost(seqnum_after_loss(error, executors.end), waiting.monotonic_now())
-                _tell(_LOST, log, error)
+                _log_unreadable(_LOST, log, error)
                 continue
             now = waiting.monotonic_now()  # not earlier: a lease is counted from when it was read
             for record in page:
@@ -250,7 +250,7 @@ class HeartbeatSender(ABC):
             self._on_record(record, now)
         except FlowVersionError as error:
             if not self.executors.has_later:
-                _tell(_LATER, log, error)
+                _log_unreadable(_LATER, log, error)
             self.executors.skip_later_version(record.seqnum)
 
     def _on_record(self, record: Record, now: float) -> None:

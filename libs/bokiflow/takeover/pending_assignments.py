@@ -16,7 +16,11 @@ from bokiflow.runs import waiting
 from indilog.sdk import SeqNum
 
 RUNS_MAX: Final = 1024
-"""Of further ones only the least seqnum is kept, for the new owner of this executor's runs."""
+"""Pending runs that are kept.
+
+Of further ones only the least seqnum is kept, from which the new owner of this executor's runs
+reads.
+"""
 _LOOKS: Final = 64
 _BEATS_MAX: Final = 64
 
@@ -71,6 +75,7 @@ class PendingAssignments:
                 yield
         finally:
             alone.users -= 1
+            assert alone.users >= 0, "each user leaves once"
             if not alone.users:
                 del self._alone[run]
 
@@ -93,6 +98,8 @@ class PendingAssignments:
 
     def broke_off(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
         """Note that an execution in `epoch` was interrupted, after `failures` earlier ones."""
+        assert epoch >= 1, "only a run of an executor is executed"
+        assert failures >= 0, "failures are counted"
         waits = min(2**failures, _BEATS_MAX) - 1
         self._pending[run] = _Pending(since, epoch=epoch, failures=failures + 1, waits=waits)
 
@@ -127,6 +134,7 @@ class PendingAssignments:
         """
         if (pending := self._pending.get(run)) is not None:
             pending.looks -= 1
+            assert pending.looks >= 0, "a run is cleared at its last lookup"
             if not pending.looks:
                 return self.clear(run)
         return None

@@ -18,7 +18,6 @@ from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import Filter, parts_of, read_records
 from indilog_pipeline.spark.options import BATCH_ROWS_MIN, Bounds
 from indilog_pipeline.spark.reading import Found, Gap, Part, check_end
-from indilog_storage.ordering import OrderedColumns
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 
@@ -65,7 +64,7 @@ class DirectoryReads:
         image = LogImage.read(self._path)
         check_end(end, image.tail)
         return [
-            Part(part.start, part.end, _ImagePart(wanted, _between(image, part.start, part.end)))
+            Part(part.start, part.end, _ImagePart(wanted, image.between(part.start, part.end)))
             for wanted in self._wanted(bounds)
             for part in parts_of(image, start, end, self._partition_bytes)
         ]
@@ -155,13 +154,6 @@ def _records(
             start = following
         else:
             return
-
-
-def _between(image: LogImage, start: SeqNum, end: SeqNum) -> LogImage:
-    """Return what a task needs of an image to read [start, end)."""
-    rows = image.rows_of(start, end)
-    nothing = OrderedColumns._make(column[:0] for column in image.ordered)
-    return image._replace(batches=image.batches.part(rows.start, rows.stop), ordered=nothing)
 
 
 def _sizes(batch: pa.RecordBatch) -> list[int]:

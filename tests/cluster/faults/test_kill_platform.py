@@ -16,7 +16,7 @@ from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import token_headers
 from tests.support.repeated import repeated
 
-KILLS_PER_SEED = 5
+KILLS_PER_SEED = 3
 CALLERS = 8
 APP = '''
 import indilog

@@ -23,8 +23,8 @@ from tests.support.clients import http_client
 
 RUNS = 40
 PARTS = 4
-KILL_EVERY_S = 2.0
-WORKERS_SHARE = 0.5
+KILL_EVERY_S = 1.0
+WORKERS_SHARE = 0.7
 WORKERS_KILLED_MIN = 4
 AT_ONCE = 16
 LEASE_S = 1.0
@@ -79,20 +79,25 @@ async def insist(http: httpx.AsyncClient, name: str, number: int) -> object:
 
 
 class Killer:
-    """Kills processes of a platform at random; half of the time a function worker.
+    """Kills processes of a platform at random, mostly function workers.
 
     Attributes:
         workers: how many workers it killed.
+        progress: to be set when a run has ended. Between two kills one ends, so that the test
+            takes as long as the machine needs.
     """
 
     def __init__(self, running: PlatformProcess, dice: random.Random) -> None:
         self.workers = 0
+        self.progress = asyncio.Event()
         self._running = running
         self._dice = dice
 
     async def kill(self) -> None:
         while True:
             await asyncio.sleep(KILL_EVERY_S * self._dice.random() * 2)
+            await self.progress.wait()
+            self.progress.clear()
             pids = self._running.started()
             if self._dice.random() < WORKERS_SHARE:
                 pids = [pid for pid in pids if is_worker(pid)]
@@ -119,6 +124,7 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
         while (number := next(numbers)) < runs or killer.workers < WORKERS_KILLED_MIN:
             await insist(http, "start", number)
             assert await insist(http, "result", number) == [part * number for part in range(PARTS)]
+            killer.progress.set()
 
     async with http_client(running.url, timeout=30) as http:
         answer = await http.post("/apps", json={"sources": {"orders.py": APP}})

@@ -84,13 +84,13 @@ async def test_a_primary_that_lost_its_disk_or_a_part_of_it_continues_after_what
             await append(client.log("kept"), RECORDS + 20, 5)
 
 
-async def primary_is_whole(url: str, wanted: int) -> None:
-    """Wait until the platform's status has this `whole` of the primary."""
+async def primary_is_learner(url: str, wanted: int) -> None:
+    """Wait until the platform's status has this `learner` of the primary."""
     deadline = time.monotonic() + DEADLINE_S
     async with http_client(url) as http:
         while True:
             status: dict[str, Any] = (await http.get("/status")).json()
-            if status["nodes"].get(PRIMARY, {}).get("whole") == wanted:
+            if status["nodes"].get(PRIMARY, {}).get("learner") == wanted:
                 return
             assert time.monotonic() < deadline, status
             await asyncio.sleep(0.1)
@@ -108,10 +108,10 @@ async def test_the_status_shows_that_a_primary_waits_for_a_backup(
             await append(log, 0, 5)
             running.signal_node(BACKUP, signal.SIGSTOP)
             wipe(PRIMARY, data)
-            await primary_is_whole(running.url, 0)
+            await primary_is_learner(running.url, 1)
             running.signal_node(BACKUP, signal.SIGCONT)
             await append(log, 5, 5)
-            await primary_is_whole(running.url, 1)
+            await primary_is_learner(running.url, 0)
             await check(log, 10)
 
 

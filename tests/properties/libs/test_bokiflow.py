@@ -154,7 +154,7 @@ def check_all() -> None:
         check(world)
 
 
-def test_without_a_clock_nothing_here_moves() -> None:
+def test_outcomes_of_the_interleavings_do_not_depend_on_a_clock() -> None:
     """The interleavings above do not depend on time: nothing in them asks for it."""
     with mock.patch.object(waiting, "seconds_now", side_effect=AssertionError):
         check(outcome(lambda ready: ready[0]))

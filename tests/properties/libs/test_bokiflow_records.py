@@ -60,7 +60,7 @@ def test_records_of_executors_read_back_as_they_were(record: ExecutorRecord) -> 
 
 
 @given(st.binary(max_size=64))
-def test_other_bytes_are_nothing_of_it(data: bytes) -> None:
+def test_bytes_of_other_formats_are_no_record(data: bytes) -> None:
     if not data.startswith(b"\xb0F"):
         assert run_record(data) is None
         assert executor_record(data) is None

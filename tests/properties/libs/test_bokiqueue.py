@@ -207,7 +207,7 @@ def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
     kept_behind=st.sampled_from([1, 128]),
     is_shared=st.booleans(),
 )
-def test_every_consumer_gets_what_a_plain_replay_of_the_log_says(
+def test_every_consumer_gets_the_result_of_a_plain_replay_of_the_log(
     *,
     programs: list[list[tuple[Any, ...]]],
     order_seed: int,

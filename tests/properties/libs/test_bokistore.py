@@ -317,7 +317,7 @@ def finished(execution: Coroutine[Any, Any, Json]) -> Json:
     checkpoint_every=st.integers(1, 5),
     cell=st.integers(1, 5),
 )
-def test_every_reader_sees_what_a_plain_replay_of_the_log_says(
+def test_every_reader_sees_the_result_of_a_plain_replay_of_the_log(
     *,
     programs: list[list[tuple[Json, ...]]],
     order_seed: int,

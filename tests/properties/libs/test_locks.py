@@ -27,8 +27,8 @@ from bokiflow.locks.lock_records import (
     Acquire,
     Command,
     ExtendLease,
-    LinePlace,
     LockCheckpoint,
+    QueuePlace,
     Release,
     Remind,
     checkpoint_decoded,
@@ -183,7 +183,7 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
             assert model.done[seqnum] == held or (trimmed and not held)
     newcomer = LockReplica(NAME)
     asyncio.run(newcomer.catch_up(logs.log("work", Session())))
-    line = [place.token for place in newcomer.fold.checkpoint().line]
+    line = [place.token for place in newcomer.fold.checkpoint().queue]
     assert line == [one["token"] for one in model.line], "who begins now finds the lock as it is"
     return model
 
@@ -224,7 +224,7 @@ def in_turns(seed: int, calls_max: int) -> Choose:
     calls_max=st.sampled_from([1, 12, 40]),
     checkpoint_every=st.sampled_from([1, 3, 1024]),
 )
-def test_every_caller_gets_what_a_plain_replay_of_the_log_says(
+def test_every_caller_gets_the_result_of_a_plain_replay_of_the_log(
     programs: list[list[tuple[Any, ...]]], order_seed: int, calls_max: int, checkpoint_every: int
 ) -> None:
     time = Time()
@@ -301,7 +301,9 @@ def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
         LockCheckpoint,
         places,
         durations,
-        st.lists(st.builds(LinePlace, places, owners, durations, st.none() | durations)).map(tuple),
+        st.lists(st.builds(QueuePlace, places, owners, durations, st.none() | durations)).map(
+            tuple
+        ),
     )
 )
 def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: LockCheckpoint) -> None:

@@ -15,9 +15,9 @@ import structlog
 from indilog.config import NodeConfig
 from indilog.kernel.records import batch_header
 from indilog.roles.role import FrameKind
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment_scan import Damage
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from tests.properties.storage.power_loss import Promised, Recorder, Synced
 from tests.unit.runtime.counting import Life
 from tests.unit.runtime.rewriters import Rewriter, batch, localids

@@ -79,7 +79,7 @@ def test_the_application_knows_its_functions_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "a.b", "x" * 65, "ä", "$apps"])
-def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
+def test_an_invalid_function_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name is"):
         App(name)
 
@@ -94,13 +94,13 @@ def test_two_functions_of_one_name_are_refused() -> None:
         other.function(name="same")(lambda: None)
 
 
-def test_a_time_that_is_none_is_refused() -> None:
+def test_an_invalid_timeout_is_refused() -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         App("other").function(timeout_s=0, name="f")(lambda: None)
 
 
 @pytest.mark.asyncio
-async def test_a_call_carries_the_session_and_brings_it_back() -> None:
+async def test_a_call_sends_the_session_and_returns_it() -> None:
     echo = Echo()
     ctx = context(echo)
     ctx.session.saw(5)
@@ -127,7 +127,7 @@ async def test_map_keeps_the_order_and_the_bound() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e12])
-async def test_a_delay_that_is_none_is_refused(delay: float) -> None:
+async def test_an_invalid_delay_is_refused(delay: float) -> None:
     with pytest.raises(ValueError, match="delay is a number of seconds"):
         await context().send(double, n=1, delay=delay)
 

@@ -65,7 +65,7 @@ def test_a_time_zone_moves_with_its_clock() -> None:
 )
 @example("30 2 * * *", "Europe/Berlin", 1_774_656_000, 3 * 86_400)  # 2026-03-28
 @example("30 2 * * *", "Europe/Berlin", 1_792_800_000, 3 * 86_400)  # 2026-10-24
-def test_looking_back_finds_what_looking_ahead_did(
+def test_due_times_found_backwards_equal_those_found_forwards(
     expression: str, zone: str, after: int, span_s: int
 ) -> None:
     spec = every(expression, zone)

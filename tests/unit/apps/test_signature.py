@@ -41,7 +41,7 @@ def of(body: Callable[..., Any]) -> Signature:
     return Signature("app.body", body, Context)
 
 
-def test_dataclasses_models_structs_and_bytes_come_as_themselves() -> None:
+def test_dataclasses_models_structs_and_bytes_keep_their_types() -> None:
     async def book(
         ctx: Context, order: Order, guest: Guest, place: Place | None = None, key: bytes = b""
     ) -> Order:
@@ -58,13 +58,13 @@ def test_dataclasses_models_structs_and_bytes_come_as_themselves() -> None:
     }
 
 
-def test_a_parameter_left_out_keeps_its_default() -> None:
+def test_an_omitted_parameter_has_its_default() -> None:
     def body(n: int, m: int = 5) -> None: ...
 
     assert of(body).arguments(b'{"n": 1}') == {"n": 1}
 
 
-def test_no_body_is_no_arguments() -> None:
+def test_an_empty_body_means_no_arguments() -> None:
     def body() -> None: ...
 
     assert of(body).arguments(b"") == {}
@@ -101,7 +101,7 @@ def test_a_parameter_may_be_named_like_a_method_of_pydantic() -> None:
     }
 
 
-def test_results_go_out_as_json_and_come_back_as_the_return_type() -> None:
+def test_results_are_sent_as_json_and_decoded_as_the_return_type() -> None:
     def body() -> Order:
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ def test_results_go_out_as_json_and_come_back_as_the_return_type() -> None:
     assert signature.result(b'{"hotel":"Ritz","nights":2}') == Order("Ritz", 2)
 
 
-def test_bytes_go_out_as_base64_with_and_without_a_hint() -> None:
+def test_bytes_are_sent_as_base64_with_and_without_a_hint() -> None:
     def hinted() -> bytes:
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ def test_a_result_that_does_not_fit_its_type_is_the_functions_failure() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_json_does_not_have_is_refused_and_never_null(number: float) -> None:
+def test_a_number_that_json_lacks_is_refused_and_never_null(number: float) -> None:
     def hinted() -> list[float]:
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ def test_a_number_that_json_does_not_have_is_refused_and_never_null(number: floa
         arguments_text({"n": number})
 
 
-def test_a_text_may_speak_of_numbers_that_json_does_not_have() -> None:
+def test_a_text_may_contain_the_names_of_numbers_that_json_lacks() -> None:
     def body() -> str:
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ def written(root: Path, *names: str) -> Path:
     return root
 
 
-def test_a_file_is_itself(tmp_path: Path) -> None:
+def test_a_file_is_deployed_under_its_own_name(tmp_path: Path) -> None:
     written(tmp_path, "social.py")
     assert sources_of(tmp_path / "social.py") == {"social.py": "# social.py"}
 
@@ -37,7 +37,7 @@ def test_a_folders_files_are_at_the_top(tmp_path: Path) -> None:
     assert sorted(sources_of(written(tmp_path, "main.py", "lib.py"))) == ["lib.py", "main.py"]
 
 
-def test_hidden_compiled_and_test_files_stay_behind(tmp_path: Path) -> None:
+def test_hidden_compiled_and_test_files_are_not_deployed(tmp_path: Path) -> None:
     written(tmp_path, "main.py", ".git/x.py", "__pycache__/x.py", "tests/test_x.py", "a.bin")
     assert sorted(sources_of(tmp_path)) == ["main.py"]
 

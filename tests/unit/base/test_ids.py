@@ -13,8 +13,8 @@ from indilog.base.ids import (
     _ColumnsCache,
     log_tag,
     majority,
-    names_bear,
     names_decoded,
+    names_have,
     names_match,
     tag_columns,
     tag_hash,
@@ -118,12 +118,12 @@ def test_the_names_column_spells_log_and_tags() -> None:
 def test_names_match_the_hashes_that_the_record_was_appended_with() -> None:
     packed, names = tag_columns("orders", ("new", 7))
     hashes = tags_unpacked(packed)
-    assert all(names_bear(names, tag) for tag in hashes)
+    assert all(names_have(names, tag) for tag in hashes)
     others = [
         *tags_unpacked(tag_columns("orders", ("7", "old")).tags)[1:],
         *tags_unpacked(tag_columns("order", ("new",)).tags),
     ]
-    assert not any(names_bear(names, tag) for tag in others)
+    assert not any(names_have(names, tag) for tag in others)
 
 
 def test_names_match_only_their_own_log_and_tags() -> None:

@@ -142,7 +142,7 @@ async def test_a_process_that_stops_hands_over_at_once() -> None:
     assert new.ran == ["first", "second"]
 
 
-async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
+async def test_a_process_paused_beyond_its_lease_decides_nothing_any_more() -> None:
     logs, stuck = MemoryLogs(), Stuck()
     slow, other = Process(logs, stuck), Process(logs)
     handle = await slow.two.start(id="r")

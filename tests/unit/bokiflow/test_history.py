@@ -89,7 +89,7 @@ async def test_a_fork_from_a_number_does_that_step_again(shop: Shop) -> None:
     assert await (await shop.flow.fork("old", "pay")).result(5) == [5, 6, 7], "the first of them"
 
 
-async def test_there_must_be_such_a_step_of_such_a_run(shop: Shop) -> None:
+async def test_a_fork_from_an_unknown_step_or_run_is_refused(shop: Shop) -> None:
     await failed(shop)
     with pytest.raises(FlowSettingsError, match="decided, 1 pay, 2 pay, 3 send; a name that sev"):
         await shop.flow.fork("old", "4")

@@ -200,7 +200,7 @@ async def test_a_driver_leaves_while_the_log_is_away(
     await shop.drive()
 
 
-async def test_an_execution_that_a_call_began_is_as_patient_as_ever(logs: FailingLogs) -> None:
+async def test_an_execution_that_a_call_began_waits_as_long_as_any_other(logs: FailingLogs) -> None:
     shop = Shop(logs)
     handle = await shop.wait.start("no")
     full: IndilogError = DiskFullError("There is no room.")

@@ -167,7 +167,8 @@ async def test_a_timeout_of_a_result_says_that_the_run_continues(flow: Flow) -> 
     other = Flow("shop")
     other.attach(flow.logs())
     for of in (handle, other.workflow(waits.definition.body).handle("late")):
-        with pytest.raises(TimeoutError, match=r"^Run 'late' has not ended in time; it goes on\.$"):
+        late = r"^Run 'late' has not ended in time; it continues\.$"
+        with pytest.raises(TimeoutError, match=late):
             await of.result(0.01)
     await handle.signal("x", "end")
     assert await handle.result(10) == "end"
@@ -226,7 +227,7 @@ async def test_a_start_of_the_same_run_with_other_arguments_is_logged_and_change
         assert lines == []
         for startable in (buy, other):
             assert (await startable.start("milk", id="b")).id == "b"
-    event = "start with the id of a run that has other arguments, which hold"
+    event = "start repeated with other arguments; the run keeps its own"
     warning = {"event": event, "log_level": "warning", "run": "b", "workflow": "buy"}
     assert lines == [warning] * 2
     await handle.signal("go")
@@ -262,7 +263,7 @@ async def test_of_concurrent_starts_of_one_id_those_of_another_workflow_are_refu
     assert isinstance(refused, RunIdInUseError)
     assert str(refused) == "Run 'x' is one of workflow 'buy', not of 'other'; choose another id."
     assert [line["event"] for line in lines] == [
-        "start with the id of a run that has other arguments, which hold"
+        "start repeated with other arguments; the run keeps its own"
     ]
     for handle in (first, again):
         assert isinstance(handle, Handle)

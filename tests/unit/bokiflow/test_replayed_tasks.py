@@ -167,7 +167,9 @@ async def test_operations_finished_in_a_task_are_finished_again(crash: Crash, as
 
 
 @pytest.mark.parametrize("asked", ASKED)
-async def test_it_is_finished_again_though_nothing_is_awaited(crash: Crash, asked: str) -> None:
+async def test_an_operation_is_finished_again_though_nothing_is_awaited(
+    crash: Crash, asked: str
+) -> None:
     async def races(wf: Workflow) -> str:
         task = crash.task(ASKED[asked](wf, crash.child))
         if not crash.is_replay:
@@ -202,7 +204,7 @@ async def test_operations_of_a_gather_in_a_task_are_compensated(crash: Crash) ->
     assert undone == [3]
 
 
-async def test_a_task_that_is_cancelled_when_it_has_ended_stays_so(crash: Crash) -> None:
+async def test_a_task_cancelled_after_its_end_stays_ended(crash: Crash) -> None:
     undone: list[int] = []
 
     async def cancels(wf: Workflow) -> None:
@@ -222,7 +224,7 @@ async def test_a_task_that_is_cancelled_when_it_has_ended_stays_so(crash: Crash)
     assert undone == [3]
 
 
-async def test_a_gather_that_was_cancelled_in_a_task_is_no_matter(crash: Crash) -> None:
+async def test_a_gather_that_was_cancelled_in_a_task_is_not_reported(crash: Crash) -> None:
     async def cancels(wf: Workflow) -> str:
         task = crash.task(wf.gather(one(wf), nested(wf, 20)))
         await wf.step(lambda: asyncio.sleep(0.01), name="slow")

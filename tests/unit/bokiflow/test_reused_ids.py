@@ -24,7 +24,7 @@ async def forgotten(logs: MemoryLogs, run: str) -> None:
     await logs.log("shop/flow").trim(logs.position, tag=run_tag(run))
 
 
-async def test_it_is_taken_over_when_its_process_dies(logs: MemoryLogs) -> None:
+async def test_a_run_of_a_reused_id_is_taken_over_when_its_process_dies(logs: MemoryLogs) -> None:
     dying, other = Flow("shop", lease=0.2), Flow("shop", lease=0.2)
     begun, never = asyncio.Event(), asyncio.Event()
 
@@ -59,7 +59,9 @@ async def test_it_is_taken_over_when_its_process_dies(logs: MemoryLogs) -> None:
         await driving
 
 
-async def test_its_transactions_and_children_are_its_own(flow: Flow, logs: MemoryLogs) -> None:
+async def test_a_run_of_a_reused_id_has_transactions_and_children_of_its_own(
+    flow: Flow, logs: MemoryLogs
+) -> None:
     store, ran = Store(logs.log("accounts")), list[int]()
 
     @flow.workflow

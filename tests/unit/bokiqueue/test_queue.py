@@ -372,7 +372,7 @@ async def test_a_wait_times_out_without_a_message() -> None:
 
 async def test_a_cancelled_consumer_passes_its_wake_up_to_another_one() -> None:
     log = MemoryLog("work")
-    news = Queue(log, "mail").replica.news
+    news = Queue(log, "mail").replica.notifications
     first, second = (asyncio.create_task(news.wait(log, 0, 20)) for _ in range(2))
     await asyncio.sleep(0)
     news._wake_one()
@@ -386,7 +386,7 @@ async def test_the_log_is_not_watched_while_no_consumer_waits() -> None:
     queue = Queue(log, "mail")
     assert await queue.take(wait=0.01) is None
     await asyncio.sleep(0)
-    assert queue.replica.news._watcher is None
+    assert queue.replica.notifications._watcher is None
     assert not any(log.logs._waiting.values())
 
 
@@ -424,7 +424,7 @@ async def test_pushes_of_another_session_are_not_taken_for_absent(log: MemoryLog
 
     behind = Queue(Behind("work", logs=log.logs), "mail", shards=1, replica=queue.replica)
     shard = queue.replica.shards[0]
-    await queue.replica.catch_up(behind.log, shard, shard.news)
+    await queue.replica.catch_up(behind.log, shard, shard.records_below)
     assert len(shard.fold) == 1
 
 
@@ -468,7 +468,7 @@ async def test_a_failed_read_after_an_append_raises_an_unknown_outcome() -> None
     held = await queue.take()
     assert held is not None
     log.what = "read"
-    with pytest.raises(AppendOutcomeUnknownError, match="appended at 3, but what") as caught:
+    with pytest.raises(AppendOutcomeUnknownError, match="appended at 3, but its effect") as caught:
         await held.acknowledge()
     assert isinstance(caught.value.__cause__, NotReadyError)
     log.what = ""

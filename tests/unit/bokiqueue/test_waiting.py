@@ -121,7 +121,7 @@ async def test_a_failure_just_before_another_consumer_waits_is_not_missed() -> N
     log.go_on.set()
     with pytest.raises(NotReadyError):
         await first
-    await asyncio.wait_for(queue.replica.news.wait(log, since, 20.0), SOON_S)
+    await asyncio.wait_for(queue.replica.notifications.wait(log, since, 20.0), SOON_S)
     assert await taken(queue) == b"x"
 
 
@@ -161,7 +161,7 @@ async def test_a_lease_unknown_to_the_watcher_expires_in_time() -> None:
 
 async def test_more_consumers_can_wait_than_one_read_can_watch_for() -> None:
     log = MemoryLog("work")
-    news = Queue(log, "mail").replica.news
+    news = Queue(log, "mail").replica.notifications
     waits = [asyncio.create_task(news.wait(log, 0, 20)) for _ in range(READ_RANGE_LIMIT_MAX + 1)]
     await some_turns()
     seqnum = await log.append(b"", tags=["queue:mail:pushed"])

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -132,7 +131,7 @@ def test_an_idempotency_key_is_sent_with_a_call(platform: type[Platform]) -> Non
         (("deploy", "/nowhere.py"), "There is no file or folder /nowhere.py."),
         (("log", "read", ""), "A log's name is 1 to"),
         (("log", "append", "", "text"), "A log's name is 1 to"),
-        (("log", "append", "orders"), "Give the record's data, or --file, one of them."),
+        (("log", "append", "orders"), "Give either the record's data or --file."),
         (("log", "append", "orders", "--file", "/nowhere"), "/nowhere cannot be read"),
         (("up", "--config", "/nowhere.toml"), "There is no configuration file /nowhere.toml."),
         (("up", "--port", "70000"), "port is 0 (any) to 65535, not 70000."),
@@ -358,7 +357,7 @@ def test_watching_redeploys_when_a_file_changes_and_survives_a_refusal(
         os.utime(file, ns=(0, naps))
         asked.status = 422 if naps == 1 else 200
 
-    monkeypatch.setattr(time, "sleep", nap)
+    monkeypatch.setattr("indilog.cli.commands.sleep", nap)
     run("deploy", str(file), "--watch")
     sent = [json.loads(request.content)["sources"]["shop.py"] for request in asked.asked]
     assert sent == ["x = 0", "x = 1", "x = 2", "x = 3"]
@@ -406,7 +405,7 @@ def test_an_unknown_outcome_is_not_reported_as_unreachable(
     for command in (("invoke", "shop.buy"), ("log", "append", "orders", "x")):
         done = run(*command)
         assert done.exit_code == 1
-        assert "it may have been done: look before you repeat it." in done.stderr
+        assert "The request may have been done: check before you repeat it." in done.stderr
     assert "may have been done" not in run("log", "tail", "orders").stderr
 
 

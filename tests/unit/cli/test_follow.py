@@ -85,7 +85,7 @@ def test_a_broken_stream_resumes_at_the_next_seqnum(
         house.follow()
     assert house.shown == [5, 9, 10]
     assert house.asked[:6] == ["5", "10", "10", "10", "10", "11"]
-    assert "went away; waiting up to 60 s" in capsys.readouterr().err
+    assert "is unreachable; waiting up to 60 s" in capsys.readouterr().err
 
 
 def test_a_stream_that_began_at_a_time_resumes_after_its_last_record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from indilog.cli.commands import app
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.index_snapshot import opened_snapshot, read_rows, snapshot_files
 from indilog.kernel.tag_filter import TagFilterBuilder
+from indilog.runtime.cluster.cluster_state import layout_in
 from indilog.runtime.snapshot_files import SnapshotFolder
+from indilog_pipeline import session
 
 CONFIG = Config(
     cluster=ClusterConfig(durability="memory", index_shards=2),
@@ -40,8 +43,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-async def found(data: Path, tag: str) -> list[int]:
-    async with indilog.client.open(data, CONFIG) as client:
+async def found(data: Path, tag: str, index_shards: int = 2) -> list[int]:
+    cluster = dataclasses.replace(CONFIG.cluster, index_shards=index_shards)
+    async with indilog.client.open(data, dataclasses.replace(CONFIG, cluster=cluster)) as client:
         return [record.seqnum for record in await client.log("orders").read_range(tag, bound=0)]
 
 
@@ -49,8 +53,9 @@ def test_an_index_whose_snapshots_are_gone_is_rebuilt(data: Path) -> None:
     shutil.rmtree(data / "snapshots", ignore_errors=True)
     said = run(data)
     assert said.exit_code == 0, said.output
-    rows = [int(line.split()[3]) for line in said.stdout.splitlines()]
-    assert sum(rows) == 3 * RECORDS
+    engine, *index_shards = said.stdout.splitlines()
+    assert engine.startswith(f"Engine local: {RECORDS} records take one process about 0 s")
+    assert sum(int(line.split()[3]) for line in index_shards) == 3 * RECORDS
     assert "is the newest" in run(data).output
     assert run(data, "--verify").output.count("has the rows of the records") == 2
     assert asyncio.run(found(data, "t1")) == list(range(1, RECORDS, 3))
@@ -67,6 +72,34 @@ def test_the_first_row_that_differs_is_printed(data: Path) -> None:
     assert said.exit_code == 1
     assert f"where the records give (tag {int(rows.tags[40]):#018x}, seqnum" in said.output
     assert run(data).exit_code == 0
+
+
+def test_the_number_of_index_shards_changes_and_the_platform_starts_with_it(data: Path) -> None:
+    view, _ = layout_in(data)
+    for shards, anew, of_view in ((3, [], 3), (1, [], 3), (4, ["--anew"], 4)):
+        said = run(data, "--index-shards", shards, *anew)
+        assert said.exit_code == 0, said.output
+        assert said.output.endswith(
+            f"Start the platform with index_shards = {shards} from now on.\n"
+        )
+        view, _ = layout_in(data)
+        assert (len(view.index_shards), len(view.eras[-1].shards)) == (of_view, shards)
+        assert asyncio.run(found(data, "t1", shards)) == list(range(1, RECORDS, 3))
+        assert layout_in(data)[0] == view
+    assert len(view.eras) == 1
+    assert run(data, "--anew").exit_code == 2
+    assert run(data, "--verify", "--index-shards", 2).exit_code == 2
+
+
+def test_an_engine_that_cannot_start_is_one_sentence(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(data / "snapshots", ignore_errors=True)
+    monkeypatch.setattr(session, "why_not", lambda: session.NO_JAVA)
+    said = run(data, "--engine", "spark")
+    assert (said.exit_code, said.stderr) == (2, f"{session.NO_JAVA}\n")
+    said = run(data, "--engine", "local", "--master", "local[2]")
+    assert (said.exit_code, said.stderr.count("\n")) == (2, 1)
 
 
 def test_a_directory_in_use_or_of_something_else_is_one_sentence(

@@ -132,7 +132,7 @@ async def test_a_schedule_of_an_undeployed_app_starts_over() -> None:
 async def test_waiting_for_more_deployments_ends_when_one_is_appended() -> None:
     logs = MemoryLogs()
     read = DeploymentLog(logs)
-    more = asyncio.ensure_future(read.until_more(60))
+    more = asyncio.ensure_future(read.wait_for_more(60))
     await asyncio.sleep(0)
     await DeploymentLog(logs).append(deployment("a", 1))
     await more
@@ -366,7 +366,7 @@ async def test_an_application_whose_newest_deployment_is_lost_is_reported_by_nam
     with pytest.raises(NotReadyError, match="App z was undeployed and forgotten meanwhile"):
         read.placed("z")
     await written.append(deployment("a", 3))
-    await read.until_more(0)
+    await read.wait_for_more(0)
     await read.catch_up()
     assert (sorted(read.newest), read.lost) == (["a", "b"], {})
 

@@ -472,7 +472,7 @@ def test_a_match_outside_the_requested_range_is_ignored(direction: int, foreign:
     assert len(answers(driver.hear(A, right))) == 1
 
 
-def test_callers_beyond_the_limit_of_waiting_ones_are_refused() -> None:
+def test_callers_over_the_limit_of_waiting_callers_are_refused() -> None:
     driver = Driver(lookups_pending_max=2)
     driver.engine.when_ready("one")
     driver.engine.when_ready("two")

@@ -94,7 +94,7 @@ def test_index_data_out_of_order_trips_an_assertion() -> None:
         index_of(cuts=0).apply_block(1, [])
 
 
-def test_it_may_start_in_the_middle_of_a_log() -> None:
+def test_a_local_index_may_start_in_the_middle_of_a_log() -> None:
     index = LocalIndex(NodeConfig(), position=40, tail=100)
     assert index.tag_position == 40
     assert index.find_next(EMPTY_TAG, 99) == Miss()

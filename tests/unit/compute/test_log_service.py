@@ -91,7 +91,7 @@ async def test_a_read_that_fails_at_once_is_answered_at_once() -> None:
     assert (answer.kind, answer.position) == ("TrimmedError", 1)
 
 
-async def test_writes_and_waiting_reads_have_a_task() -> None:
+async def test_writes_and_waiting_reads_run_in_a_task() -> None:
     asking = Asking(MemoryLogs())
     asking.ask(1, LogTail("orders", 0))
     asking.ask(2, LogReadNext("orders", 0, "t", 0, 60.0))

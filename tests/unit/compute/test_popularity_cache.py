@@ -38,7 +38,7 @@ def test_the_least_recently_used_is_forgotten() -> None:
     assert cache.find(3) == Found(3, ShardId(3))
 
 
-def test_it_never_holds_more_than_its_limit() -> None:
+def test_the_cache_never_holds_more_than_its_limit() -> None:
     cache = cache_of(3, *range(100))
     assert len(cache) == 3
     assert cache.size_bytes == cache_of(3, 1, 2, 3).size_bytes
@@ -58,7 +58,7 @@ def test_hits_and_misses_are_counted() -> None:
     assert (cache.hits, cache.misses) == (2, 1)
 
 
-def test_a_byte_limit_bounds_it_and_equals_the_used_memory() -> None:
+def test_counted_bytes_are_bounded_and_equal_the_used_memory() -> None:
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

@@ -186,7 +186,7 @@ async def test_marks_are_bounded_for_any_log() -> None:
     assert 100_000 - marks.until == 10_000_000 // 1_006
 
 
-async def test_trimming_by_hand_meanwhile_is_seen() -> None:
+async def test_a_trim_by_a_user_between_rounds_is_noticed() -> None:
     world = World()
     log = world.logs.log("orders")
     await world.fill(log, 100)
@@ -332,7 +332,7 @@ async def test_a_policy_that_may_have_been_replaced_by_a_lost_one_is_not_enforce
     await policies.catch_up()
     assert set(policies.newest) == ({"other"} if tags else set())
     await logs.log("orders").set_retention(age_s=50.0)
-    await policies.until_more(math.inf)
+    await policies.wait_for_more(math.inf)
     await policies.catch_up()
     assert policies.newest["orders"] == Retention(age_s=50.0)
 

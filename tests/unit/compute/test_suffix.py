@@ -192,7 +192,9 @@ def test_hits_and_misses_are_counted() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3, 200])
 @pytest.mark.parametrize("bytes_max", [8_000, 100_000])
-def test_bytes_bound_it_below_the_limit_of_cuts(bytes_max: int, shards: int) -> None:
+def test_a_byte_limit_may_hold_fewer_cuts_than_the_limit_of_cuts(
+    bytes_max: int, shards: int
+) -> None:
     suffix = Suffix(1 << 30, bytes_max=bytes_max)
     tail = 0
     for _ in range(20_000 // shards + 50):

@@ -73,7 +73,7 @@ def held_at_its_end(feed: Feed, tag: int) -> Sequence[int]:
     return range(first, last.seqnum + 1)
 
 
-def test_bounds_at_below_above_and_between() -> None:
+def test_bounds_at_below_above_and_between_records_are_answered() -> None:
     feed = Feed(tail=10)
     feed.records([LOG], [LOG, 1], [LOG], [LOG, 1], shard=3)
     cache = feed.cache
@@ -173,7 +173,7 @@ def test_after_eviction_the_head_is_a_hit_and_one_below_is_a_miss() -> None:
 
 
 @pytest.mark.parametrize("per_tag_max", [1, 2, 7, 8, 100])
-def test_a_tag_holds_its_newest_and_at_most_an_eighth_more(per_tag_max: int) -> None:
+def test_a_tag_keeps_its_newest_seqnums_and_at_most_an_eighth_more(per_tag_max: int) -> None:
     feed = Feed(seqnums_max=1000, per_tag_max=per_tag_max)
     for _ in range(3 * per_tag_max):
         feed.records([1])
@@ -246,7 +246,7 @@ def test_a_forgotten_tag_that_comes_back_starts_over() -> None:
     assert feed.cache.find_prev(1, 3) == found(3)
 
 
-def test_the_total_holds_after_every_position_in_a_large_cache_too() -> None:
+def test_a_large_cache_keeps_its_limit_after_every_position() -> None:
     chance = random.Random(1)
     seqnums_max = 40_000  # several partitions
     feed = Feed(seqnums_max=seqnums_max, per_tag_max=500)
@@ -369,10 +369,10 @@ def test_hits_and_misses_are_counted_and_proven_absence_is_a_hit() -> None:
         [part_of(7, [1]), part_of(5, [1])],
     ],
 )
-def test_parts_that_contradict_themselves_are_named(parts: list[ShardTags]) -> None:
+def test_contradictory_parts_are_reported_as_malformed(parts: list[ShardTags]) -> None:
     assert malformed(parts, tail=5)
 
 
-def test_sound_parts_may_leave_seqnums_out() -> None:
+def test_well_formed_parts_may_leave_seqnums_out() -> None:
     assert malformed([part_of(5, [1]), part_of(9, [1, 2], [])], tail=5) is None
     assert malformed([], tail=5) is None

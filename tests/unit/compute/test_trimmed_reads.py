@@ -152,16 +152,16 @@ def test_a_floor_higher_than_the_awaited_one_does_not_hold_at_earlier_positions(
     def asked(direction: Direction, bound: int) -> Operation:
         operation = Operation(direction, 99, bound, 0, "reader")
         operation.reflects = 4
-        assert operation.told_trimmed(TrimmedError(20), 5) is None
+        assert operation.trimmed_error(TrimmedError(20), 5) is None
         assert operation.position == 5
         operation.reflects = 5
         return operation
 
-    reported = asked(Direction.NEXT, 10).told_trimmed(TrimmedError(25), 6)
+    reported = asked(Direction.NEXT, 10).trimmed_error(TrimmedError(25), 6)
     assert reported is not None
     assert reported.first_seqnum == 20, "the floor of the earlier position is already proven"
     last = asked(Direction.PREV, 30)
-    assert last.told_trimmed(TrimmedError(25), 6) is None
+    assert last.trimmed_error(TrimmedError(25), 6) is None
     assert last.position == 6
 
 

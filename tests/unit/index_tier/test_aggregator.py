@@ -215,7 +215,7 @@ def test_a_match_in_a_shard_that_no_view_knows_is_ignored() -> None:
     assert [type(effect) for effect in effects] == [Ignore]
 
 
-def test_it_is_a_role_without_a_disk() -> None:
+def test_an_aggregator_is_a_role_without_a_disk() -> None:
     role: Role = aggregator()
     assert role.handle([Started(Epoch(1))], T0) == []
     assert role.deadline() is None

@@ -95,7 +95,7 @@ def test_an_index_without_trims_asks_nothing() -> None:
     assert questions(node.handle([data(first)], T0)) == []
 
 
-def test_an_answer_that_ends_early_is_asked_on_from_there() -> None:
+def test_the_next_question_begins_where_an_incomplete_answer_ended() -> None:
     node, _ = grown()
     ((_, further),) = questions(node.handle([Received(A, said((1, 2), end=2), Epoch(1))], T0))
     assert runs_of(further) == [[2, 4], [6, 8]]

@@ -60,7 +60,7 @@ def test_each_source_is_asked_for_the_page_after_its_own_last_one() -> None:
     assert not pages.over
 
 
-def test_it_is_over_when_no_source_has_anything_new() -> None:
+def test_a_fetch_ends_when_no_source_has_anything_new() -> None:
     pages = fetch()
     assert pages.on_answer(A, (), 1, FAR) == []
     assert not pages.over
@@ -68,7 +68,7 @@ def test_it_is_over_when_no_source_has_anything_new() -> None:
     assert pages.over
 
 
-def test_it_is_over_at_its_end() -> None:
+def test_a_fetch_ends_at_its_last_position() -> None:
     pages = fetch(end=8)
     assert pages.on_answer(A, blocks(1, 4), 1, FAR) == [ask(A, 7, 8)]
     assert pages.on_answer(A, blocks(7), 1, FAR) == []
@@ -76,7 +76,7 @@ def test_it_is_over_at_its_end() -> None:
     assert pages.over
 
 
-def test_what_a_source_sends_unasked_is_no_answer() -> None:
+def test_index_data_that_was_not_requested_is_no_answer() -> None:
     pages = fetch()
     assert not pages.is_answer(A, blocks(40))
     assert not pages.is_answer(NodeId("storage-9"), blocks(1))
@@ -92,7 +92,7 @@ def test_a_source_that_is_too_far_ahead_is_held_until_there_is_room() -> None:
     assert pages.resume(4) == []
 
 
-def test_a_source_that_was_held_is_not_asked_for_what_is_known_by_now() -> None:
+def test_a_held_source_is_not_asked_for_positions_known_meanwhile() -> None:
     pages = fetch()
     pages.on_answer(A, blocks(1, 4, 7), 1, 7)
     assert pages.resume(13) == [ask(A, 13)]

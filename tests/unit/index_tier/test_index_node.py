@@ -419,7 +419,7 @@ def test_no_part_of_a_rejected_block_is_kept() -> None:
     assert node.position == 3
 
 
-def test_it_is_a_role_without_a_disk() -> None:
+def test_an_index_node_is_a_role_without_a_disk() -> None:
     role: Role = index_node(started=False)
     role.check_invariants()
     with pytest.raises(AssertionError):

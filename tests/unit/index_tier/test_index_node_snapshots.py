@@ -26,8 +26,10 @@ from indilog.kernel.index_snapshot import (
 from indilog.kernel.tag_filter import TagFilter
 from indilog.roles.role import AskSnapshots, Effect, Received, SnapshotsAnswered, Started
 from indilog.wire.messages import IndexData
+from indilog.wire.tag_messages import SnapshotWanted
 from indilog_index.index_node import IndexNode
 from tests.unit.index_tier.test_index_node import (
+    ENGINE,
     EVERYTHING,
     NO_SNAPSHOT,
     T0,
@@ -136,6 +138,39 @@ def test_a_snapshot_is_written_when_enough_is_new() -> None:
     assert list(rows) == [(0, 4, 0), (0, 7, 0), (5, 4, 0), (5, 7, 0), (1000, 4, 0), (1000, 7, 0)]
 
 
+def wanted(position: int) -> Received:
+    return Received(ENGINE, SnapshotWanted(position), Epoch(1))
+
+
+def test_a_snapshot_that_is_asked_for_is_written_when_all_below_its_position_is_applied() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    assert asked_of_disk(node.handle([wanted(5)], T0)) == []
+    (request,) = asked_of_disk(node.handle([data(one(3, 7))], T0))
+    assert isinstance(request, WriteSnapshot)
+    assert (request.info.position, request.info.tail) == (5, 8)
+    assert asked_of_disk(node.handle([wanted(5)], T0)) == []
+    assert node.status()["snapshot_position"] == 0
+    written = snapshot_of(5)._replace(info=request.info)
+    node.handle([reported(SnapshotWritten(5, written))], T0)
+    assert node.status()["snapshot_position"] == 5
+    assert asked_of_disk(node.handle([wanted(5)], T0)) == []
+    (again,) = asked_of_disk(node.handle([data(one(5, 9)), wanted(6)], T0))
+    assert isinstance(again, WriteSnapshot)
+    assert (again.info.position, again.base) == (7, 5)
+
+
+def test_an_index_without_records_writes_no_snapshot() -> None:
+    assert asked_of_disk(index_node().handle([wanted(1)], T0)) == []
+
+
+def test_a_snapshot_is_wanted_by_engines_only() -> None:
+    event = wanted(1)._replace(sender=A)
+    assert reasons(index_node().handle([event], T0)) == [
+        "an index node has no use for SnapshotWanted"
+    ]
+
+
 def test_a_snapshot_that_could_not_be_written_is_tried_again_later() -> None:
     node = index_node(index_snapshot_entries_min=2, index_snapshot_retry_s=7.0)
     node.handle([data(one(1, 4))], T0)
@@ -162,7 +197,7 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
     assert node.position > stopped
 
 
-def test_a_node_that_is_full_again_when_a_snapshot_is_written_writes_the_next_one() -> None:
+def test_a_node_whose_memory_is_full_after_a_snapshot_writes_the_next_one() -> None:
     """Nothing more is applied then, so nothing else would begin it."""
     node = index_node(index_memory_bytes_max=500, index_snapshot_entries_min=10**6)
     (first,) = asked_of_disk(node.handle([data(one(1, 4))], T0))

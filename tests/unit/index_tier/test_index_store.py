@@ -135,7 +135,7 @@ def test_a_write_that_failed_leaves_everything_in_memory_and_due() -> None:
     assert finished(store, SnapshotDisk(), Search(Direction.NEXT, TAG, 0, 1, 1)) == [0]
 
 
-def test_what_was_trimmed_leaves_the_memory_and_the_next_checkpoint() -> None:
+def test_trimmed_records_leave_the_memory_and_the_next_checkpoint() -> None:
     """Beside the index the store keeps what it was made of, for checkpoints (decision 0028)."""
     store, log, own = IndexStore(memory_bytes_max=MANY, entries_min=MANY), 50, range(60, 65)
     model: list[tuple[int, int, int]] = []
@@ -169,7 +169,7 @@ def test_what_was_trimmed_leaves_the_memory_and_the_next_checkpoint() -> None:
     assert found == sorted(found)
 
 
-def test_the_bytes_that_are_counted_are_those_that_are_taken() -> None:
+def test_counted_bytes_equal_the_used_memory() -> None:
     """Within a fifth, for tags with one record each, and a tag with very many."""
     for tags in (range(1, 40_001), [TAG] * 400_000):
         columns = [part(first, *tags[first : first + 200]) for first in range(0, len(tags), 200)]
@@ -183,7 +183,7 @@ def test_the_bytes_that_are_counted_are_those_that_are_taken() -> None:
         assert 0.8 < store.memory_bytes / taken < 1.25, sys.version
 
 
-def test_what_storage_has_discarded_leaves_the_memory_and_the_next_snapshot() -> None:
+def test_discarded_records_leave_the_memory_and_the_next_snapshot() -> None:
     disk = SnapshotDisk()
     store = IndexStore(memory_bytes_max=1 << 20, entries_min=1)
     store.add(part(0, 5, 6, 7, 8))
@@ -240,7 +240,7 @@ def test_a_snapshot_written_amid_a_sweep_has_no_records_of_the_trimmed_log() -> 
     assert on_disk(disk, 1) == {7, 8, 9}
 
 
-def test_what_is_discarded_while_a_snapshot_is_written_leaves_memory_and_the_next_one() -> None:
+def test_records_discarded_during_a_snapshot_leave_memory_and_the_next_one() -> None:
     store, disk = IndexStore(memory_bytes_max=MANY, entries_min=1), SnapshotDisk()
     store.add(of_log(0, 10))
     position, tail, rows, discarded = store.close_generation(1)

@@ -60,7 +60,7 @@ def test_an_answer_names_the_lost_records_on_the_way_to_its_matches() -> None:
     assert lost_by(node, lookup(9, position=3, direction=prev, tag=77)) == ((), (LOST,))
 
 
-def test_what_is_lost_below_the_floor_is_forgotten() -> None:
+def test_losses_below_the_floor_are_forgotten() -> None:
     node = index_node()
     node.handle([data(with_lost()), trims(0, Floor(TAG, 6, of_log=False))], T0)
     prev = Direction.PREV
@@ -88,7 +88,7 @@ def test_whether_a_tag_is_new_is_unknown_across_lost_records() -> None:
     assert firsts_reported(node.handle([wanted(77, limit=5, position=3)], T0)) == [[NO_RECORD]]
 
 
-def test_snapshots_keep_what_is_lost() -> None:
+def test_snapshots_keep_losses() -> None:
     node = index_node(index_snapshot_entries_min=4)
     (request,) = asked_of_disk(node.handle([data(with_lost())], T0))
     assert isinstance(request, WriteSnapshot)
@@ -96,7 +96,7 @@ def test_snapshots_keep_what_is_lost() -> None:
 
 
 @pytest.mark.parametrize("lost", [(LostRange(3, 5),), (LostRange(7, 9),), (LostRange(5, 5),)])
-def test_a_part_that_says_that_others_records_are_lost_is_refused(
+def test_a_part_that_names_lost_records_of_others_is_refused(
     lost: tuple[LostRange, ...],
 ) -> None:
     effects = index_node().handle([data(with_lost(lost=lost))], T0)
@@ -113,7 +113,7 @@ def test_a_part_that_says_that_others_records_are_lost_is_refused(
         (Direction.PREV, [(1, 4)], 4, None),
     ],
 )
-def test_what_several_index_shards_have_lost_is_one_range_if_it_follows_on(
+def test_adjacent_losses_of_several_index_shards_are_one_range(
     direction: Direction,
     found: list[tuple[int, int]],
     floor: int,

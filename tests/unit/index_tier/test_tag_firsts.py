@@ -55,7 +55,7 @@ def test_a_tag_is_new_also_when_the_index_is_on_the_disk() -> None:
     assert reported(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_KNOWN, NO_RECORD]]
 
 
-def test_what_lies_beyond_the_limit_does_not_count() -> None:
+def test_records_beyond_the_limit_do_not_count() -> None:
     """The record that is being appended may be indexed before the question comes: the race of
     thesis 5.7.
     """

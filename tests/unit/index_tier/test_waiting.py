@@ -68,7 +68,7 @@ def test_a_repeated_lookup_waits_once_and_those_of_two_engines_are_different() -
     assert [w.origin for w in queue.take_ready(9, known)] == [ENGINE, OTHER]
 
 
-def test_a_lookup_whose_position_is_reached_waits_for_what_else_it_rests_on() -> None:
+def test_a_lookup_whose_position_is_reached_waits_for_its_other_conditions() -> None:
     queue = waiting()
     queue.put(ENGINE, lookup(1, 9), Instant(0.0))
     queue.put(OTHER, lookup(2, 9), Instant(0.0))

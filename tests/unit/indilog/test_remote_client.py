@@ -17,7 +17,7 @@ from indilog.link.frames import frame_written
 from indilog.link.link_messages import (
     LINK_VERSION,
     Answer,
-    InvocationTold,
+    InvocationFound,
     LinkLostError,
     Question,
     Returned,
@@ -151,7 +151,7 @@ async def test_a_client_closed_while_connecting_stays_closed() -> None:
 async def test_reads_after_an_outcome_see_what_the_invocation_wrote() -> None:
     class ReturningStatus(RemoteClient):
         async def ask(self, question: Question) -> Answer:
-            return InvocationTold("i", "app.f", "done", Returned(7, b"1"))
+            return InvocationFound("i", "app.f", "done", Returned(7, b"1"))
 
     client = ReturningStatus("http://here:8080")
     assert await client.invocation("i") is not None

@@ -16,7 +16,7 @@ from indilog.link.link_messages import (
     Done,
     Failed,
     Greeting,
-    InvocationTold,
+    InvocationFound,
     LinkLostError,
     LogTail,
     Question,
@@ -229,8 +229,8 @@ async def test_a_refusal_of_the_server_is_the_answer() -> None:
 
 async def test_only_large_answers_are_replaced_for_a_peer_that_does_not_read() -> None:
     """The answer to a cancelled invocation is kept, because its outcome was recorded."""
-    cancelled = InvocationTold("i", "app.f", "failed", failed(NotReadyError("Cancelled.")))
+    cancelled = InvocationFound("i", "app.f", "failed", failed(NotReadyError("Cancelled.")))
     assert unless_large(cancelled) is cancelled
-    replaced = unless_large(InvocationTold("i", "app.f", "done", Returned(7, b"1")))
+    replaced = unless_large(InvocationFound("i", "app.f", "done", Returned(7, b"1")))
     assert isinstance(replaced, Failed)
     assert replaced.kind == "OverloadedError"

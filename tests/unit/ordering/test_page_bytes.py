@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, NodeId, ViewNumber
 from indilog.config import Config, node_config
+from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import (
     TRIM_FLOORS_MAX,
     Entry,
@@ -26,9 +27,9 @@ from indilog.roles.role import (
 from indilog.wire.messages import MetalogEntries, MetalogWanted
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
-    MetalogCopy,
-    MetalogCopyWanted,
     MetalogStored,
+    Seal,
+    Sealed,
 )
 from indilog_ordering.sequencer import Sequencer
 from tests.support.metalog_messages import entries_message
@@ -92,23 +93,29 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     view = view_of(sequencers=3)
     primary = sequencer(PRIMARY, view)
     primary.handle([Started(Epoch(5))], T0)
+    primary.handle([Persisted(len(TRIMS), Location(0, 0, 0))], T0)
+    messages: list[object] = []
+    for number in (1, 2):
+        empty = Sealed(Epoch(5), number, Extent(Epoch(0), 0))
+        messages = sent(primary.handle([Received(BACKUP, empty, Epoch(1))], T0))
     length = 0
     while length < len(TRIMS):
-        stored = MetalogStored(Epoch(1) if length else Epoch(0), length)
-        messages = sent(primary.handle([Received(BACKUP, stored, Epoch(1))], T0))
-        (append,) = (m for m in messages if isinstance(m, MetalogAppend))
+        append = next(m for m in messages if isinstance(m, MetalogAppend))
         assert append.start == length
-        assert append.entries == TRIMS[length : length + len(append.entries)]
+        wanted = TRIMS[length : length + len(append.entries)]
+        assert append.entries[: len(wanted)] == wanted
         assert len(entries_encoded(append.entries)) <= PAGE_BYTES
         length += len(append.entries)
+        stored = MetalogStored(Epoch(5), length, 2)
+        messages = sent(primary.handle([Received(BACKUP, stored, Epoch(1))], T0))
 
 
-def test_a_backup_sends_a_copy_in_pages_of_so_many_bytes() -> None:
+def test_a_copy_is_adopted_in_pages_of_so_many_bytes() -> None:
     backup = sequencer(BACKUP, view_of(sequencers=3))
     backup.handle([Started(Epoch(2))], T0)
-    asked = Received(PRIMARY, MetalogCopyWanted(Epoch(5), 0, len(TRIMS) - 1), Epoch(1))
+    asked = Received(PRIMARY, Seal(Epoch(5), 1, 0), Epoch(5))
     (promise,) = (e for e in backup.handle([asked], T0) if isinstance(e, Persist))
     answers = sent(backup.handle([Persisted(promise.token, Location(0, 0, 0))], T0))
-    (copy,) = (m for m in answers if isinstance(m, MetalogCopy))
+    (copy,) = (m for m in answers if isinstance(m, Sealed))
     assert 1 < len(copy.entries) < len(TRIMS)
     assert len(entries_encoded(copy.entries)) <= PAGE_BYTES

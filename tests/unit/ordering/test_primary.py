@@ -10,6 +10,7 @@ import pytest
 from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
+from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import NewRecords, entry_decoded, entry_encoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -33,7 +34,7 @@ from indilog.wire.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored
+from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.sequencer import Sequencer
 from tests.support.metalog_messages import entries_message
 
@@ -86,14 +87,23 @@ def earlier(count: int, *, records: int = 1) -> list[NewRecords]:
 
 
 def append(
-    start: int, *entries: NewRecords, committed: int = 0, previous: int = 5
+    start: int, *entries: NewRecords, committed: int = 0, previous: int = 5, number: int = 2
 ) -> MetalogAppend:
-    return MetalogAppend(Epoch(5), start, Epoch(previous if start else 0), entries, committed)
+    before = Epoch(previous if start else 0)
+    return MetalogAppend(Epoch(5), start, before, entries, committed, number)
 
 
-def stored(length: int, *, epoch: int = 5, sender: NodeId = FIRST) -> Received:
-    """The answer of a backup whose last entry `epoch` proposed."""
-    return Received(sender, MetalogStored(Epoch(epoch if length else 0), length), Epoch(1))
+def stored(length: int, *, sender: NodeId = FIRST, number: int = 2, life: int = 1) -> Received:
+    """The answer of a backup that has the first `length` entries of this primary."""
+    return Received(sender, MetalogStored(Epoch(5), length, number), Epoch(life))
+
+
+def sealed(
+    number: int, last: int = 0, length: int = 0, *, sender: NodeId = FIRST, term: int = 5
+) -> Received:
+    """The answer of a backup in a round; the last of its entries is of term `last`."""
+    extent = Extent(Epoch(last), length)
+    return Received(sender, Sealed(Epoch(term), number, extent), Epoch(1))
 
 
 def sent(effects: Sequence[Effect], kind: type[MessageT]) -> list[tuple[NodeId, MessageT]]:
@@ -147,15 +157,12 @@ def test_a_late_report_of_an_earlier_incarnation_is_refused() -> None:
 
 
 def test_a_backup_that_restarts_does_not_count_until_it_reports_its_length() -> None:
-    node = started(view_of(sequencers=3))
-    start(node)
-    node.handle([stored(0), stored(0, sender=SECOND)], T0)
+    node = three()
     node.handle([progress(3)], T0)
-    node.handle([persisted(0)], T0)
-    restarted = Received(FIRST, MetalogWanted(0), Epoch(2))
-    late = stored(1)
-    effects = node.handle([restarted, late], T0)
-    assert node.committed == 0
+    node.handle([persisted(2)], T0)
+    restarted = Received(FIRST, MetalogStored(Epoch(5), 0), Epoch(2))
+    effects = node.handle([restarted, stored(2)], T0)
+    assert node.committed == 1
     assert "a message of an earlier incarnation of its sender" in reasons(effects)
 
 
@@ -238,20 +245,35 @@ def test_delayed_ordering_catches_up_in_one_entry() -> None:
 # --- committing
 
 
-def three() -> Sequencer:
-    """A primary whose two backups have reported a length of 0."""
-    node = started(view_of(sequencers=3))
+def elected(
+    view: View | None = None,
+    *,
+    recovered: Sequence[NewRecords] = (),
+    in_flight_max: int = 512,
+    backup: tuple[int, int] = (0, 0),
+) -> tuple[Sequencer, list[Effect]]:
+    """A primary that one backup elected, which has a copy of this extent, and what it did then."""
+    node = started(view or view_of(sequencers=3), recovered=recovered, in_flight_max=in_flight_max)
     start(node)
-    node.handle([stored(0), stored(0, sender=SECOND)], T0)
+    node.handle([persisted(len(recovered))], T0)
+    node.handle([sealed(1, *backup)], T0)
+    return node, node.handle([sealed(2, *backup)], T0)
+
+
+def three() -> Sequencer:
+    """A primary whose fence is committed, at all three sequencers."""
+    node, _ = elected()
+    node.handle([persisted(1), stored(1), stored(0, sender=SECOND), stored(1, sender=SECOND)], T0)
+    assert node.committed == 1
     return node
 
 
 def test_backups_get_an_entry_when_it_is_proposed_before_it_is_durable_here() -> None:
     node = three()
     effects = node.handle([progress(1)], T0)
-    message = append(0, entry(0, {0: 1}))
+    message = append(1, entry(1, {0: 1}), committed=1)
     assert sent(effects, MetalogAppend) == [(FIRST, message), (SECOND, message)]
-    assert sent(node.handle([persisted(0)], T0), MetalogAppend) == []
+    assert sent(node.handle([persisted(2)], T0), MetalogAppend) == []
 
 
 def test_an_entry_is_written_here_before_it_is_sent() -> None:
@@ -260,30 +282,28 @@ def test_an_entry_is_written_here_before_it_is_sent() -> None:
     assert [type(effect) for effect in effects] == [Persist, Send, Send]
 
 
-def test_an_entry_that_the_backups_have_is_published_only_when_it_is_durable_here() -> None:
+def test_an_entry_that_both_backups_have_is_committed_without_the_disk_of_the_primary() -> None:
+    """Any majority commits (decision 0042)."""
     node = three()
     node.handle([progress(1)], T0)
-    effects = node.handle([stored(1), stored(1, sender=SECOND)], T0)
-    assert (sent(effects, MetalogEntries), node.committed) == ([], 0)
-    assert sent(node.handle([persisted(0)], T0), MetalogEntries) != []
-    assert node.committed == 1
+    assert sent(node.handle([stored(2)], T0), MetalogEntries) == []
+    assert sent(node.handle([stored(2, sender=SECOND)], T0), MetalogEntries) != []
+    assert (node.committed, node.metalog.stored) == (2, 1)
 
 
 def test_an_entry_is_published_when_a_majority_has_it() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    assert sent(node.handle([persisted(0)], T0), MetalogEntries) == []
-    effects = node.handle([stored(1, sender=SECOND)], T0)
+    assert sent(node.handle([persisted(2)], T0), MetalogEntries) == []
+    effects = node.handle([stored(2, sender=SECOND)], T0)
     assert {to for to, _ in sent(effects, MetalogEntries)} == {ENGINE, STORAGE}
-    assert sent(node.handle([stored(1)], T0), MetalogEntries) == []
-    assert node.committed == 1
+    assert sent(node.handle([stored(2)], T0), MetalogEntries) == []
+    assert node.committed == 2
 
 
 def test_two_sequencers_are_a_majority_only_together() -> None:
-    node = started(view_of(sequencers=2))
-    start(node)
-    node.handle([stored(0), progress(1)], T0)
-    node.handle([persisted(0)], T0)
+    node, _ = elected(view_of(sequencers=2))
+    node.handle([persisted(1)], T0)
     assert node.committed == 0
     node.handle([stored(1)], T0)
     assert node.committed == 1
@@ -293,28 +313,28 @@ def test_entries_are_pipelined_to_backups() -> None:
     node = three()
     node.handle([progress(1)], T0)
     effects = node.handle([progress(2)], T0)
-    message = append(1, entry(1, {0: 1}))
+    message = append(2, entry(2, {0: 1}), committed=1)
     assert sent(effects, MetalogAppend) == [(FIRST, message), (SECOND, message)]
 
 
 def test_several_entries_that_are_committed_at_once_are_published_in_order() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0), progress(2)], T0)
-    node.handle([persisted(1)], T0)
-    effects = node.handle([stored(2)], T0)
-    entries = (entry(0, {0: 1}), entry(1, {0: 1}))
+    node.handle([persisted(2), progress(2)], T0)
+    node.handle([persisted(3)], T0)
+    effects = node.handle([stored(3)], T0)
+    entries = (entry(1, {0: 1}), entry(2, {0: 1}))
     assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(entries))
 
 
 def test_all_entries_are_resent_to_a_silent_backup() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0), stored(0, sender=SECOND)], T0)
+    node.handle([persisted(2), stored(1, sender=SECOND)], T0)
     assert node.deadline() == T0 + 1.0
     assert node.handle([], Instant(T0 + 0.9)) == []
     effects = node.handle([], Instant(T0 + 1.0))
-    message = append(0, entry(0, {0: 1}))
+    message = append(1, entry(1, {0: 1}), committed=1)
     assert sent(effects, MetalogAppend) == [(FIRST, message)]
     assert node.deadline() == T0 + 2.0, "the second one has answered, without progress"
     effects = node.handle([], Instant(T0 + 2.0))
@@ -324,64 +344,67 @@ def test_all_entries_are_resent_to_a_silent_backup() -> None:
 def test_nothing_is_sent_to_a_backup_that_has_all_entries() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0)], T0)
-    node.handle([stored(1), stored(1, sender=SECOND)], T0)
+    node.handle([persisted(2)], T0)
+    node.handle([stored(2), stored(2, sender=SECOND)], T0)
     assert node.deadline() is None
 
 
 def test_an_answer_that_shows_a_gap_is_followed_by_the_missing_entries() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0), progress(2)], T0)
-    node.handle([persisted(1)], T0)
-    effects = node.handle([stored(0)], T0)
-    both = entry(0, {0: 1}), entry(1, {0: 1})
-    assert sent(effects, MetalogAppend) == [(FIRST, append(0, *both))]
+    node.handle([persisted(2), progress(2)], T0)
+    node.handle([persisted(3)], T0)
+    gap = MetalogStored(Epoch(5), 1, 2, common=Extent(Epoch(5), 1))
+    effects = node.handle([Received(FIRST, gap, Epoch(1))], T0)
+    both = entry(1, {0: 1}), entry(2, {0: 1})
+    assert sent(effects, MetalogAppend) == [(FIRST, append(1, *both, committed=1))]
 
 
 def test_a_lagging_backup_is_sent_one_page_per_answer() -> None:
     entries = earlier(5)
-    node = started(view_of(sequencers=3), recovered=entries, in_flight_max=2)
-    start(node)
-    effects = node.handle([stored(0)], T0)
-    assert sent(effects, MetalogAppend) == [(FIRST, append(0, *entries[:2]))]
-    effects = node.handle([stored(2, epoch=4)], T0)
-    message = append(2, *entries[2:4], committed=2, previous=4)
-    assert sent(effects, MetalogAppend) == [(FIRST, message)]
+    node, effects = elected(recovered=entries, in_flight_max=2)
+    assert sent(effects, MetalogAppend)[0] == (FIRST, append(0, *entries[:2]))
+    effects = node.handle([stored(2)], T0)
+    assert sent(effects, MetalogAppend) == [(FIRST, append(2, *entries[2:4], previous=4))]
 
 
 # --- restarting
 
 
-def test_a_restarted_primary_asks_its_backups_for_their_length() -> None:
+def test_a_restarted_primary_seals_before_all_else() -> None:
     node = started(view_of(sequencers=3), recovered=earlier(2))
-    effects = start(node)
-    probe = append(2, previous=4)
-    assert effects == [Send(FIRST, probe), Send(SECOND, probe)]
-    assert node.handle([], Instant(T0 + 1.0)) == [Send(FIRST, probe), Send(SECOND, probe)]
+    promise, *seals = start(node)
+    assert isinstance(promise, Persist)
+    assert promise.kind is FrameKind.METALOG_STATE
+    seal = Seal(Epoch(5), 1)
+    assert seals == [Send(FIRST, seal), Send(SECOND, seal)]
+    again = Seal(Epoch(5), 2)
+    later = node.handle([], Instant(T0 + 1.0))
+    assert later == [Send(FIRST, again), Send(SECOND, again)]
 
 
-def test_a_restarted_primary_commits_its_recovered_entries_with_a_majority() -> None:
+def test_recovered_entries_are_committed_by_the_fence() -> None:
+    """Raft 5.4.2: "only log entries from the leader's current term are committed by counting
+    replicas".
+    """
     entries = earlier(2)
-    node = started(view_of(sequencers=3), recovered=entries)
-    start(node)
-    effects = node.handle([stored(1, epoch=4)], T0)
-    assert node.committed == 1
-    message = append(1, entries[1], committed=1, previous=4)
-    assert sent(effects, MetalogAppend) == [(FIRST, message)]
+    node, effects = elected(recovered=entries, backup=(4, 2))
+    (fence,) = [e for e in effects if isinstance(e, Persist)]
+    assert entry_decoded(fence.payload) == entry(2, {}, at=T0)
+    node.handle([stored(2)], T0)
+    assert node.committed == 0, "a majority has them, but no entry of this term"
+    effects = node.handle([persisted(3), stored(3)], T0)
+    assert node.committed == 3
+    assert sent(effects, MetalogEntries)[0][1].committed == 3
 
 
-def test_entries_that_a_backup_has_and_this_primary_lost_are_not_counted() -> None:
-    """The backup has four of incarnation 4, of which two are on this disk."""
-    node = started(view_of(sequencers=3), recovered=earlier(2))
-    start(node)
-    effects = node.handle([stored(4, epoch=4), progress(9)], T0)
-    assert node.committed == 2
-    message = append(2, entry(2, {0: 7}), committed=2, previous=4)
-    assert sent(effects, MetalogAppend) == [(FIRST, message)]
-    node.handle([persisted(2), stored(4, epoch=4)], T0)
-    assert node.committed == 2
-    node.handle([stored(3)], T0)
+def test_an_entry_that_only_this_primary_has_is_adopted_and_committed() -> None:
+    entries = earlier(2)
+    node, effects = elected(recovered=entries, backup=(4, 1))
+    fence = entry(2, {}, at=T0)
+    message = append(1, entries[1], fence, previous=4)
+    assert sent(effects, MetalogAppend)[0] == (FIRST, message)
+    node.handle([persisted(3), stored(3)], T0)
     assert node.committed == 3
 
 
@@ -443,15 +466,15 @@ def test_a_reader_is_answered_from_where_its_copy_agrees(
     assert answer.previous == (entries[answered_from - 1].epoch if answered_from else 0)
 
 
-def test_a_restarted_primary_publishes_nothing_before_it_knows_the_committed_entries() -> None:
+def test_a_restarted_primary_answers_nothing_before_it_knows_the_committed_entries() -> None:
     """Readers assume that no entry follows the committed ones; some had been published."""
-    node = started(view_of(sequencers=3), recovered=earlier(2))
-    start(node)
-    effects = node.handle([stored(1, epoch=4), Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
-    assert node.committed == 1
+    node, _ = elected(recovered=earlier(2), backup=(4, 2))
+    effects = node.handle([stored(2), Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
     assert sent(effects, MetalogEntries) == []
-    effects = node.handle([stored(2, epoch=4)], T0)
-    assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(earlier(2)))
+    effects = node.handle([persisted(3), stored(3)], T0)
+    answer, published, _ = sent(effects, MetalogEntries)
+    assert len(answer[1].entries) == 3
+    assert published[1].committed == 3
 
 
 def test_a_started_primary_announces_itself_to_all_readers() -> None:
@@ -464,21 +487,42 @@ def test_a_started_primary_announces_itself_to_all_readers() -> None:
 def test_an_entry_that_is_not_committed_is_not_shown() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0)], T0)
-    effects = node.handle([Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
-    assert effects == [Send(ENGINE, MetalogEntries(0, Epoch(0), (), 0))]
+    node.handle([persisted(2)], T0)
+    effects = node.handle([Received(ENGINE, MetalogWanted(1, Epoch(5)), Epoch(1))], T0)
+    assert effects == [Send(ENGINE, MetalogEntries(1, Epoch(5), (), 1))]
+
+
+TAIL = Received(ENGINE, TailWanted(7), Epoch(1))
 
 
 def test_the_tail_is_that_of_committed_entries() -> None:
     node = three()
     node.handle([progress(4)], T0)
-    node.handle([persisted(0)], T0)
-    wanted = Received(ENGINE, TailWanted(7), Epoch(1))
+    node.handle([persisted(2)], T0)
     time_us = int(T0 * 1e6)
-    assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=time_us))]
-    node.handle([stored(1)], T0)
-    reported = TailIs(7, 1, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
-    assert node.handle([wanted], T0) == [Send(ENGINE, reported)]
+    node.handle([TAIL], T0)
+    uncommitted = TailIs(7, 1, 0, {}, Epoch(5), time_us=time_us)
+    assert sent(node.handle([stored(1, number=3)], T0), TailIs) == [(ENGINE, uncommitted)]
+    node.handle([stored(2)], T0)
+    node.handle([TAIL], T0)
+    reported = TailIs(7, 2, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
+    assert sent(node.handle([stored(2, number=4)], T0), TailIs) == [(ENGINE, reported)]
+
+
+def test_a_tail_waits_for_a_round_that_began_after_the_question() -> None:
+    """Raft 8: "a leader must check whether it has been deposed before processing a read-only
+    request".
+    """
+    node = three()
+    begun = node.handle([TAIL], T0)
+    assert [message.round for _, message in sent(begun, MetalogAppend)] == [3, 3]
+    late = Received(ENGINE, TailWanted(8), Epoch(1))
+    assert sent(node.handle([late], T0), TailIs) == []
+    effects = node.handle([stored(1, number=3)], T0)
+    assert [answer.request for _, answer in sent(effects, TailIs)] == [7]
+    assert [message.round for _, message in sent(effects, MetalogAppend)] == [4, 4]
+    effects = node.handle([stored(1, number=4, sender=SECOND)], T0)
+    assert [answer.request for _, answer in sent(effects, TailIs)] == [8]
 
 
 def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
@@ -491,14 +535,11 @@ def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
 
 
 def test_a_restarted_primary_answers_no_earlier_tail() -> None:
-    node = started(view_of(sequencers=3), recovered=earlier(1, records=4))
-    start(node)
-    wanted = Received(ENGINE, TailWanted(7), Epoch(1))
-    effects = node.handle([wanted], T0)
-    assert reasons(effects) == ["it is not known yet which recovered entries are committed"]
-    effects = node.handle([stored(1, epoch=4), wanted], T0)
+    node, _ = elected(recovered=earlier(1, records=4), backup=(4, 1))
+    assert sent(node.handle([TAIL], T0), TailIs) == []
+    effects = node.handle([persisted(2), stored(2)], T0)
     assert sent(effects, TailIs) == []
-    assert sent(node.handle([wanted], T0), TailIs)[0][1].tail == 4
+    assert sent(node.handle([stored(2, number=3)], T0), TailIs)[0][1].tail == 4
 
 
 # --- impossible messages
@@ -513,9 +554,13 @@ def test_a_restarted_primary_answers_no_earlier_tail() -> None:
         progress(-1),
         stored(0, sender=NodeId("sequencer-9")),
         stored(0, sender=PRIMARY),
-        stored(1),
+        stored(2),
         stored(-1),
-        stored(1, epoch=6),
+        stored(1, number=3),
+        sealed(3),
+        sealed(1, term=4),
+        Received(FIRST, MetalogStored(Epoch(6), 1), Epoch(1)),
+        Received(FIRST, Seal(Epoch(6), 1), Epoch(1)),
         Received(NodeId("index-0-0"), MetalogWanted(0), Epoch(1)),
         Received(STORAGE, MetalogWanted(-1), Epoch(1)),
         Received(NodeId("unknown"), TailWanted(1), Epoch(1)),
@@ -528,7 +573,7 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -
     effects = node.handle([event], T0)
     assert [type(effect) for effect in effects] == [Ignore]
     node.check_invariants()
-    assert (node.length, node.committed) == (0, 0)
+    assert (node.length, node.committed) == (1, 1)
 
 
 def test_a_report_with_one_foreign_shard_counts_for_the_others() -> None:

@@ -66,21 +66,99 @@ def test_a_frame_that_holds_no_entry_is_malformed() -> None:
 
 
 epochs = st.integers(0, 2**32).map(Epoch)
-extents = st.none() | st.builds(Extent, epochs, st.integers(0, 2**63))
+extents = st.builds(Extent, epochs, st.integers(0, 2**63))
 
 
-@given(st.builds(MetalogState, epochs, extents, st.booleans()))
+@given(st.builds(MetalogState, epochs, st.booleans(), extents))
 def test_a_state_that_was_encoded_is_the_same_again(state: MetalogState) -> None:
     assert state_decoded(state_encoded(state)) == state
 
 
-OTHER_VERSION, NO_ANSWER = b"\x94\x02\x01\xc0\xc2", b"\x94\x01\x01\xc0\xc0"
+OTHER_VERSION, NO_EXTENT = b"\x95\x01\x01\xc2\x92\x00\x00\xc0", b"\x95\x02\x01\xc2\xc0\xc0"
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x00", OTHER_VERSION, NO_ANSWER])
+@pytest.mark.parametrize("payload", [b"", b"\x00", OTHER_VERSION, NO_EXTENT])
 def test_a_frame_that_holds_no_state_is_malformed(payload: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         state_decoded(payload)
+
+
+# --- damage
+
+
+def state(*, promised: int = 3, learner: bool = False, last: int, length: int) -> bytes:
+    extent = Extent(Epoch(last), length)
+    return state_encoded(MetalogState(Epoch(promised), learner, extent))
+
+
+def test_an_entry_of_the_term_before_the_damage_proves_that_none_is_missing() -> None:
+    metalog = metalog_of(1, 1)
+    metalog.doubt(FrameKind.METALOG)
+    metalog.recover(entry_encoded(entry(2)))
+    metalog.recovered()
+    assert (len(metalog), metalog.learner) == (3, False)
+
+
+@pytest.mark.parametrize(("position", "epoch"), [(3, 1), (2, 2), (1, 2)])
+def test_entries_after_a_hole_are_left_out_and_the_node_is_a_learner(
+    position: int, epoch: int
+) -> None:
+    metalog = metalog_of(1, 1)
+    metalog.doubt(FrameKind.METALOG)
+    metalog.recover(entry_encoded(entry(position, epoch=epoch)))
+    metalog.recover(entry_encoded(entry(position + 1, epoch=epoch)))
+    metalog.recovered()
+    assert (len(metalog), metalog.learner) == (2, True)
+
+
+def test_a_replaced_entry_after_damage_is_believed_if_the_one_before_has_its_term() -> None:
+    metalog = metalog_of(1, 1, 2)
+    metalog.doubt(FrameKind.METALOG)
+    metalog.recover(entry_encoded(entry(2, epoch=1)))
+    metalog.recovered()
+    assert (metalog.extent, metalog.learner) == (Extent(Epoch(1), 3), False)
+
+
+@pytest.mark.parametrize("kind", [None, FrameKind.METALOG_STATE])
+def test_a_frame_that_may_have_held_a_promise_makes_a_learner(kind: FrameKind | None) -> None:
+    metalog = metalog_of(1, 1)
+    metalog.doubt(kind)
+    metalog.recover(entry_encoded(entry(2)))
+    metalog.recovered()
+    assert (len(metalog), metalog.learner) == (3, True)
+
+
+def test_a_later_state_with_the_extent_of_the_copy_resolves_the_damage_before_it() -> None:
+    metalog = metalog_of(1, 1)
+    metalog.doubt(None)
+    metalog.recover(state(last=1, length=2), FrameKind.METALOG_STATE)
+    metalog.recovered()
+    assert (metalog.learner, metalog.promised) == (False, 3)
+
+
+def test_a_later_state_with_another_extent_makes_a_learner_and_keeps_the_promise() -> None:
+    metalog = metalog_of(1, 1)
+    metalog.doubt(None)
+    metalog.recover(state(last=1, length=3), FrameKind.METALOG_STATE)
+    metalog.recover(entry_encoded(entry(3)))
+    metalog.recovered()
+    assert (len(metalog), metalog.learner, metalog.promised) == (2, True, 3)
+
+
+def test_a_learner_stays_one_until_its_disk_says_otherwise() -> None:
+    metalog = metalog_of(1)
+    metalog.doubt(None)
+    metalog.recovered()
+    again = metalog_of(1)
+    again.doubt(None)
+    again.recover(metalog.mark(learner=True).payload, FrameKind.METALOG_STATE)
+    again.recover(entry_encoded(entry(1)))
+    again.recovered()
+    assert (len(again), again.learner) == (2, True)
+    done = again.mark(learner=False)
+    assert again.learner, "not durable yet"
+    again.on_persisted(done.token)
+    assert not again.learner
 
 
 # --- cutting off
@@ -159,15 +237,39 @@ def test_a_copy_agrees_up_to_the_surviving_entries_of_its_incarnation(
     assert metalog_of(1, 1, 3, 3, 5).agreement(Epoch(epoch), length) == agreed
 
 
+def common_length(one: StoredMetalog, other: StoredMetalog) -> int:
+    """Find where two copies part, as primaries do."""
+    end = min(len(one), len(other))
+    while not other.fits(end, one.epoch_before(end)):
+        after = one.agreement(*other.common(end, one.epoch_before(end)))
+        assert after < end, "it ends"
+        end = after
+    return end
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.integers(1, 4), max_size=8))
+def test_the_place_where_copies_part_is_found(one: list[int], other: list[int]) -> None:
+    """Two copies of Raft: terms ascend, and entries of one term at one position come with equal
+    prefixes.
+    """
+    one, other = sorted(one), sorted(other)
+    shared = 0
+    while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+        shared += 1
+    other = other[:shared] + [2 * term + 11 for term in other[shared:]]
+    one = one[:shared] + [2 * term + 10 for term in one[shared:]]
+    assert common_length(metalog_of(*one), metalog_of(*other)) == shared
+
+
 def test_a_checkpoint_counts_no_entry_as_committed_that_no_majority_has() -> None:
     """Otherwise a restarted primary would publish entries that it may still have to replace."""
-    metalog = StoredMetalog(grows=True)
+    metalog = StoredMetalog(sole=True)
     entries = [entry(position, epoch=1) for position in range(5)]
     for number, one in enumerate(entries):
         metalog.append(one)
         metalog.on_persisted(number)
     metalog.commit(2)
-    again = StoredMetalog(grows=True)
+    again = StoredMetalog(sole=True)
     again.restore(metalog.checkpoint()())
     assert (again.committed.position, again.stored, len(again)) == (2, 5, 5)
     assert again.page(0, 5) == tuple(entries)

@@ -11,7 +11,8 @@ from indilog.kernel.index_snapshot import opened_snapshot, read_rows, snapshot_f
 from indilog.kernel.lost_ranges import LostRange
 from indilog.runtime.cluster.assembly import embedded
 from indilog_pipeline.log_image import LogImage
-from indilog_pipeline.rebuild import rebuild_index, verify_index
+from indilog_pipeline.rebuild.run import rebuild_index
+from indilog_pipeline.rebuild.verify import verify_index
 from tests.unit.pipeline.test_record_batches import configured, fill
 from tests.unit.runtime.journals import spoil
 

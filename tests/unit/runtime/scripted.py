@@ -37,6 +37,7 @@ class StoryJournal:
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
+        self.directory = Path()
         self.dirty = False
         self.syncs = True
         """Whether a written frame must be synced: not with durability `memory`."""

@@ -22,7 +22,7 @@ def log_at(now: list[float]) -> MemoryLog:
     return MemoryLog("any", logs=MemoryLogs(clock=lambda: now[0]))
 
 
-def test_it_advances_between_records_by_the_monotonic_clock() -> None:
+def test_log_time_advances_between_records_by_the_monotonic_clock() -> None:
     monotonic = Monotonic()
     clock = LogClock(monotonic)
     clock.read(1000.0)
@@ -30,7 +30,7 @@ def test_it_advances_between_records_by_the_monotonic_clock() -> None:
     assert clock.now() == 1002.5
 
 
-def test_a_record_that_is_read_late_does_not_take_it_back() -> None:
+def test_a_record_read_late_does_not_set_log_time_back() -> None:
     monotonic = Monotonic()
     clock = LogClock(monotonic)
     clock.read(1000.0)
@@ -54,7 +54,7 @@ async def test_the_time_of_the_log_corrects_the_estimate_both_ways() -> None:
 
 
 @pytest.mark.asyncio
-async def test_it_asks_once_to_begin_with() -> None:
+async def test_log_time_is_asked_for_once_at_the_start() -> None:
     monotonic, now = Monotonic(), [1000.0]
     clock = LogClock(monotonic)
     clock.read(10.0)  # an old one

@@ -12,7 +12,8 @@ from indilog.wire.messages import (
     ShardClaim,
     ShardOpen,
 )
-from indilog_storage.shard import Shard, ShardState
+from indilog_storage.shard import Shard
+from indilog_storage.shard_parts import ShardState
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

@@ -18,7 +18,8 @@ from indilog.wire.messages import (
     ShardStored,
 )
 from indilog_storage.batch_reads import DamagedBatch
-from indilog_storage.shard import NEVER, Shard, ShardState
+from indilog_storage.shard import NEVER, Shard
+from indilog_storage.shard_parts import ShardState
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,

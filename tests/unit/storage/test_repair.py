@@ -26,7 +26,8 @@ from indilog.wire.messages import (
 )
 from indilog_storage.batch_reads import DamagedBatch
 from indilog_storage.repair import Repair
-from indilog_storage.shard import Shard, ShardState
+from indilog_storage.shard import Shard
+from indilog_storage.shard_parts import ShardState
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,

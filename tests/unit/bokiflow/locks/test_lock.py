@@ -117,7 +117,7 @@ async def test_a_caller_that_times_out_gets_an_error_and_leaves_the_queue(log: L
 
 
 @pytest.mark.asyncio
-async def test_an_interrupted_wait_leaves_the_line(log: Log) -> None:
+async def test_an_interrupted_wait_leaves_the_queue(log: Log) -> None:
     async with Lock(log(), "hotel:7"):
         task = asyncio.create_task(Lock(log(), "hotel:7").acquire())
         await waiting(log(), "hotel:7", 2)
@@ -140,7 +140,7 @@ async def test_an_owner_that_asks_again_gets_the_same_token(log: Log) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_interrupted_owner_keeps_its_place_in_the_line(log: Log) -> None:
+async def test_an_interrupted_owner_keeps_its_place_in_the_queue(log: Log) -> None:
     held = await Lock(log(), "hotel:7").acquire()
     task = asyncio.create_task(Lock(log(), "hotel:7", owner="run-1/3").acquire())
     await waiting(log(), "hotel:7", 2)
@@ -304,7 +304,7 @@ async def test_a_checkpoint_that_cannot_be_written_fails_no_release(
 
 
 @pytest.mark.asyncio
-async def test_a_release_is_known_however_much_happened_while_it_was_on_its_way(
+async def test_a_release_is_known_after_any_number_of_concurrent_records(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own process has read beyond its record before its append returns."""
@@ -353,8 +353,8 @@ def test_a_process_keeps_the_locks_that_were_used_last(
 
 
 @pytest.mark.asyncio
-async def test_a_line_has_a_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_fold, "LINE_MAX", 1)
+async def test_the_queue_of_a_lock_has_a_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_fold, "QUEUE_MAX", 1)
     async with Lock(log(), "hotel:7"):
         with pytest.raises(LockQueueFullError):
             await Lock(log(), "hotel:7").acquire()

@@ -103,7 +103,7 @@ async def test_waiting_for_a_lock_ends_by_time_or_by_cancellation(
 
 
 @pytest.mark.asyncio
-async def test_a_lock_inside_of_itself_is_refused_alike_in_every_execution(
+async def test_a_lock_nested_in_itself_is_refused_alike_in_every_execution(
     logs: MemoryLogs,
 ) -> None:
     log = logs.log(LOG)

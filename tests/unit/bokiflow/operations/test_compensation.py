@@ -96,7 +96,7 @@ async def test_a_failed_compensation_is_reported_and_the_others_run(
 
 
 @pytest.mark.asyncio
-async def test_code_that_does_not_fit_takes_nothing_back(logs: MemoryLogs) -> None:
+async def test_code_that_does_not_fit_compensates_nothing(logs: MemoryLogs) -> None:
     log = logs.log(LOG)
     await begin(log, "trip")
     undone: list[str] = []

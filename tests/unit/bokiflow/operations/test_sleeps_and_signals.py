@@ -98,7 +98,7 @@ async def test_a_duration_that_cannot_be_is_refused(flow: Flow, duration: float)
 
 
 @pytest.mark.asyncio
-async def test_signals_are_given_once_each_in_the_order_of_the_log(flow: Flow) -> None:
+async def test_each_signal_is_delivered_once_in_the_order_of_the_log(flow: Flow) -> None:
     @flow.workflow
     async def collect(wf: Workflow, count: int) -> list[object]:
         other = await wf.signal("other")
@@ -134,7 +134,9 @@ class Counted(list[tuple[int, Signalled]]):
 
 
 @pytest.mark.asyncio
-async def test_to_take_a_signal_costs_the_same_however_many_there_were(logs: MemoryLogs) -> None:
+async def test_consuming_a_signal_costs_the_same_after_any_number_of_signals(
+    logs: MemoryLogs,
+) -> None:
     log = logs.log(LOG)
     await begin(log, "w")
     for n in range(100):
@@ -149,7 +151,7 @@ async def test_to_take_a_signal_costs_the_same_however_many_there_were(logs: Mem
 
 
 @pytest.mark.asyncio
-async def test_a_signal_that_does_not_come_in_time_is_none_and_kept_for_the_next(
+async def test_a_late_signal_times_the_wait_out_and_is_kept_for_the_next(
     flow: Flow, logs: MemoryLogs
 ) -> None:
     @flow.workflow
@@ -198,7 +200,7 @@ async def test_a_signal_stays_consumed_when_executors_change(logs: MemoryLogs) -
 
 
 @pytest.mark.asyncio
-async def test_a_log_that_is_away_for_a_moment_fails_no_run(
+async def test_a_short_outage_of_the_log_fails_no_run(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pause(_: float) -> None:

@@ -229,7 +229,7 @@ async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_ta
         await new_owner.goes_on("bad")
 
 
-async def test_the_list_of_the_parked_may_be_damaged(logs: MemoryLogs) -> None:
+async def test_a_damaged_list_of_parked_runs_is_kept_and_delays_no_run(logs: MemoryLogs) -> None:
     log, dead, new_owner = logs.log(FLOW_LOG), Process(logs), Process(logs)
     lost = await log.append(b"", tags=[PARKED_TAG, run_tag("bad")])
     await log.append(b"", tags=[PARKED_TAG, run_tag("parked no more")])

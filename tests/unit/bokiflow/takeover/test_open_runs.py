@@ -66,7 +66,7 @@ async def test_an_interrupted_look_at_all_runs_continues_where_it_stopped() -> N
     assert len(pages) == len(set(pages)), "no page is read twice"
 
 
-async def test_it_ends_when_the_log_stays_away() -> None:
+async def test_a_look_at_all_runs_ends_during_a_lasting_outage_of_the_log() -> None:
     logs = await with_runs()
     logs.is_gone = True
     with pytest.raises(Stopped):

@@ -73,7 +73,7 @@ async def read_in(logs: CountedLogs, leases: int) -> int:
     return logs.reads
 
 
-def test_nothing_is_read_of_executors_that_ended_all_they_had() -> None:
+def test_executors_whose_runs_all_ended_are_not_read() -> None:
     async def main() -> None:
         logs = CountedLogs()
         async with driving(logs, 10) as processes:

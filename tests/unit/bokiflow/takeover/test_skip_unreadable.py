@@ -110,7 +110,7 @@ async def test_a_parked_run_that_cannot_be_read_keeps_no_driver_from_its_work() 
     assert await log.read_range(PARKED_TAG, await floor(log, PARKED_TAG)), "it is parked still"
 
 
-async def test_a_takeover_that_waits_for_room_holds_up_no_cancellation() -> None:
+async def test_a_takeover_that_waits_for_room_delays_no_cancellation() -> None:
     logs = MemoryLogs()
     old, dead, full = Process(logs), Process(logs), Process(logs)
     await old.waits.start(id="parked")
@@ -131,7 +131,7 @@ async def test_a_takeover_that_waits_for_room_holds_up_no_cancellation() -> None
         full.flow.runner.definitions["waits"] = definition
 
 
-async def test_a_body_that_does_not_let_itself_be_stopped_holds_up_no_takeover() -> None:
+async def test_a_body_that_ignores_its_cancellation_delays_no_takeover() -> None:
     logs = MemoryLogs()
     process, dead = Process(logs), Process(logs)
     gate = asyncio.Event()
@@ -185,7 +185,7 @@ async def floor(log: Log, tag: str) -> SeqNum:
     return 0
 
 
-async def test_runs_that_are_parked_no_more_are_trimmed_from_the_list_of_the_parked() -> None:
+async def test_runs_that_continued_are_trimmed_from_the_list_of_parked_runs() -> None:
     logs = MemoryLogs()
     log, old, new = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await old.waits.start(id="r")

@@ -28,7 +28,7 @@ def link() -> Link:
     return Link(lambda *_: None, message_bytes_max=2**20, is_of_client=True)
 
 
-async def test_many_small_messages_in_one_are_answered_in_parts() -> None:
+async def test_many_small_frames_of_one_message_are_handled_in_parts() -> None:
     """Others have a turn at least once in 2,000 of them."""
     stream = bytearray()
     for call in range(20_000):
@@ -44,7 +44,7 @@ async def test_many_small_messages_in_one_are_answered_in_parts() -> None:
     assert max(b - a for a, b in itertools.pairwise(received)) < 2_000
 
 
-async def test_what_comes_after_a_malformed_message_is_not_looked_at() -> None:
+async def test_frames_after_a_malformed_one_are_ignored() -> None:
     made = link()
     stream = bytearray(b"\xff\xff\xff\xff" + bytes(100_000))
     frame_written(stream, 1, Cancel())
@@ -94,7 +94,7 @@ async def turns() -> None:
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
-async def test_a_large_question_that_is_cancelled_gives_its_bytes_back(
+async def test_a_cancelled_large_question_returns_its_bytes_to_the_budget(
     monkeypatch: pytest.MonkeyPatch, *, is_checked: bool
 ) -> None:
     """Also while its session position is being checked."""
@@ -115,7 +115,7 @@ async def test_a_large_question_that_is_cancelled_gives_its_bytes_back(
     assert client.server._log_service.questions == 0
 
 
-async def test_a_call_number_that_is_used_again_before_its_answer_closes_the_link() -> None:
+async def test_a_question_number_reused_before_its_answer_closes_the_link() -> None:
     """Otherwise the answer to a small second question would free what the first one holds."""
     client = Client()
     client.ours.post(LARGE, lambda _: None)

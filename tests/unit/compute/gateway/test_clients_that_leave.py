@@ -33,7 +33,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RawGateway]:
 
 
 @pytest.mark.parametrize("sent", _HALF_BODIES.values(), ids=_HALF_BODIES)
-async def test_a_body_that_did_not_arrive_whole_is_never_executed(
+async def test_a_call_with_an_incomplete_body_is_never_executed(
     gateway: RawGateway, sent: bytes
 ) -> None:
     with structlog.testing.capture_logs() as logged:
@@ -44,7 +44,7 @@ async def test_a_body_that_did_not_arrive_whole_is_never_executed(
 
 
 @pytest.mark.parametrize("header", ["Idempotency-Key: k", "X-Other: 1"])
-async def test_half_a_body_is_never_recorded_nor_takes_a_key(
+async def test_an_incomplete_body_is_never_recorded_and_takes_no_key(
     gateway: RawGateway, header: str
 ) -> None:
     target = _BUY if "Key" in header else f"{_BUY}?async=1"
@@ -58,7 +58,7 @@ async def test_half_a_body_is_never_recorded_nor_takes_a_key(
 
 
 @pytest.mark.parametrize("path", ["/logs/orders/records", "/logs/orders/trim", "/apps/shop"])
-async def test_half_a_body_does_nothing_on_other_routes(
+async def test_an_incomplete_body_has_no_effect_on_other_routes(
     gateway: RawGateway, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     method = "PUT" if path == "/apps/shop" else "POST"

@@ -57,7 +57,7 @@ def problem(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, reported["detail"]
 
 
-async def test_records_go_in_as_text_base64_or_bytes_and_come_back(served: Served) -> None:
+async def test_records_appended_as_text_base64_or_bytes_are_read_back(served: Served) -> None:
     post = served.client.post
     answers = [
         await post("/logs/orders/records", json={"data": "héé", "tags": ["a", 7]}),
@@ -80,13 +80,13 @@ async def test_records_go_in_as_text_base64_or_bytes_and_come_back(served: Serve
     assert found["next_bound"] == 3
 
 
-async def test_records_go_in_together(served: Served) -> None:
+async def test_several_records_are_appended_in_one_request(served: Served) -> None:
     body = {"records": [{"data": "1"}, {"data": "2", "tags": ["a"]}]}
     answer = await served.client.post("/logs/orders/records", json=body)
     assert answer.json() == {"seqnums": [0, 1]}
 
 
-async def test_the_word_records_as_data_is_data(served: Served) -> None:
+async def test_data_that_equals_the_field_name_records_is_appended(served: Served) -> None:
     answer = await served.client.post("/logs/orders/records", json={"data": "records"})
     assert answer.json() == {"seqnum": 0}
 
@@ -121,7 +121,7 @@ async def test_reads_begin_at_a_time(served: Served, form: str) -> None:
     found = (await get(f"/logs/orders/records?since={form}&bound=4")).json()
     assert [record["seqnum"] for record in found["records"]] == [4]
     refused = problem(await get(f"/logs/orders/records?since={form}&direction=prev"))
-    assert refused == (400, "since goes with direction=next; with prev give a bound.")
+    assert refused == (400, "since needs direction=next; with direction=prev give a bound.")
 
 
 @pytest.mark.parametrize("name", ["a/b", "a/records", "records/7", "a/records/7", "ä ?", "..", "/"])
@@ -137,7 +137,7 @@ async def test_every_name_that_a_log_may_have_works_over_http(served: Served, na
     assert trimmed.json() == {"until": 1}
 
 
-async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
+async def test_a_wait_over_http_times_out(served: Served) -> None:
     answer = await served.client.get("/logs/orders/records?tag=new&wait=0.001")
     assert answer.json() == {"records": [], "next_bound": 0, "more": False}
 
@@ -244,7 +244,7 @@ async def test_an_unknown_function_is_refused_with_a_sentence(
         ("async=1&delay=nan", "delay"),
     ],
 )
-async def test_a_query_that_is_not_understood_runs_nothing_and_names_its_field(
+async def test_a_malformed_query_runs_nothing_and_names_its_field(
     served: Served, query: str, field: str
 ) -> None:
     answer = await served.client.post(f"/functions/shop/buy?{query}")
@@ -278,14 +278,14 @@ async def test_undeploying_an_unknown_app_is_refused_with_a_sentence(served: Ser
     assert reported == (404, "No app 'nope' is deployed; `indilog apps` lists what is.")
 
 
-async def test_deploying_without_workers_is_worth_trying_again(served: Served) -> None:
+async def test_deploying_without_workers_is_refused_as_retryable(served: Served) -> None:
     answer = await served.client.put("/apps/shop", json={"sources": {"a.py": "x"}})
     assert problem(answer)[0] == 503
     assert answer.json()["retryable"]
     assert answer.headers["retry-after"] == "1"
 
 
-async def test_readiness_is_the_platforms(served: Served) -> None:
+async def test_readyz_reports_the_readiness_of_the_platform(served: Served) -> None:
     assert (await served.client.get("/healthz")).status_code == 200
     assert (await served.client.get("/readyz")).json() == {"status": "ready"}
     served.status["read_only"] = True
@@ -306,7 +306,7 @@ async def test_status_and_metrics_show_the_hosts_numbers(served: Served) -> None
     assert 'indilog_function_calls_total{outcome="returned"} 0.0' in metrics
 
 
-async def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
+async def test_the_docs_page_loads_nothing_from_other_hosts(served: Served) -> None:
     page = (await served.client.get("/docs")).text
     assert "openapi.json" in page
     assert "http:" not in page
@@ -330,7 +330,9 @@ async def test_an_unexpected_error_is_answered_without_its_details(
 
 
 @pytest.mark.parametrize("what", ["tail", "stream", "records", "records/0", "at?time=0"])
-async def test_a_session_that_is_none_is_refused_by_every_read(served: Served, what: str) -> None:
+async def test_a_malformed_session_position_is_refused_by_every_read(
+    served: Served, what: str
+) -> None:
     headers = {"indilog-position": "foo"}
     status, sentence = problem(await served.client.get(f"/logs/orders/{what}", headers=headers))
     refused = "the header Indilog-Position is a position that an answer gave, not foo."
@@ -356,7 +358,7 @@ async def test_a_body_that_is_not_json_is_refused(
     assert [fault["field"] for fault in answer.json()["errors"]] == ["body"]
 
 
-async def test_a_retention_policy_is_put_and_got(served: Served) -> None:
+async def test_a_retention_policy_that_was_put_is_read_back(served: Served) -> None:
     path = "/logs/orders/retention"
     nothing = {"age_s": None, "size_bytes": None}
     assert (await served.client.get(path)).json() == nothing
@@ -369,7 +371,7 @@ async def test_a_retention_policy_is_put_and_got(served: Served) -> None:
     assert (await served.client.put(path, json={})).json() == nothing
 
 
-async def test_an_outcome_comes_with_the_position_that_it_was_given_at(
+async def test_an_outcome_is_answered_with_the_position_of_its_record(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a read with this position sees what the invocation wrote."""

@@ -161,7 +161,7 @@ def test_every_path_needs_the_token_whatever_the_method(method: str, path: str) 
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/login"])
-def test_health_and_the_page_to_sign_in_need_none_and_are_only_read(path: str) -> None:
+def test_health_and_the_sign_in_page_need_no_token_and_are_read_only(path: str) -> None:
     edge = Edge()
     assert [edge.ask(method, path) for method in ("GET", "HEAD")] == [200, 200]
     assert {edge.ask(method, path) for method in UNSAFE} == {401}
@@ -174,14 +174,14 @@ def test_health_and_the_page_to_sign_in_need_none_and_are_only_read(path: str) -
         TOKEN, f"Bearer{TOKEN}", f"Bearer {TOKEN.upper()}", f"Bearer {TOKEN},{TOKEN}",
     ],
 )  # fmt: skip
-def test_a_wrong_token_is_none(value: str) -> None:
+def test_a_wrong_token_is_refused_like_a_missing_one(value: str) -> None:
     edge = Edge()
     assert edge.ask("GET", "/apps", ("authorization", value)) == 401
     assert edge.ask("GET", "/apps", ("authorization", f"bEARER  {TOKEN} ")) == 200
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_a_name_that_is_not_ours_is_misdirected_before_everything_else(kind: str) -> None:
+def test_a_foreign_host_name_is_refused_before_any_other_check(kind: str) -> None:
     for name in STRANGE_NAMES:
         for method in METHODS if kind == "http" else [""]:
             edge = Edge()
@@ -191,7 +191,7 @@ def test_a_name_that_is_not_ours_is_misdirected_before_everything_else(kind: str
         assert Edge().ask("GET", "/apps", BEARER, host=name, kind=kind) == 200, name
 
 
-def test_a_request_without_a_host_is_misdirected() -> None:
+def test_a_request_without_a_host_name_is_refused() -> None:
     edge = Edge()
     scope = {"type": "http", "scheme": "http", "path": "/livez", "method": "GET", "headers": []}
     sent: list[Any] = []
@@ -203,7 +203,7 @@ def test_a_request_without_a_host_is_misdirected() -> None:
     assert (sent[0]["status"], edge.reached) == (421, [])
 
 
-def test_known_names_are_remembered_up_to_a_limit() -> None:
+def test_known_host_names_are_remembered_up_to_a_limit() -> None:
     edge = Edge()
     for port in range(1000):
         assert edge.ask("GET", "/livez", host=f"127.0.0.1:{port}") == 200
@@ -212,7 +212,7 @@ def test_known_names_are_remembered_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("name", ["host", "origin", "sec-fetch-site", "authorization",
                                   "content-type", "content-length", "cookie"])  # fmt: skip
-def test_a_repeated_header_that_rules_check_is_refused(name: str) -> None:
+def test_a_repeated_header_that_the_guard_checks_is_refused(name: str) -> None:
     given = (name, "127.0.0.1:8080")
     assert Edge().ask("GET", "/livez", given, given) == 400
 
@@ -297,7 +297,7 @@ SIMPLE_KINDS = ["text/plain", "text/plain;charset=UTF-8", "application/x-www-for
 @pytest.mark.parametrize("auth", [True, False])
 @pytest.mark.parametrize("path", ["/apps", "/apps/x", "/functions/a/closed", "/logs/x/records",
                                   "/logs/x/trim", "/nowhere"])  # fmt: skip
-def test_a_body_that_a_page_may_send_anywhere_is_not_taken(path: str, *, auth: bool) -> None:
+def test_a_body_of_a_type_that_any_web_page_may_send_is_refused(path: str, *, auth: bool) -> None:
     for method in ("POST", "PUT", "DELETE"):
         for kind in SIMPLE_KINDS:
             edge = Edge(auth=auth)
@@ -321,7 +321,7 @@ def test_a_body_that_a_page_may_send_anywhere_is_not_taken(path: str, *, auth: b
         ("*", set()),
     ],
 )
-def test_source_and_bytes_are_taken_where_they_fit(path: str, kinds: set[str]) -> None:
+def test_source_and_bytes_are_accepted_on_their_own_routes_only(path: str, kinds: set[str]) -> None:
     taken = {
         kind
         for kind in ("text/x-python", "application/octet-stream")
@@ -340,7 +340,7 @@ def signed_in(edge: Edge) -> str:
     return secret
 
 
-def test_a_session_is_as_good_as_the_token_for_the_own_pages_only() -> None:
+def test_a_session_cookie_replaces_the_token_on_own_pages_only() -> None:
     edge = Edge()
     own = cookie(signed_in(edge))
     for method in METHODS:
@@ -356,7 +356,7 @@ def test_a_session_is_as_good_as_the_token_for_the_own_pages_only() -> None:
     assert edge.ask("GET", "/apps", own, host="evil.example") == 421
 
 
-def test_a_session_is_of_one_port_and_of_one_scheme() -> None:
+def test_a_session_cookie_holds_for_one_port_and_one_scheme() -> None:
     edge = Edge(port=9000)
     secret = signed_in(edge)
     assert edge.ask("GET", "/apps", cookie(secret)) == 401
@@ -368,7 +368,7 @@ def test_a_session_is_of_one_port_and_of_one_scheme() -> None:
     assert edge.ask("GET", "/apps", ("cookie", "indilog-9000=")) == 401
 
 
-def test_a_code_is_used_once_and_soon() -> None:
+def test_a_sign_in_code_works_once_and_for_a_short_time() -> None:
     edge = Edge()
     code = edge.credentials.new_code()
     assert edge.credentials.begin_session(code) is not None
@@ -379,7 +379,7 @@ def test_a_code_is_used_once_and_soon() -> None:
     assert edge.credentials.begin_session("") is None
 
 
-def test_a_session_ends_by_time_by_signing_out_and_by_too_many() -> None:
+def test_a_session_cookie_ends_by_time_by_signing_out_and_by_too_many() -> None:
     edge = Edge()
     first, second = signed_in(edge), signed_in(edge)
     assert [edge.ask("GET", "/apps", cookie(one)) for one in (first, second)] == [200, 200]
@@ -391,7 +391,7 @@ def test_a_session_ends_by_time_by_signing_out_and_by_too_many() -> None:
     assert edge.ask("GET", "/apps", cookie(third)) == 401
 
 
-def test_a_person_who_may_not_look_sees_a_page_that_says_how() -> None:
+def test_a_browser_without_a_session_gets_a_page_on_how_to_sign_in() -> None:
     edge = Edge()
     assert edge.ask("GET", "/docs", ("accept", "text/html,*/*")) == 401
     assert b"indilog open" in edge.body

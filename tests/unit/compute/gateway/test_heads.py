@@ -33,7 +33,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RawGateway]:
 
 @pytest.mark.parametrize(("method", "path"), _ROUTES)
 @pytest.mark.parametrize("position", ["2", "-1", "x", "1" + "0" * 23, "999999999999999999"])
-async def test_a_position_from_nowhere_is_refused_at_once_on_every_route(
+async def test_a_position_beyond_the_log_is_refused_at_once_on_every_route(
     gateway: RawGateway, method: str, path: str, position: str
 ) -> None:
     headers = {"Indilog-Position": position}
@@ -46,7 +46,7 @@ async def test_a_position_from_nowhere_is_refused_at_once_on_every_route(
     assert gateway.logs.position == 1
 
 
-async def test_a_position_that_another_node_has_reached_is_taken(gateway: RawGateway) -> None:
+async def test_a_position_that_another_node_has_reached_is_accepted(gateway: RawGateway) -> None:
     for _ in range(3):
         await gateway.logs.log("orders").append(b"x")
         position = str(gateway.logs.position)

@@ -62,7 +62,7 @@ async def test_a_head_that_does_not_end_is_answered_and_closed(tmp_path: Path) -
         assert await gateway.figure("clients_too_slow") == 1
 
 
-async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
+async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     async with (
         raw_gateway(tmp_path, headers_timeout_s=0.05) as gateway,
         gateway.connected() as (reader, _),
@@ -70,7 +70,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
         assert await asyncio.wait_for(reader.read(), 30) == b""
 
 
-async def test_a_head_that_trickles_on_is_not_given_more_time(tmp_path: Path) -> None:
+async def test_a_slowly_arriving_head_gets_no_more_time(tmp_path: Path) -> None:
     async with (
         raw_gateway(tmp_path, headers_timeout_s=0.2) as gateway,
         gateway.connected() as (reader, writer),
@@ -92,7 +92,7 @@ async def test_a_body_that_does_not_end_is_not_executed(tmp_path: Path) -> None:
         assert gateway.host.begun == []
 
 
-async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
+async def test_an_answer_that_the_client_does_not_read_is_abandoned(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, answer_timeout_s=0.1) as gateway:
         for _ in range(20):
             await gateway.logs.log("orders").append(bytes(MIB))
@@ -133,14 +133,14 @@ async def test_a_large_head_is_refused(tmp_path: Path, sent: bytes) -> None:
         assert gateway.host.begun == []
 
 
-async def test_what_is_no_http_is_answered_in_a_sentence(tmp_path: Path) -> None:
+async def test_bytes_that_are_no_http_are_answered_in_a_sentence(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path) as gateway:
         status, _, body = await exchanged(gateway, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert reported(body, status) == "This is not an HTTP request."
         assert await gateway.figure("requests_malformed") == 1
 
 
-async def test_requests_behind_one_that_waits_are_few(tmp_path: Path) -> None:
+async def test_pipelined_requests_behind_a_waiting_one_are_limited(tmp_path: Path) -> None:
     async with (
         raw_gateway(tmp_path) as gateway,
         gateway.connected() as (reader, writer),
@@ -188,7 +188,7 @@ async def test_connections_far_beyond_the_limit_are_closed(
             await asyncio.gather(*ends, return_exceptions=True)
 
 
-async def test_bodies_share_one_budget(tmp_path: Path) -> None:
+async def test_request_bodies_share_one_byte_budget(tmp_path: Path) -> None:
     """Small requests are served all the same; large ones again when the first has left."""
     async with raw_gateway(tmp_path, gateway_bytes_max=200 * KIB) as gateway:
         async with gateway.connected() as (_, writer):
@@ -205,7 +205,7 @@ async def test_bodies_share_one_budget(tmp_path: Path) -> None:
         assert await gateway.figure("bytes") == 0
 
 
-async def test_pages_and_streams_have_their_part_of_the_budget(tmp_path: Path) -> None:
+async def test_pages_and_streams_count_against_the_byte_budget(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, gateway_bytes_max=200 * KIB) as gateway:
         for _ in range(3):
             await gateway.logs.log("orders").append(b"x" * 100 * KIB)
@@ -218,7 +218,7 @@ async def test_pages_and_streams_have_their_part_of_the_budget(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("direction", ["next", "prev"])
-async def test_a_page_is_limited_in_bytes_and_says_where_to_go_on(
+async def test_a_page_is_limited_in_bytes_and_names_where_it_continues(
     tmp_path: Path, direction: str
 ) -> None:
     """Bytes of text: a zero byte takes six."""
@@ -242,7 +242,7 @@ async def test_a_page_is_limited_in_bytes_and_says_where_to_go_on(
 # --- links
 
 
-async def test_messages_that_do_not_end_share_the_budget(tmp_path: Path) -> None:
+async def test_incomplete_websocket_messages_share_the_byte_budget(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, gateway_bytes_max=300 * KIB) as gateway:
         url = f"ws://127.0.0.1:{gateway.server.port}/client"
         async with websockets.connect(url) as first, websockets.connect(url) as second:
@@ -259,7 +259,7 @@ async def test_messages_that_do_not_end_share_the_budget(tmp_path: Path) -> None
                 await asyncio.sleep(0.01)
 
 
-async def test_a_websocket_message_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+async def test_an_incomplete_websocket_message_is_abandoned(tmp_path: Path) -> None:
     async with raw_gateway(tmp_path, body_timeout_s=0.1) as gateway:
         url = f"ws://127.0.0.1:{gateway.server.port}/client"
         async with websockets.connect(url) as client:

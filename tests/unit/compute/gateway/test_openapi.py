@@ -6,7 +6,7 @@ from indilog.base.deployed import AppInfo, FunctionSpec
 from indilog_compute.gateway.openapi import describe
 
 
-def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:
+def test_types_of_equal_name_in_two_apps_have_separate_schemas() -> None:
     def app(name: str, kind: str) -> AppInfo:
         arguments = {
             "type": "object",

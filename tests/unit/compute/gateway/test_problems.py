@@ -17,11 +17,13 @@ from indilog_compute.gateway.problems import problem_of
         (NotReadyError("Not yet."), 503),
     ],
 )
-def test_a_function_that_failed_is_never_its_callers_mistake(error: Exception, status: int) -> None:
+def test_a_failed_function_is_never_answered_as_a_client_error(
+    error: Exception, status: int
+) -> None:
     assert problem_of(error).status == status
 
 
-def test_a_function_that_failed_for_now_may_have_had_effects() -> None:
+def test_a_transient_failure_of_a_function_is_not_answered_as_retryable() -> None:
     """503 says that it may pass; `retryable` would say that repeating is harmless."""
     reported = problem_of(FunctionFailedError("a.f failed.", kind="NotReadyError", temporary=True))
     assert (reported.kind, reported.retryable) == ("NotReadyError", False)

@@ -56,21 +56,21 @@ async def test_an_append_that_is_not_acknowledged_in_time_means_not_ready() -> N
     assert "not acknowledged within 0.01 s" in failure
 
 
-async def test_questions_that_come_together_share_one_append() -> None:
+async def test_concurrent_readiness_checks_share_one_append() -> None:
     source = Source()
     probe = AppendProbe(source, timeout_s=10)
     assert await asyncio.gather(*(probe.failure() for _ in range(100))) == [None] * 100
     assert source.hooked.appends == 1
 
 
-async def test_a_refused_append_means_not_ready_with_its_sentence() -> None:
+async def test_a_refused_append_means_not_ready_and_is_quoted() -> None:
     source = Source()
     source.hooked.error = NotReadyError("The platform has stopped; open it again.")
     failure = await AppendProbe(source, timeout_s=10).failure()
     assert failure == "An append is refused: The platform has stopped; open it again."
 
 
-async def test_a_full_disk_is_no_failure_because_reads_are_served() -> None:
+async def test_a_full_disk_means_ready_because_reads_are_served() -> None:
     source = Source()
     source.hooked.error = DiskFullError("There is no disk space left.")
     assert await AppendProbe(source, timeout_s=10).failure() is None

@@ -117,7 +117,7 @@ def gateway(tmp_path: Path) -> Callable[[], GatewayApp]:
     return made
 
 
-async def test_a_call_that_runs_may_have_had_effects_and_is_stopped(tmp_path: Path) -> None:
+async def test_a_running_call_is_stopped_and_may_have_had_effects(tmp_path: Path) -> None:
     call = FakeCall(worker=object())
     host = FakeHost(call)
     exchange = Exchange(gateway_of(host, tmp_path), "POST", "/functions/shop/buy", body=b"{}")
@@ -129,7 +129,7 @@ async def test_a_call_that_runs_may_have_had_effects_and_is_stopped(tmp_path: Pa
 
 
 @pytest.mark.parametrize("body", [b"{}", None], ids=["waits for a worker", "is being uploaded"])
-async def test_a_call_that_has_not_begun_may_simply_be_repeated(
+async def test_a_call_that_has_not_begun_is_answered_as_retryable(
     tmp_path: Path, body: bytes | None
 ) -> None:
     host = FakeHost(FakeCall(worker=None))
@@ -161,13 +161,13 @@ async def test_an_asynchronous_call_that_is_being_recorded_may_run(
     assert (reported["title"], reported["retryable"]) == (title, retryable)
 
 
-async def test_a_read_that_waits_may_simply_be_repeated(gateway: Callable[[], GatewayApp]) -> None:
+async def test_a_waiting_read_is_answered_as_retryable(gateway: Callable[[], GatewayApp]) -> None:
     exchange = Exchange(gateway(), "GET", "/logs/orders/records?wait=60")
     await exchange.cut_off()
     assert exchange.problem()["retryable"] is True
 
 
-async def test_an_append_under_way_is_not_called_retryable(tmp_path: Path) -> None:
+async def test_an_append_under_way_is_not_answered_as_retryable(tmp_path: Path) -> None:
     class NeverAcknowledges(MemoryLogs):
         def log(self, name: str, session: Session | None = None) -> MemoryLog:
             log = super().log(name, session)
@@ -182,7 +182,7 @@ async def test_an_append_under_way_is_not_called_retryable(tmp_path: Path) -> No
     assert (reported["title"], reported["retryable"]) == ("OutcomeUnknownError", False)
 
 
-async def test_a_stream_ends_where_it_is_and_what_waits_for_its_answer_does_not(
+async def test_streams_end_at_once_and_waiting_requests_continue(
     gateway: Callable[[], GatewayApp],
 ) -> None:
     app = gateway()

@@ -70,7 +70,7 @@ async def client(logs: MemoryLogs) -> AsyncIterator[httpx.AsyncClient]:
         ("bound=3", [3, 4, 5], 6),
     ],
 )
-async def test_a_read_begins_at_the_floor_if_no_bound_was_named(
+async def test_a_read_without_a_bound_begins_at_the_trim_floor(
     client: httpx.AsyncClient, query: str, seqnums: list[int] | None, next_bound: int | None
 ) -> None:
     if seqnums is None:
@@ -82,7 +82,7 @@ async def test_a_read_begins_at_the_floor_if_no_bound_was_named(
 
 
 @pytest.mark.parametrize("direction", ["next", "prev"])
-async def test_of_a_log_that_is_trimmed_to_its_tail_there_is_nothing(
+async def test_a_log_trimmed_to_its_tail_is_read_as_empty(
     logs: MemoryLogs, client: httpx.AsyncClient, direction: str
 ) -> None:
     await logs.log("tl").trim(6)
@@ -104,7 +104,7 @@ async def streamed(logs: MemoryLogs, count: int, **query: int | datetime) -> lis
     return found
 
 
-async def test_a_stream_begins_at_the_floor_if_no_bound_was_named(logs: MemoryLogs) -> None:
+async def test_a_stream_without_a_bound_begins_at_the_trim_floor(logs: MemoryLogs) -> None:
     assert await streamed(logs, 3) == [3, 4, 5]
     assert await streamed(logs, 3, since=datetime.fromtimestamp(0, UTC)) == [3, 4, 5]
     assert await streamed(logs, 1, since=datetime.fromtimestamp(BEGAN + 4, UTC)) == [4]
@@ -113,5 +113,5 @@ async def test_a_stream_begins_at_the_floor_if_no_bound_was_named(logs: MemoryLo
             await streamed(logs, 1, **query)
 
 
-async def test_what_is_trimmed_says_where_to_read_on() -> None:
+async def test_a_trimmed_error_names_the_first_readable_seqnum() -> None:
     assert problem_of(TrimmedError(541)).next_seqnum == 541

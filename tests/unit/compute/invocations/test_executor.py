@@ -209,7 +209,7 @@ def test_a_restarted_node_gives_up_its_previous_executor_at_once() -> None:
     assert events(nodes.turn(nodes.a, 0.1)) == [GivenUp(A, 0, "node-a#2")]
 
 
-def test_an_invocation_that_is_lost_too_often_is_over() -> None:
+def test_an_invocation_that_is_lost_too_often_fails() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -222,7 +222,7 @@ def test_an_invocation_that_is_lost_too_often_is_over() -> None:
     assert outcome.tries == 2
 
 
-def test_one_claim_is_bounded_and_so_is_what_runs() -> None:
+def test_claims_and_running_invocations_are_bounded() -> None:
     nodes = Nodes(invocations_running_max=150)
     for n in range(300):
         nodes.accept(0.0, f"i{n:03}", due=1.0)
@@ -262,7 +262,7 @@ def test_waiting_invocations_of_an_application_at_its_limit_are_not_scanned() ->
     assert [e for e in events(nodes.turn(nodes.a, 1.6)) if isinstance(e, Claimed)] == []
 
 
-def test_claims_of_several_applications_go_by_what_is_due_first() -> None:
+def test_the_invocation_due_first_is_claimed_first_over_all_applications() -> None:
     nodes = Nodes(invocations_running_max=2)
     for n, app in enumerate("aabab"):
         nodes.accept(0.0, f"i{n}", due=1.0 + n, app=app)
@@ -277,7 +277,7 @@ def test_a_node_without_workers_claims_nothing() -> None:
     assert deadline(nodes.a) is None
 
 
-def test_a_checkpoint_is_written_when_enough_is_new_by_the_first_node_that_is_there() -> None:
+def test_the_first_live_node_writes_a_checkpoint_when_enough_is_new() -> None:
     nodes = Nodes()
 
     def writes(executor: Executor) -> bool:

@@ -154,7 +154,7 @@ def test_an_executor_that_was_given_up_runs_nothing_any_more() -> None:
     assert not story.fold.is_given_up(B)
 
 
-def test_what_is_freed_may_be_claimed_and_only_a_lost_try_counts() -> None:
+def test_a_freed_invocation_may_be_claimed_and_only_lost_tries_count() -> None:
     story = Story()
     story.accept("i")
     story(Freed(B, "i", is_lost=True))
@@ -166,7 +166,7 @@ def test_what_is_freed_may_be_claimed_and_only_a_lost_try_counts() -> None:
     assert (story["i"].tries, story["i"].due) == (1, story.time + 1.0)
 
 
-def test_the_first_one_with_a_key_is_the_one() -> None:
+def test_the_first_invocation_with_a_key_counts() -> None:
     story = Story()
     story.accept("first", key="k")
     story.accept("second", B, key="k", arguments=b'{"n":1}')
@@ -213,7 +213,7 @@ def test_results_without_a_key_push_out_none_with_one() -> None:
     assert story.fold.get("keyed") is not None
 
 
-def test_a_stream_is_needed_from_its_oldest_invocation_that_is_kept() -> None:
+def test_records_are_needed_from_the_oldest_kept_invocation_on() -> None:
     story = Story(LIMITS._replace(results_kept_max=1))
     long = story.accept("in a year", due=story.time + 366 * 86_400)
     for n in range(3):
@@ -405,7 +405,7 @@ def test_a_later_format_is_not_skipped() -> None:
     assert decode(encode(Heartbeat(A))[:-1]) is None
 
 
-def test_arguments_are_the_same_however_they_are_spelled() -> None:
+def test_arguments_are_equal_in_any_spelling_of_their_json() -> None:
     assert digest_of(b'{"a": 1, "b": 2}') == digest_of(b'{"b":2,"a":1}')
     assert digest_of(b"") == digest_of(b"{}")
     assert digest_of(b'{"a": 1}') != digest_of(b'{"a": 2}')
@@ -430,7 +430,7 @@ def test_one_application_uses_at_most_its_share_of_kept_outcomes() -> None:
     assert kept == [7, 8]
 
 
-def test_open_ones_are_counted_by_application() -> None:
+def test_open_invocations_are_counted_by_application() -> None:
     fold = Fold(LIMITS)
     for n, function in enumerate(["a.f", "a.g", "b.f"]):
         accepted = Accepted(

@@ -19,8 +19,8 @@ def test_a_key_of_a_transient_failure_advises_another_key(message: str) -> None:
     """Its own sentence says to run it again, and the same key would answer the same for ever."""
     reported = kept_with_key(gave_up(message, temporary=True))
     assert isinstance(reported, Failed)
-    assert reported.message.startswith(f"{message.rstrip('.')}. This is what came of")
-    assert reported.message.endswith("take another key.")
+    assert reported.message.startswith(f"{message.rstrip('.')}. This is the outcome of")
+    assert reported.message.endswith("use another key.")
     assert kept_with_key(reported) == reported, "said once, through however many calls"
     error = error_from(reported)
     assert isinstance(error, FunctionFailedError)

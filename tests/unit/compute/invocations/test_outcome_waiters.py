@@ -37,7 +37,7 @@ async def test_all_callers_that_wait_for_an_outcome_are_notified() -> None:
     assert await asyncio.gather(*again) == [OVER, OVER]
 
 
-async def test_a_caller_above_the_limit_is_refused_until_another_one_leaves() -> None:
+async def test_a_caller_over_the_limit_is_refused_until_another_one_leaves() -> None:
     waiters = OutcomeWaiters(2)
     one, _ = [await waiting(waiters, id_) for id_ in ("i", "j")]
     with pytest.raises(OverloadedError, match="2 callers wait"):

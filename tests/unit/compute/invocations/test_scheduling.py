@@ -201,7 +201,7 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
     assert shown["app.g * * * * * Nowhere/At_All"] is None
 
 
-def test_nothing_is_accepted_while_too_much_is_open() -> None:
+def test_no_due_time_is_accepted_while_too_many_invocations_are_open() -> None:
     clockwork = Clockwork(open_max=1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
     assert clockwork.first.next_due(clockwork.fold, at(1)) is None

@@ -34,7 +34,7 @@ def after(seconds: float) -> Instant:
     return Instant(seconds)
 
 
-def test_the_delay_follows_the_99th_percentile_of_what_reads_took_lately() -> None:
+def test_the_delay_follows_the_99th_percentile_of_recent_reads() -> None:
     tries = hedges()
     for n in range(99):
         tries.took(0.002 + n * 1e-6)
@@ -63,7 +63,7 @@ def test_a_try_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
     assert tries.deadline({1, 2}) is None
 
 
-def test_what_is_answered_is_neither_hedged_nor_waited_for() -> None:
+def test_an_answered_try_is_neither_hedged_nor_waited_for() -> None:
     tries = hedges()
     for request in range(5):
         tries.sent(request, after(0.0))
@@ -77,7 +77,7 @@ def test_what_is_answered_is_neither_hedged_nor_waited_for() -> None:
     st.sampled_from([0.0, 0.01, 0.05, 0.3, 1.0]),
     st.lists(st.tuples(st.integers(1, 40), st.floats(0, 3)), max_size=60),
 )
-def test_no_more_than_the_share_of_all_tries_is_hedged_however_slow_they_are(
+def test_at_most_the_configured_share_of_slow_tries_is_hedged(
     share: float, rounds: list[tuple[int, float]]
 ) -> None:
     tries = hedges(share)

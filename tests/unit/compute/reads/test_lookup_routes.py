@@ -54,7 +54,7 @@ def test_the_retry_of_a_lookup_asks_none_of_the_nodes_that_did_not_answer() -> N
     assert second.aggregator != first.aggregator
 
 
-def test_avoided_nodes_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> None:
+def test_a_lookup_tries_one_avoided_node_and_its_answer_clears_it() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     assert kept.avoided == 3
@@ -64,7 +64,7 @@ def test_avoided_nodes_are_tried_one_in_a_lookup_and_cleared_by_its_answer() -> 
     assert kept.avoided == 2
 
 
-def test_an_avoided_node_that_stays_silent_is_tried_ever_less_often_and_alone_is_blamed() -> None:
+def test_a_silent_avoided_node_is_tried_with_growing_pauses_and_alone_blamed() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     trial = kept.choose(6, Instant(T0 + 2))
@@ -74,7 +74,7 @@ def test_an_avoided_node_that_stays_silent_is_tried_ever_less_often_and_alone_is
     assert DEAD in kept.choose(6, Instant(T0 + 5)).replicas
 
 
-def test_lookups_under_way_when_a_node_died_say_it_once() -> None:
+def test_lookups_under_way_when_a_node_died_log_it_once() -> None:
     kept = routes()
     under_way = [kept.choose(request, T0) for request in range(0, 600, 6)]
     for route in under_way:

@@ -28,7 +28,7 @@ def _read(at: int, created: float = 0.0) -> Any:  # noqa: ANN401 - stands in for
     return _Read(at, created)
 
 
-def test_reads_are_released_by_position_whatever_else_waits() -> None:
+def test_reads_are_released_in_the_order_of_their_positions() -> None:
     """Costs what is released: the positions of 5,000 others are not looked at again."""
     parked = ParkedReads(timeout_s=10.0)
     later = [_read(100 + n) for n in range(5_000)]

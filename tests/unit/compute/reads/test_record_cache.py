@@ -40,7 +40,7 @@ def span_bytes(count: int, data_bytes: int = 10) -> int:
     return count * (data_bytes + len(NAMES) + SPAN_RECORD_BYTES)
 
 
-def test_an_own_append_comes_back_as_it_was() -> None:
+def test_an_own_append_is_returned_unchanged() -> None:
     cache = RecordCache(10_000)
     add_span(cache, 3, 2)
     add_span(cache, 9, 1)
@@ -52,7 +52,7 @@ def test_an_own_append_comes_back_as_it_was() -> None:
     assert held(cache, 12) == [3, 4, 9]
 
 
-def test_a_record_read_comes_back_and_one_never_seen_does_not() -> None:
+def test_a_record_read_before_is_returned_and_an_unseen_one_is_not() -> None:
     cache = RecordCache(10_000)
     cache.add(record_of(7))
     assert cache.get(7) == record_of(7)
@@ -60,7 +60,7 @@ def test_a_record_read_comes_back_and_one_never_seen_does_not() -> None:
     assert (cache.hits, cache.misses) == (1, 1)
 
 
-def test_to_ask_whether_a_record_is_held_is_no_use_of_it() -> None:
+def test_checking_for_a_record_does_not_count_as_its_use() -> None:
     cache = RecordCache(10_000)
     add_span(cache, 5, 2)
     cache.add(record_of(9))
@@ -110,7 +110,7 @@ def test_the_generation_with_more_than_half_gives_way() -> None:
     assert held(cache, 2000)[-4:] == [1000, 1001, 1002, 1003]
 
 
-def test_what_is_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
+def test_a_record_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     cache = RecordCache(1000)
     add_span(cache, 0, 1)
     cache.add(record_of(5))
@@ -185,7 +185,7 @@ def test_aux_data_too_large_to_keep_takes_the_older_one_away() -> None:
     assert record.aux is None
 
 
-def test_a_span_that_goes_back_is_our_own_mistake() -> None:
+def test_a_span_below_the_last_one_trips_an_assertion() -> None:
     cache = RecordCache(10_000)
     add_span(cache, 5, 2)
     with pytest.raises(AssertionError, match="ascend"):
@@ -209,7 +209,7 @@ def test_status_counts_entries_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_what_it_holds_is_right_and_bounded(seed: int) -> None:
+def test_cached_records_are_right_and_bounded_after_any_operations(seed: int) -> None:
     chance = random.Random(seed)
     cache = RecordCache(chance.choice([700, 5000, 50_000]), chance.choice([0, 500, 5000]))
     aux: dict[int, bytes] = {}

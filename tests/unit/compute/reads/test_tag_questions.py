@@ -88,7 +88,7 @@ def test_by_default_no_question_is_sent_whether_a_tag_is_new() -> None:
     assert appended(driver) == []
 
 
-def test_who_has_no_tag_cache_asks_nothing() -> None:
+def test_an_engine_without_a_tag_cache_asks_nothing() -> None:
     driver = extended(
         tag_cache_seqnums_max=0, tag_cache_seqnums_per_tag_max=0, refill_after_misses=1
     )
@@ -97,7 +97,7 @@ def test_who_has_no_tag_cache_asks_nothing() -> None:
 
 
 @pytest.mark.parametrize("answer_comes", ["before the index data", "after it"])
-def test_5_7_a_tag_that_is_new_is_known_from_its_first_record_on(answer_comes: str) -> None:
+def test_a_tag_that_is_new_is_known_from_its_first_record_on(answer_comes: str) -> None:
     driver = extended()
     wanted = appended(driver)
     if answer_comes == "after it":
@@ -114,7 +114,7 @@ def test_5_7_a_tag_that_is_new_is_known_from_its_first_record_on(answer_comes: s
     assert status(driver, "tag_cache", "misses") == 0
 
 
-def test_5_7_of_a_tag_that_is_not_new_the_first_record_is_known() -> None:
+def test_the_first_record_of_a_tag_that_is_not_new_is_known() -> None:
     driver = extended()
     one, two = appended(driver)
     order(driver, TAG)
@@ -150,7 +150,7 @@ def test_until_all_index_shards_have_answered_nothing_is_known() -> None:
         ((), "other tags"),
     ],
 )
-def test_an_answer_that_cannot_be_one_is_ignored(columns: tuple[int, ...], reason: str) -> None:
+def test_an_impossible_answer_is_ignored(columns: tuple[int, ...], reason: str) -> None:
     driver = extended()
     one, _ = appended(driver)
     (ignored,) = driver.hear(INDEX[0], firsts(one, 0, *columns))

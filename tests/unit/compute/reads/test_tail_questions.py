@@ -52,7 +52,7 @@ def test_fresh_reads_of_one_iteration_share_a_question() -> None:
     }
 
 
-def test_a_fresh_read_is_not_served_by_a_question_asked_before_it_came() -> None:
+def test_a_fresh_read_is_not_served_by_a_question_asked_before_it() -> None:
     driver = joined()
     fresh(driver, "first")
     (early,) = questions(driver.turn())
@@ -79,7 +79,7 @@ def test_a_fresh_read_waits_until_what_was_committed_is_applied_here() -> None:
     assert answer.position == 1
 
 
-def test_a_lost_question_is_asked_again_and_who_came_later_waits_for_the_next() -> None:
+def test_a_lost_question_is_resent_and_later_reads_wait_for_the_next() -> None:
     """The answer may be to the first sending, which was before the later read came."""
     driver = joined(resend_s=1, read_timeout_s=5)
     fresh(driver, "reader")
@@ -113,7 +113,7 @@ def test_fresh_reads_are_served_by_a_primary_that_is_slower_than_questions_are_r
     assert all(isinstance(answer, Answered) for answer in reported)
 
 
-def test_who_waits_for_the_next_question_has_it_asked_when_the_one_under_way_has_failed() -> None:
+def test_the_next_question_is_asked_when_the_one_under_way_has_failed() -> None:
     driver = joined(resend_s=1, read_timeout_s=3)
     fresh(driver, "early")
     asked = questions(driver.turn())
@@ -154,7 +154,7 @@ def test_waiting_fresh_reads_fail_when_the_node_stops() -> None:
     assert set(answered(driver.engine.abandon())) == {"asked", "waiting"}
 
 
-def test_a_silent_primary_is_asked_ever_more_seldom() -> None:
+def test_questions_to_a_silent_primary_have_growing_pauses() -> None:
     driver = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=30)
     fresh(driver, "reader")
     at: list[float] = []

@@ -25,13 +25,13 @@ def nothing(request: int, position: int) -> TimeFound:
     return TimeFound(request, 40, position, found=False)
 
 
-def test_what_a_storage_node_finds_is_final_also_when_it_is_behind() -> None:
+def test_a_time_found_by_a_lagging_storage_node_is_final() -> None:
     driver, node, request = asking(position=9)
     effects = driver.hear(A if node == A else B, TimeFound(request, 17, 3, found=True))
     assert answered(effects) == {"asker": Answered(17, 3)}
 
 
-def test_a_node_behind_the_session_is_not_believed_that_there_is_nothing() -> None:
+def test_nothing_found_by_a_node_behind_the_session_is_not_final() -> None:
     driver, node, request = asking(position=9)
     first, second = (A, B) if node == A else (B, A)
     ((other, again),) = asked(driver.hear(first, nothing(request, 8)))
@@ -42,7 +42,7 @@ def test_a_node_behind_the_session_is_not_believed_that_there_is_nothing() -> No
     assert answered(driver.hear(first, nothing(request, 9))) == {"asker": Answered(40, 9)}
 
 
-def test_a_lost_question_is_put_to_another_node_and_fails_finally() -> None:
+def test_a_lost_question_goes_to_another_node_and_fails_at_its_timeout() -> None:
     driver, node, request = asking()
     nodes = [node]
     reported: dict[object, object] = {}

@@ -37,7 +37,7 @@ def test_a_watched_tag_is_found_among_many_and_by_many_watches(others: int, plac
 
 
 @pytest.mark.parametrize("others", [0, 500])
-def test_the_bytes_of_a_tag_in_the_middle_of_two_are_not_the_tag(others: int) -> None:
+def test_tag_bytes_that_begin_inside_another_tag_are_no_match(others: int) -> None:
     watches = Watches(1000)
     watches.add(WATCHED, 0, "watcher")
     for number in range(others):

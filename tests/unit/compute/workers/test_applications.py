@@ -97,7 +97,7 @@ async def test_an_unexpected_error_does_not_end_following(
     assert [line["event"] for line in reported].count("deployments not followed") == 1
 
 
-async def test_the_end_of_what_is_tried_waits_for_no_task_that_failed(
+async def test_stopping_trials_does_not_wait_for_a_failed_task(
     applications: Applications,
 ) -> None:
     async def fails() -> None:
@@ -118,7 +118,7 @@ async def followed(applications: Applications) -> list[int]:
     return [app.record.version for app in applications.all()]
 
 
-async def test_what_is_undeployed_is_gone_on_every_node_until_it_is_deployed_again(
+async def test_an_undeployed_app_is_gone_on_every_node_until_it_is_deployed_again(
     tmp_path: Path,
 ) -> None:
     logs = MemoryLogs(clock=lambda: 1_800_000_000.0)
@@ -143,7 +143,7 @@ async def test_what_is_undeployed_is_gone_on_every_node_until_it_is_deployed_aga
     assert [await followed(node) for node in (one, other, late)] == [[2]] * 3
 
 
-async def test_what_is_undeployed_while_it_is_tried_here_does_not_come_up(
+async def test_an_app_undeployed_during_its_trial_is_not_loaded(
     applications: Applications,
 ) -> None:
     await applications._log.append(deployed(1).record)
@@ -166,7 +166,7 @@ async def test_an_app_of_another_owner_is_not_undeployed(applications: Applicati
     assert await followed(applications) == [1]
 
 
-async def test_what_is_undeployed_is_unloaded_when_its_last_call_is_over(
+async def test_an_undeployed_app_is_unloaded_after_its_last_call(
     applications: Applications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unloaded: list[DeployedApp] = []

@@ -171,7 +171,7 @@ def test_a_call_that_was_not_begun_is_the_next_of_its_application() -> None:
     made.check_invariants()
 
 
-def test_what_an_application_may_have_pending_is_a_share_of_what_others_leave() -> None:
+def test_an_application_may_have_pending_a_share_of_what_others_leave() -> None:
     made = dispatcher(workers=0, pending=8, is_shared=True)
     for call in calls("1234"):
         made.admit(call)

@@ -6,7 +6,7 @@ from indilog.config import node_config
 from indilog_compute.workers.environment import environment_of_worker
 
 
-def test_a_worker_gets_what_it_needs_and_what_a_setting_names() -> None:
+def test_a_worker_gets_needed_and_configured_variables_only() -> None:
     given = {
         "PATH": "/bin",
         "LC_ALL": "C",

@@ -42,7 +42,7 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
         await host._invocations.stop()
 
 
-async def test_a_key_that_is_known_needs_no_worker_no_function_and_no_look_into_the_log(
+async def test_a_known_key_is_answered_without_worker_function_or_log_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = FunctionHost(Config(node=node_config(workers=0, data_dir=tmp_path)), MemoryLogs())

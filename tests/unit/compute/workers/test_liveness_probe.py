@@ -50,7 +50,7 @@ class Probed:
             cast("WorkerProcess", self.worker),
             silent_s=0.02,
             on_silent=self._on_silent,
-            on_heard=lambda _: self.reports.append("heard"),
+            on_recovered=lambda _: self.reports.append("heard"),
         )
 
     def _on_silent(self, _: WorkerProcess) -> None:

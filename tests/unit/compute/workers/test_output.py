@@ -100,7 +100,7 @@ def printed(write: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     return [json.loads(line) for line in raw.getvalue().splitlines()]
 
 
-def test_what_is_printed_names_its_application_and_invocation() -> None:
+def test_printed_lines_name_their_application_and_invocation() -> None:
     def write(output: FunctionOutput) -> None:
         with output_of("shop", "i-1"):
             print("one", 2, file=output)

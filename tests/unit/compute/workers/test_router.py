@@ -223,7 +223,7 @@ async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
     assert idle == [app]
 
 
-async def test_what_is_undeployed_is_idle_after_its_last_call() -> None:
+async def test_an_undeployed_application_is_idle_after_its_last_call() -> None:
     idle: list[DeployedApp] = []
     router, app = CallRouter(NodeConfig(), on_idle=idle.append), deployed()
     worker = Worker(router)
@@ -236,7 +236,7 @@ async def test_what_is_undeployed_is_idle_after_its_last_call() -> None:
     assert idle == [app]
 
 
-async def test_a_deployment_that_a_worker_lacks_says_why() -> None:
+async def test_a_call_of_a_deployment_that_a_worker_lacks_names_the_reason() -> None:
     router, app = router_of(), deployed()
     worker = Worker(router)
     worker.process.deployments.clear()
@@ -266,7 +266,7 @@ async def test_a_call_that_a_dead_worker_had_not_begun_runs_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("how", ["dies", "is blocked"])
-async def test_a_call_without_a_caller_does_not_hold_up_those_beside_it(how: str) -> None:
+async def test_a_call_whose_caller_left_does_not_delay_calls_beside_it(how: str) -> None:
     router, app = (
         router_of(worker_silent_s=0.01, worker_calls_max=9, calls_pending_max=99),
         deployed(),

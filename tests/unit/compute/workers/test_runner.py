@@ -192,11 +192,11 @@ def failure(answer: Answer) -> tuple[str, str]:
     return answer.kind, answer.message
 
 
-async def test_a_result_comes_back_with_the_session(node: Node) -> None:
+async def test_a_result_is_returned_with_the_session(node: Node) -> None:
     assert await node.invoke("append", b'{"text":"x"}') == Returned(1, b"0")
 
 
-async def test_a_failure_brings_the_session_back_too(node: Node) -> None:
+async def test_a_failure_is_returned_with_the_session_too(node: Node) -> None:
     answer = await node.invoke("raises")
     assert failure(answer) == ("FunctionFailedError", "demo.raises failed: KeyError: 'planted'.")
     assert isinstance(answer, Failed)
@@ -217,7 +217,7 @@ async def test_an_exit_in_a_function_ends_the_call_and_not_the_worker(node: Node
 
 
 @pytest.mark.parametrize("function", ["interrupts", "exits_in_thread", "cancels"])
-async def test_whatever_a_function_raises_ends_its_call_only(node: Node, function: str) -> None:
+async def test_any_exception_of_a_function_ends_its_call_only(node: Node, function: str) -> None:
     kind, sentence = failure(await node.invoke(function))
     assert kind == "FunctionFailedError"
     assert sentence.startswith(f"demo.{function} failed: ")
@@ -338,12 +338,12 @@ async def test_a_result_over_the_limit_is_the_functions_failure(node: Node) -> N
     assert "the limit is 4,194,304" in sentence
 
 
-async def test_a_child_call_inherits_the_session_and_gives_it_back(node: Node) -> None:
+async def test_a_child_call_inherits_the_session_and_returns_it(node: Node) -> None:
     assert await node.invoke("calls", b'{"n":42}', position=7) == Returned(10, b"84")
     assert node.asked == [CallFunction("other.f", b'{"n":42}', 7, 3)]
 
 
-async def test_a_deployment_that_is_not_here_is_worth_trying_again(node: Node) -> None:
+async def test_a_call_of_a_deployment_that_is_not_loaded_fails_as_retryable(node: Node) -> None:
     answer = await node.link.ask(Invoke(1, "append", b"{}", "i-1", 0, 0))
     assert failure(answer)[0] == "NotReadyError"
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from indilog.apps.app import SERVICES_MAX, App, Context, Service
 from indilog.base.deployed import ServiceState
-from indilog.link.worker_messages import ServicesTold
+from indilog.link.worker_messages import ServicesChanged
 from indilog.testing import MemoryLogs
 from indilog_compute.workers import services
 from indilog_compute.workers.loader import LoadedDeployment
@@ -32,7 +32,7 @@ class Worker:
     def load(self, number: int, app: App) -> None:
         self.deployments[number] = LoadedDeployment(app, "demo", self._directory)
 
-    def _tell(self, reported: ServicesTold) -> None:
+    def _tell(self, reported: ServicesChanged) -> None:
         self.reported = reported.services
         self._news.set()
 
@@ -115,7 +115,7 @@ async def test_a_service_that_returns_is_over(worker: Worker) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_service_that_does_not_obey_is_cancelled_again(
+async def test_a_service_that_ignores_its_cancellation_is_cancelled_again(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "_CANCEL_AGAIN_S", 0.01)

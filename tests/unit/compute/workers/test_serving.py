@@ -155,7 +155,7 @@ NOWHERE = 10**15
         SendFunction("app.f", b"{}", NOWHERE, 0.0),
     ],
 )
-async def test_a_position_from_nowhere_is_refused_at_once(
+async def test_a_position_beyond_the_log_is_refused_at_once(
     question: Question, *, is_client: bool
 ) -> None:
     """Nothing parks, and nothing is done."""
@@ -189,7 +189,7 @@ async def test_a_question_whose_position_is_checked_can_be_cancelled(
     assert caller.server._asking == {}
 
 
-async def test_a_position_that_another_node_has_reached_is_taken() -> None:
+async def test_a_position_that_another_node_has_reached_is_accepted() -> None:
     caller = Caller()
     for _ in range(3):
         await caller.logs.log("orders").append(b"x")
@@ -238,4 +238,4 @@ async def test_a_cancel_that_comes_right_after_the_check_of_a_position_is_not_lo
     await turns()
     [answer] = reported
     assert isinstance(answer, Failed)
-    assert "was cancelled by its caller" in answer.message
+    assert "its caller stopped waiting" in answer.message

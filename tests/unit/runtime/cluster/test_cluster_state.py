@@ -23,7 +23,7 @@ from indilog.runtime.cluster.cluster_state import (
     publish_run,
     settings_of,
 )
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 
 VIEW = view_of(storage_nodes=2, replicas=2)
 ADDRESSES = {node: f"ipc:///run/{node}" for node in VIEW.nodes}
@@ -98,7 +98,10 @@ def test_cluster_state_of_another_release_is_refused_in_one_sentence(
     async def story() -> None:
         await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
         await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
-        await store.compare_and_set(key, b'{"newer": true}', expected_version=1)
+        found = await store.get(key)
+        assert found is not None
+        newer = b'{"newer": true}'
+        await store.compare_and_set(key, newer, expected_version=found.version)
         with pytest.raises((ConfigError, DataDirectoryError), match=words):
             await node_start(store)
         if key == "run":  # a start replaces the run record without reading it

@@ -15,11 +15,11 @@ from indilog.base.errors import DataDirectoryError, DataLossError
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig, node_config
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import embedded
-from indilog.runtime.cluster.data_directory import journal_lost, opened_metadata
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
+from indilog.runtime.cluster.data_directory import journal_lost, opened_metadata_file
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.recovery import recover
 from indilog.runtime.journal.segment import segment_path
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 
 
 def config_in(directory: Path, sequencers: int = 1) -> Config:
@@ -91,19 +91,19 @@ def test_a_metadata_file_older_than_a_process_journal_is_refused(tmp_path: Path)
     segment_path(tmp_path / "storage-0", 1).parent.mkdir()
     segment_path(tmp_path / "storage-0", 1).touch()
     with pytest.raises(DataDirectoryError, match="such as storage-0"):
-        opened_metadata(NodeConfig(data_dir=tmp_path))
+        opened_metadata_file(NodeConfig(data_dir=tmp_path))
 
 
 def test_a_directory_of_a_start_that_crashed_before_writing_metadata_is_new(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     (tmp_path / "metadata.lock").touch()
-    opened_metadata(NodeConfig(data_dir=tmp_path)).close()
+    opened_metadata_file(NodeConfig(data_dir=tmp_path)).close()
 
 
 def test_a_file_in_place_of_the_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(indilog.DataDirectoryError, match="file cannot be used"):
-        opened_metadata(NodeConfig(data_dir=tmp_path / "file"))
+        opened_metadata_file(NodeConfig(data_dir=tmp_path / "file"))
 
 
 def reopened(directory: Path, *frames: bytes) -> Journal:

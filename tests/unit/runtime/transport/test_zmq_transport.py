@@ -39,7 +39,7 @@ async def test_frames_left_after_an_iteration_are_received_in_small_iterations(
     network: Network[ZmqTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All frames arrive before the first iteration: no later edge announces the remaining ones."""
-    monkeypatch.setattr(zmq_transport, "FRAMES_PER_TURN_MAX", 4)
+    monkeypatch.setattr(zmq_transport, "FRAMES_PER_ITERATION_MAX", 4)
     a, b, inbox = network.transport(A), network.transport(B), Inbox()
     sent = [b"%d" % i for i in range(50)]
     for frame in sent:

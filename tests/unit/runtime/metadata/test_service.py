@@ -13,15 +13,11 @@ import zmq
 
 from indilog.base.errors import ConfigError, DataDirectoryError, QuorumUnavailableError
 from indilog.config import node_config
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
-from indilog.runtime.cluster.metadata_service import (
-    CompareAndSet,
-    Decided,
-    MetadataClient,
-    MetadataServer,
-    Reply,
-    Request,
-)
+from indilog.runtime.metadata.client import MetadataClient
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.messages import CompareAndSet, Decided, Reply, Request
+from indilog.runtime.metadata.service import MetadataServer
+from indilog.runtime.metadata.store import Versioned, Written
 
 CONFIG = node_config(metadata_timeout_s=10.0, resend_s=0.05)
 pytestmark = pytest.mark.asyncio
@@ -75,7 +71,7 @@ async def test_a_watch_is_renewed_after_the_server_reported_no_change_in_time(
             asked: list[int] = []
             real = store.watch
 
-            async def watched(key: str, *, after: int) -> Versioned:
+            async def watched(key: str, *, after: int) -> Versioned | None:
                 asked.append(after)
                 if len(asked) == 3:
                     await store.compare_and_set(key, b"one", expected_version=0)

@@ -7,13 +7,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import struct
 from pathlib import Path
 
+import msgspec
 import pytest
+from crc32c import crc32c
 
 from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError
 from indilog.config import NodeConfig, node_config
-from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.store import SessionExpiredError, Versioned, Written
 
 CONFIG = NodeConfig()
 
@@ -70,6 +74,77 @@ def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(DataDirectoryError, match="format 9"):
         opened(tmp_path)
+
+
+def test_a_file_of_version_2_is_read_and_continues_with_greater_versions(tmp_path: Path) -> None:
+    """Version 2 had keys with counts of their own, and sequences."""
+    body = msgspec.msgpack.encode([{"view": [b"one", 7, "w"], "run": [b"r", 3, ""]}, {"epoch": 4}])
+    crc = crc32c(body, crc32c(b"ILMD\x02"))
+    (tmp_path / "metadata").write_bytes(struct.pack("<4sBI", b"ILMD", 2, crc) + body)
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            assert await store.get("view") == Versioned(b"one", 7)
+            assert await store.next_sequence("epoch") == 5
+            assert await store.compare_and_set("run", b"s", expected_version=3) == Written(8)
+            assert await store.compare_and_set("view", b"two", expected_version=7) == Written(9)
+
+    asyncio.run(story())
+    with opened(tmp_path) as store:
+        assert asyncio.run(store.get("run")) == Versioned(b"s", 8)
+
+
+def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
+    tmp_path: Path,
+) -> None:
+    now = 100.0
+
+    def clock() -> float:
+        return now
+
+    async def story() -> None:
+        nonlocal now
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG, clock) as store:
+            await store.open_session("s", 10.0)
+            outcome = await store.compare_and_set(
+                "leader", b"", expected_version=0, session="s", is_ephemeral=True
+            )
+            assert outcome == Written(1)
+            now += 9.9
+            assert await store.heartbeat("s")
+            now += 9.9
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG, clock) as store:
+            now += 9.9
+            assert await store.get("leader") == Versioned(b"", 1)
+            assert await store.heartbeat("s")
+            now += 10.0
+            assert await store.get("leader") is None
+            assert not await store.heartbeat("s")
+            with pytest.raises(SessionExpiredError, match="does not know"):
+                await store.compare_and_set("x", b"", expected_version=0, session="s")
+            with pytest.raises(SessionExpiredError, match="does not know"):
+                await store.delete("x", expected_version=0, session="s")
+
+    asyncio.run(story())
+
+
+def test_each_session_ends_in_time_also_one_that_is_shorter_than_those_before(
+    tmp_path: Path,
+) -> None:
+    """Nothing but the store's own timer ends it."""
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            await store.open_session("long", 1000.0)
+            await store.open_session("short", 0.05)
+            await store.compare_and_set(
+                "leader", b"", expected_version=0, session="short", is_ephemeral=True
+            )
+            async with asyncio.timeout(60.0):
+                assert await store.watch("leader", after=1) is None
+            assert await store.heartbeat("long")
+
+    asyncio.run(story())
 
 
 def test_opening_that_failed_leaves_the_lock_free(tmp_path: Path) -> None:

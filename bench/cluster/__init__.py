@@ -1,0 +1,1 @@
+"""Benchmarks of what processes of a cluster agree on outside the log."""

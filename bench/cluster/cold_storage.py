@@ -1,0 +1,138 @@
+"""Measures cold storage: how fast records move there, how much room they take, and what a read of
+one record costs beside the same read from the journal (decision 0039).
+
+An embedded platform moves all full segments but the newest at once. Caches of records are off, so
+every read is one of the journal or of an object's row group.
+
+    python -m bench.cluster.cold_storage [--mib 256] [--record-bytes 1024] [--reads 500]
+                                         [--place DIRECTORY-OR-S3-ADDRESS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from bench.support.harness import Report, arguments, latency, run, table_of
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
+from indilog.config import MIB, Config, node_config
+from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog_storage.node import StorageNode
+
+SEED = 1
+_BATCH = 256
+_SEGMENT_BYTES = 16 * MIB
+_WAIT_S = 600.0
+_WARM_UP = 20
+"""Reads before those that count."""
+
+
+def configured(directory: Path, place: str) -> Config:
+    """Return a platform that moves what it may at once."""
+    return Config(
+        node=node_config(
+            data_dir=directory / "data",
+            segment_bytes=_SEGMENT_BYTES,
+            checkpoint_frames=200,
+            record_cache_bytes_max=0,
+            cold_place=place or str(directory / "cold"),
+            cold_after_s=0.001,
+            cold_bytes_per_s=1024 * MIB,
+            cold_cache_bytes_max=1,
+            rewrite_bytes_per_s=1024 * MIB,
+        )
+    )
+
+
+def figure(platform: Platform, name: str) -> int:
+    """Return a figure of all storage nodes together."""
+    roles = [role for role in platform.shell.roles.values() if isinstance(role, StorageNode)]
+    return sum(role.status()[name] for role in roles)
+
+
+async def filled(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
+    """Append records; return their seqnums. Half of the bytes of each are random."""
+    chance, seqnums = random.Random(SEED), list[SeqNum]()
+    while len(seqnums) * record_bytes < mib * MIB:
+        half = record_bytes // 2
+        entries = [
+            Entry(chance.randbytes(half) + bytes(record_bytes - half), tags=[f"tag-{n % 100}"])
+            for n in range(_BATCH)
+        ]
+        seqnums += await log.append_batch(entries)
+    return seqnums
+
+
+async def moved(platform: Platform, log: Log) -> float:
+    """Wait until nothing more moves; return how many seconds that took. Appends go on slowly,
+    because checkpoints are taken with them.
+    """
+    begun = last = time.perf_counter()
+    bytes_moved = 0
+    while time.perf_counter() - last < 3 and last - begun < _WAIT_S:
+        await log.append_batch([Entry(b"x", tags=["later"])] * 2)
+        await asyncio.sleep(0.02)
+        if (now := figure(platform, "cold_bytes")) != bytes_moved:
+            bytes_moved, last = now, time.perf_counter()
+    return last - begun
+
+
+async def read_each(log: Log, seqnums: list[SeqNum]) -> list[float]:
+    """Read single records; return the seconds that each took."""
+    seconds: list[float] = []
+    for seqnum in seqnums:
+        begun = time.perf_counter()
+        record = await log.read(seqnum)
+        seconds.append(time.perf_counter() - begun)
+        assert record is not None, f"record {seqnum} was appended"
+    return sorted(seconds[_WARM_UP:])
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Fill, wait for the moves, read cold and hot records."""
+    report = Report("cold_storage", asked)
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
+        async with embedded(configured(Path(temporary), asked.place)) as platform:
+            log = platform.logs.log("cold")
+            seqnums = await filled(log, asked.mib, asked.record_bytes)
+            seconds = await moved(platform, log)
+            cold_bytes, objects = (
+                figure(platform, "cold_bytes"),
+                figure(platform, "cold_object_bytes"),
+            )
+            chance = random.Random(SEED)
+            old = seqnums[: len(seqnums) * cold_bytes // (asked.mib * MIB) // 2]
+            assert old, "no records were moved: take more --mib"
+            reads = figure(platform, "cold_reads")
+            cold = await read_each(log, chance.choices(old, k=asked.reads + _WARM_UP))
+            assert figure(platform, "cold_reads") - reads >= asked.reads, "they came from objects"
+            hot_seqnums = await log.append_batch([Entry(bytes(asked.record_bytes))] * _BATCH)
+            hot = await read_each(log, chance.choices(hot_seqnums, k=asked.reads + _WARM_UP))
+    table = table_of(f"{asked.mib} MiB of records of {asked.record_bytes} bytes", "", "figure")
+    table.add_row("moved", f"{cold_bytes / MIB:,.0f} MiB in {seconds:.1f} s")
+    table.add_row("moved per second", f"{cold_bytes / MIB / max(seconds, 1e-9):,.1f} MiB")
+    table.add_row("object bytes for a byte of batches", f"{objects / max(cold_bytes, 1):.2f}")
+    for name, found in (("cold", cold), ("hot", hot)):
+        p50, p99 = found[len(found) // 2], found[len(found) * 99 // 100]
+        table.add_row(f"read of a {name} record, p50, p99", f"{latency(p50)}, {latency(p99)}")
+        report.keep(name, found)
+    report.show(table)
+    report.write()
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            mib={"type": int, "default": 256, "help": "MiB of records"},
+            record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
+            reads={"type": int, "default": 500, "help": "single reads of cold and of hot records"},
+            place={"type": str, "default": "", "help": "of cold records; else a directory"},
+        ),
+    )

@@ -1,0 +1,59 @@
+"""Ranges of rows of about equal size, so that several processes sort a part each.
+
+Half of all rows may have the empty tag or the tag of one log. So a range is bounded by tag and
+seqnum, not by tag alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indilog.kernel.index_snapshot import Rows
+
+
+class Bounds(NamedTuple):
+    """Where the second, third, ... range begins: ascending by (tag, seqnum).
+
+    The first range begins before all rows, the last one ends after all.
+    """
+
+    tags: NDArray[np.uint64]
+    seqnums: NDArray[np.uint64]
+
+    @property
+    def ranges(self) -> int:
+        """How many ranges there are."""
+        return len(self.tags) + 1
+
+
+def bounds_of(sample: Rows, ranges: int) -> Bounds:
+    """Return the bounds of at most `ranges` ranges that have about as many rows of a sample each.
+
+    Args:
+        sample: rows in any order.
+        ranges: at least 1.
+    """
+    order = np.lexsort((sample.seqnums, sample.tags))
+    places = np.arange(1, ranges) * len(order) // ranges
+    chosen = order[np.unique(places)] if len(order) else order
+    tags, seqnums = sample.tags[chosen], sample.seqnums[chosen]
+    new = np.ones(len(tags), np.bool_)
+    new[1:] = (tags[1:] != tags[:-1]) | (seqnums[1:] != seqnums[:-1])
+    return Bounds(tags[new], seqnums[new])
+
+
+def split(rows: Rows, bounds: Bounds) -> list[tuple[int, Rows]]:
+    """Return the rows of each range that has any, with its number; the rows are sorted."""
+    firsts = np.searchsorted(rows.tags, bounds.tags, side="left").tolist()
+    lasts = np.searchsorted(rows.tags, bounds.tags, side="right").tolist()
+    cuts = [
+        first + int(np.searchsorted(rows.seqnums[first:last], seqnum))
+        for first, last, seqnum in zip(firsts, lasts, bounds.seqnums, strict=True)
+    ]
+    parts = zip([0, *cuts], [*cuts, len(rows.tags)], strict=True)
+    return [
+        (number, rows.part(start, end)) for number, (start, end) in enumerate(parts) if start < end
+    ]

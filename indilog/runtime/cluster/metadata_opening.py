@@ -1,0 +1,103 @@
+"""Opens the metadata store that the configuration names, for a data directory (ARCHITECTURE 11).
+
+Each data directory has a metadata file. With the embedded store it is the store. With ZooKeeper it
+holds the id that this platform has there, and a copy of the layout for programs that read a data
+directory without its platform. So a data directory and what ZooKeeper holds are never mixed up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple, NoReturn
+
+from indilog.base.errors import ConfigError, DataDirectoryError
+from indilog.config import NodeConfig
+from indilog.runtime.cluster.cluster_state import ARRANGEMENT_KEY, VIEW_KEY
+from indilog.runtime.cluster.data_directory import opened_metadata_file
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.store import MetadataStore
+
+_PLATFORM_KEY: Final = "platform"
+"""Its value is an id that the first start chooses."""
+
+
+class OpenedMetadata(NamedTuple):
+    """The store of a platform, and the metadata file of its data directory."""
+
+    store: MetadataStore
+    file: EmbeddedMetadataStore
+    """The same as `store` if that is embedded."""
+
+    async def copy_layout(self) -> None:
+        """Copy what `layout_in` reads into the file."""
+        if self.store is self.file:
+            return
+        for key in (VIEW_KEY, ARRANGEMENT_KEY):
+            found, copy = await self.store.get(key), await self.file.get(key)
+            if found is not None and (copy is None or copy.value != found.value):
+                version = copy.version if copy is not None else 0
+                await self.file.compare_and_set(key, found.value, expected_version=version)
+
+
+@asynccontextmanager
+async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
+    """Open the metadata store of the data directory, which no other process can open meanwhile.
+
+    Raises:
+        DataDirectoryError: as `opened_metadata_file`; or ZooKeeper has lost what it held.
+        ConfigError: the data directory belongs to another store, or ZooKeeper refuses this client.
+        QuorumUnavailableError: no server of the ZooKeeper ensemble answers.
+    """
+    with opened_metadata_file(config) as file:
+        if config.metadata.metadata_store == "embedded":
+            if await file.get(_PLATFORM_KEY) is not None:
+                raise ConfigError(
+                    f"The platform of {config.data_dir} keeps its metadata in ZooKeeper; start it "
+                    'with metadata_store = "zookeeper", or choose another directory.'
+                )
+            yield OpenedMetadata(file, file)
+            return
+        from indilog.runtime.metadata.zookeeper import ZooKeeperMetadataStore
+
+        async with await ZooKeeperMetadataStore.open(config) as store:
+            await _check_belongs(store, file, config)
+            yield OpenedMetadata(store, file)
+
+
+async def _check_belongs(
+    store: MetadataStore, file: EmbeddedMetadataStore, config: NodeConfig
+) -> None:
+    """Refuse a store that holds another platform than the data directory, or none any more."""
+    place = f"{config.metadata.zookeeper_root} in ZooKeeper"
+    known, was_started = await file.get(_PLATFORM_KEY), await file.get(VIEW_KEY) is not None
+    if known is None and was_started:
+        raise ConfigError(
+            f"The platform of {config.data_dir} keeps its metadata in its directory; start it with "
+            'metadata_store = "embedded", or choose another directory.'
+        )
+    there = await store.get(_PLATFORM_KEY)
+    if there is not None and (known is None or known.value != there.value):
+        _refuse_other(place, config)
+    if there is not None:
+        return
+    if was_started:
+        raise DataDirectoryError(
+            f"{place} has lost the metadata of the platform of {config.data_dir}; restore it, or "
+            "choose another directory."
+        )
+    chosen = known.value if known is not None else os.urandom(8).hex().encode()
+    if known is None:  # first in the file: a crash in between leaves what the next start accepts
+        await file.compare_and_set(_PLATFORM_KEY, chosen, expected_version=0)
+    await store.compare_and_set(_PLATFORM_KEY, chosen, expected_version=0)
+    there = await store.get(_PLATFORM_KEY)
+    if there is None or there.value != chosen:
+        _refuse_other(place, config)
+
+
+def _refuse_other(place: str, config: NodeConfig) -> NoReturn:
+    raise ConfigError(
+        f"{place} holds the metadata of another platform than that of {config.data_dir}; set "
+        "another zookeeper_root."
+    )

@@ -1,0 +1,266 @@
+"""Where cold objects are: a directory or an S3-compatible store, through `pyarrow.fs` (decision
+0039).
+
+A place is a path (`/mnt/cold`) or `s3://bucket/prefix`, with `endpoint_override`, `scheme` and
+`region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials are
+those of the environment or of the usual AWS files; a place never contains any.
+
+The file `COLD` of a journal says where the objects of its nodes are, and under which folders. So
+programs that read a data directory find them, and no two journals use the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from crc32c import crc32c
+
+from indilog.base.errors import DataDirectoryError
+from indilog.base.ids import NodeId
+from indilog.kernel.cold import MARKER
+from indilog.runtime.journal.segment import synced_directory
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+_FILE: Final = "COLD"
+_NAME: Final = "indilog-cold 1"
+_TEMPORARY: Final = "writing.tmp"
+_S3_ATTEMPTS: Final = 2
+
+
+class ColdStoreError(Exception):
+    """The store cannot be reached, or refuses access: nothing is known about the object."""
+
+
+class MissingObjectError(Exception):
+    """The store works, and does not have the object."""
+
+
+class ColdFolders(NamedTuple):
+    """What the file `COLD` of a journal says: the place, and what ends the names of its folders."""
+
+    place: str
+    suffix: str
+
+    def of(self, node: NodeId) -> str:
+        """Return the folder of a node."""
+        return f"{node}-{self.suffix}"
+
+
+def folders_noted(journal: Path) -> ColdFolders | None:
+    """Return what the file `COLD` says; None: there is none.
+
+    Raises:
+        DataDirectoryError: it is damaged, or of another release.
+    """
+    path = journal / _FILE
+    try:
+        head, _, place = path.read_text().rstrip("\n").partition("\n")
+    except FileNotFoundError:
+        return None
+    stated, _, crc = head.rpartition(" ")
+    name, _, suffix = stated.rpartition(" ")
+    if name != _NAME or crc != _crc_of(suffix, place):
+        raise DataDirectoryError(
+            f"{path} is damaged or of another release; it says where old records are. Restore it "
+            "from a copy."
+        )
+    return ColdFolders(place, suffix)
+
+
+def new_folders(place: str) -> ColdFolders:
+    """Return folders in a place that no journal uses yet."""
+    return ColdFolders(place, secrets.token_hex(4))
+
+
+def note_folders(journal: Path, folders: ColdFolders) -> None:
+    """Write the file `COLD`, durably."""
+    place, suffix = folders
+    temporary = journal / f"{_FILE}.new"
+    with temporary.open("w") as written:
+        written.write(f"{_NAME} {suffix} {_crc_of(suffix, place)}\n{place}\n")
+        written.flush()
+        os.fsync(written.fileno())
+    temporary.replace(journal / _FILE)
+    synced_directory(journal)
+
+
+def _crc_of(suffix: str, place: str) -> str:
+    return f"{crc32c(f'{_NAME} {suffix} {place}'.encode()):08x}"
+
+
+class ColdFolder:
+    """The objects of one node. Every method blocks.
+
+    A *marker* in the place shows that the place is the right one, and reachable: a directory that
+    is not mounted has none.
+
+    Args:
+        place: see the module.
+        folder: of the node, in the place.
+        timeout_s: after which a request to a store over the network fails.
+    """
+
+    def __init__(self, place: str, folder: str, timeout_s: float) -> None:
+        self._place, self._timeout_s = place, timeout_s
+        self._is_local = "://" not in place
+        self._folder = folder
+        self._marker = f"{MARKER}-{folder.rpartition('-')[2]}"
+        self._opened: tuple[FileSystem, str] | None = None
+
+    def path(self, name: str) -> str:
+        """Return where an object is, for messages and for readers of files."""
+        return f"{self._place.partition('?')[0].rstrip('/')}/{self._folder}/{name}"
+
+    def _system(self) -> tuple[FileSystem, str]:
+        """Return the file system, and the path of the place in it."""
+        if self._opened is None:
+            from pyarrow import fs
+
+            if self._is_local:
+                self._opened = fs.LocalFileSystem(), self._place.rstrip("/")
+            else:
+                parts = urlsplit(self._place)
+                given = dict(parse_qsl(parts.query))
+                system = fs.S3FileSystem(
+                    connect_timeout=self._timeout_s,
+                    request_timeout=self._timeout_s,
+                    retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
+                    endpoint_override=given.get("endpoint_override"),
+                    scheme="http" if given.get("scheme") == "http" else "https",
+                    region=given.get("region"),
+                )
+                self._opened = system, f"{parts.netloc}{parts.path.rstrip('/')}"
+        return self._opened
+
+    def list(self) -> list[tuple[str, int]]:
+        """Return names and sizes of all objects.
+
+        Raises:
+            ColdStoreError: the store cannot be reached.
+        """
+        from pyarrow import fs
+
+        self._check_marked()
+        try:
+            system, place = self._system()
+            base = f"{place}/{self._folder}"
+            selector = fs.FileSelector(base, allow_not_found=True, recursive=True)
+            found: list[FileInfo] = system.get_file_info(selector)
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+        files = (info for info in found if info.type == fs.FileType.File)
+        start = len(base) + 1
+        return sorted((info.path[start:], info.size or 0) for info in files)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object; when this returns it is durable and whole, and else not there.
+
+        Raises:
+            ColdStoreError: the store cannot be reached, or has no room.
+        """
+        self._check_marked()
+        self._write(f"{self._folder}/{name}", content)
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            system, base = self._system()
+            if not self._is_local:
+                self._put(system, f"{base}/{name}", content)
+                return
+            path = Path(base, name)
+            new = [folder for folder in path.parents if not folder.exists()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(_TEMPORARY)
+            self._put(system, str(temporary), content)
+            descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.rename(path)
+            for folder in (path.parent, *(made.parent for made in new)):
+                synced_directory(folder)
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+
+    @staticmethod
+    def _put(system: FileSystem, path: str, content: bytes) -> None:
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+
+    def mark(self) -> None:
+        """Write the marker; once, before the first object of a journal.
+
+        Raises:
+            ColdStoreError: the store cannot be reached.
+        """
+        self._write(self._marker, b"")
+
+    def _check_marked(self) -> None:
+        from pyarrow import fs
+
+        try:
+            system, base = self._system()
+            found = system.get_file_info(f"{base}/{self._marker}").type
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+        if found != fs.FileType.File:
+            raise ColdStoreError(f"{base}/{self._marker} is not there; is it mounted?")
+
+    def open(self, name: str) -> OpenObject:
+        """Open an object.
+
+        Raises:
+            MissingObjectError: it is not there.
+            ColdStoreError: the store cannot be reached.
+        """
+        try:
+            system, base = self._system()
+            return OpenObject(system.open_input_file(f"{base}/{self._folder}/{name}"))
+        except FileNotFoundError as error:
+            self._check_marked()
+            raise MissingObjectError(self.path(name)) from error
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is as good as deleted.
+
+        Raises:
+            ColdStoreError: the store cannot be reached.
+        """
+        try:
+            system, base = self._system()
+            system.delete_file(f"{base}/{self._folder}/{name}")
+        except FileNotFoundError:
+            self._check_marked()
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+
+
+class OpenObject:
+    """An object of which parts can be read, by one thread at a time."""
+
+    def __init__(self, file: object) -> None:
+        self._file = file
+        try:
+            self.size = int(file.size())  # type: ignore[attr-defined]
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a part.
+
+        Raises:
+            ColdStoreError: the store cannot be reached.
+        """
+        try:
+            return bytes(self._file.read_at(size, offset))  # type: ignore[attr-defined]
+        except OSError as error:
+            raise ColdStoreError(str(error)) from error

@@ -1,0 +1,328 @@
+"""Serves what storage nodes ask of cold storage, in threads (decision 0039).
+
+Reads have threads of their own, so that neither writing nor a slow store delays them. A read that
+takes longer than `cold_timeout_s` is answered as *away*; its thread may still wait. Batches that
+were read stay in a cache, a row group at a time, because the next read is often a neighbour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, assert_never
+
+import structlog
+
+from indilog.base.errors import ConfigError, MalformedFrameError
+from indilog.base.ids import LocalId, NodeId
+from indilog.config import Config
+from indilog.kernel.cold import (
+    VERSION,
+    ColdAnswer,
+    ColdBatchRead,
+    ColdObject,
+    ColdRequest,
+    ColdTagsRead,
+    DeleteObject,
+    ListObjects,
+    ObjectDeleted,
+    ObjectsListed,
+    ObjectWritten,
+    ReadColdBatch,
+    ReadColdTags,
+    WriteObject,
+    object_named,
+    without_store,
+)
+from indilog.runtime.cold_place import (
+    ColdFolder,
+    ColdFolders,
+    ColdStoreError,
+    MissingObjectError,
+    OpenObject,
+    folders_noted,
+    new_folders,
+    note_folders,
+)
+
+if TYPE_CHECKING:
+    from indilog.kernel.cold_objects import ObjectReader
+
+_OPEN_OBJECTS_MAX: Final = 64
+"""Objects whose footers and files are kept open; the least recently used one is closed."""
+
+log = structlog.get_logger(__name__)
+
+
+class ColdObjects:
+    """The objects of one node, for several threads.
+
+    Args:
+        folder: has them.
+        cache_bytes_max: bytes of batches that are kept.
+        note: writes the file `COLD`, before the first object; None: it is there.
+    """
+
+    def __init__(
+        self, folder: ColdFolder, cache_bytes_max: int, note: Callable[[], None] | None
+    ) -> None:
+        self._folder = folder
+        self._note = note
+        self._cache_bytes_max = cache_bytes_max
+        self._lock = threading.Lock()
+        """Held to look at the two caches, never while the store is asked."""
+        self._readers: OrderedDict[int, ObjectReader] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, int], dict[LocalId, bytes]] = OrderedDict()
+        self._cached_bytes = 0
+
+    def list(self) -> ObjectsListed:
+        """Return all objects."""
+        if self._note is not None:
+            return ObjectsListed(())  # nothing was ever written
+        try:
+            found = self._folder.list()
+        except ColdStoreError as error:
+            log.warning("cold storage cannot be listed", error=str(error))
+            return ObjectsListed(None)
+        named = (object_named(name, size) for name, size in found)
+        return ObjectsListed([one for one in named if one is not None])
+
+    def write(self, request: WriteObject) -> ObjectWritten:
+        """Write an object."""
+        from indilog.kernel.cold_objects import encode_object
+        from indilog.kernel.records import batch_header
+
+        number, shard, batches = request
+        try:
+            content, footer_crc = encode_object(batches)
+        except MalformedFrameError as error:
+            log.warning("records cannot be moved to cold storage", shard=shard, error=str(error))
+            return ObjectWritten(number, None, unfit=True)
+        first = batch_header(batches[0].payload)
+        last = batch_header(batches[-1].payload)
+        made = ColdObject(
+            VERSION, number, shard, first.first, last.end, len(content), footer_crc,
+            *_witness(request),
+        )  # fmt: skip
+        try:
+            if self._note is not None:
+                self._folder.mark()
+                self._note()
+                self._note = None
+            self._folder.write(made.name, content)
+        except (ColdStoreError, OSError) as error:
+            log.warning("no records are moved to cold storage for now", error=str(error))
+            return ObjectWritten(number, None)
+        return ObjectWritten(number, made)
+
+    def read(self, request: ReadColdBatch) -> ColdBatchRead:
+        """Return a batch."""
+        token, source, first = request
+        try:
+            return ColdBatchRead(token, self._batch(source, first))
+        except MissingObjectError as error:
+            log.warning("an object is missing from cold storage", object=str(error))
+            return ColdBatchRead(token, None)
+        except MalformedFrameError as error:
+            log.warning("an object on cold storage is damaged", name=source.name, error=str(error))
+            return ColdBatchRead(token, b"")
+        except ColdStoreError as error:
+            log.warning("cold storage does not answer", error=str(error))
+            return ColdBatchRead(token, None, away=True)
+
+    def _batch(self, source: ColdObject, first: LocalId) -> bytes:
+        reader = self._reader(source)
+        if (group := reader.group_of(first)) is None:
+            raise MalformedFrameError(f"it has no record {first}")
+        key = source.number, group
+        with self._lock:
+            batches = self._groups.get(key)
+            if batches is not None:
+                self._groups.move_to_end(key)
+        if batches is None:
+            batches = reader.batches(group)
+            self._keep(key, batches)
+        if (batch := batches.get(first)) is None:
+            raise MalformedFrameError(f"it has no batch that begins at {first}")
+        return batch
+
+    def _keep(self, key: tuple[int, int], batches: dict[LocalId, bytes]) -> None:
+        size = _bytes_of(batches)
+        with self._lock:
+            if key in self._groups or size > self._cache_bytes_max:
+                return
+            self._groups[key] = batches
+            self._cached_bytes += size
+            while self._cached_bytes > self._cache_bytes_max:
+                _, dropped = self._groups.popitem(last=False)
+                self._cached_bytes -= _bytes_of(dropped)
+
+    def _reader(self, source: ColdObject) -> ObjectReader:
+        from indilog.kernel.cold_objects import ObjectReader
+
+        with self._lock:
+            if (known := self._readers.get(source.number)) is not None:
+                self._readers.move_to_end(source.number)
+                return known
+        opened: OpenObject = self._folder.open(source.name)
+        reader = ObjectReader(opened.size, source.footer_crc, opened.read)
+        with self._lock:
+            self._readers[source.number] = reader
+            if len(self._readers) > _OPEN_OBJECTS_MAX:
+                self._readers.popitem(last=False)
+        return reader
+
+    def tags(self, request: ReadColdTags) -> ColdTagsRead:
+        """Return the tags of an object."""
+        try:
+            return ColdTagsRead(request.source.number, self._reader(request.source).tags())
+        except (MissingObjectError, MalformedFrameError, ColdStoreError) as error:
+            log.warning("tags on cold storage cannot be read", error=str(error))
+            return ColdTagsRead(request.source.number, None)
+
+    def delete(self, request: DeleteObject) -> ObjectDeleted:
+        """Delete an object."""
+        number = request.source.number
+        with self._lock:
+            self._readers.pop(number, None)
+            for key in [key for key in self._groups if key[0] == number]:
+                self._cached_bytes -= _bytes_of(self._groups.pop(key))
+        try:
+            self._folder.delete(request.source.name)
+        except ColdStoreError as error:
+            log.warning("trimmed records stay on cold storage for now", error=str(error))
+            return ObjectDeleted(number, done=False)
+        return ObjectDeleted(number, done=True)
+
+
+def _bytes_of(batches: dict[LocalId, bytes]) -> int:
+    return sum(map(len, batches.values()))
+
+
+def _witness(request: WriteObject) -> tuple[int, bytes]:
+    """Return the seqnum and the tags of the last record of an object that has tags."""
+    from indilog.base.ids import HASH_BYTES
+    from indilog.kernel.records import RecordBatch
+
+    for batch in reversed(request.batches):
+        counts, tags = RecordBatch(batch.payload).tag_columns()
+        for index in range(len(counts) - 1, -1, -1):
+            if counts[index]:
+                return batch.seqnum + index, tags[-HASH_BYTES * counts[index] :]
+    return request.batches[-1].seqnum, b""
+
+
+class ColdStore:
+    """Answers the requests of the storage nodes of a process.
+
+    Args:
+        journal: directory of the journal; its file `COLD` says where objects are.
+        settled: waits until everything written to the journal is synced; False: the process ends.
+        deliver: takes the answers, on the loop.
+
+    Raises:
+        ConfigError: the configured place is another one than that of the existing objects.
+        DataDirectoryError: the file `COLD` is damaged.
+    """
+
+    def __init__(
+        self,
+        journal: Path,
+        config: Config,
+        settled: Callable[[], Awaitable[bool]],
+        deliver: Callable[[NodeId, ColdAnswer], None],
+    ) -> None:
+        self._journal = journal
+        self._config = config.node.cold
+        self._settled = settled
+        self._deliver = deliver
+        self._folders: ColdFolders | None = folders_noted(journal)
+        if self._folders is not None and self._config.cold_place not in ("", self._folders.place):
+            raise ConfigError(
+                f"The old records of {journal} are in {self._folders.place}, and cold_place is "
+                f"{self._config.cold_place}; give the former."
+            )
+        self._is_new = False
+        """Whether the file `COLD` is still to be written."""
+        self._nodes: dict[NodeId, ColdObjects] = {}
+        self._reading: ThreadPoolExecutor | None = None
+        self._working: ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ask(self, node: NodeId, request: ColdRequest) -> None:
+        """Serve a request of a node; its answer is delivered later, or at once."""
+        if (objects := self._of(node, request)) is None:
+            self._deliver(node, without_store(request))
+            return
+        if self._reading is None or self._working is None:
+            self._reading = ThreadPoolExecutor(
+                self._config.cold_requests_max, thread_name_prefix="cold-read"
+            )
+            self._working = ThreadPoolExecutor(1, thread_name_prefix="cold-write")
+        task = asyncio.get_running_loop().create_task(
+            self._serve(node, objects, request, self._reading, self._working)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _of(self, node: NodeId, request: ColdRequest) -> ColdObjects | None:
+        """Return the objects of a node; None: there is no place, or none is noted."""
+        if (known := self._nodes.get(node)) is not None:
+            return known
+        if self._folders is None:
+            if not self._config.cold_place:
+                return None
+            if isinstance(request, ListObjects) and not request.is_first:
+                log.error("the file COLD of the journal is missing", journal=str(self._journal))
+                return None
+            self._folders = new_folders(self._config.cold_place)
+            self._is_new = True
+        folders = self._folders
+        note = partial(note_folders, self._journal, folders) if self._is_new else None
+        folder = ColdFolder(folders.place, folders.of(node), self._config.cold_timeout_s)
+        self._nodes[node] = ColdObjects(folder, self._config.cold_cache_bytes_max, note)
+        return self._nodes[node]
+
+    async def close(self) -> None:
+        """Stop; an object that is being written is finished or not, and both are correct."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for executor in (self._reading, self._working):
+            if executor is not None:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(
+        self,
+        node: NodeId,
+        objects: ColdObjects,
+        request: ColdRequest,
+        reading: ThreadPoolExecutor,
+        working: ThreadPoolExecutor,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        match request:
+            case ReadColdBatch(token):
+                read = loop.run_in_executor(reading, objects.read, request)
+                done, _ = await asyncio.wait([read], timeout=self._config.cold_timeout_s)
+                answer: ColdAnswer = (
+                    read.result() if done else ColdBatchRead(token, None, away=True)
+                )
+            case ReadColdTags():
+                answer = await loop.run_in_executor(working, objects.tags, request)
+            case ListObjects():
+                answer = await loop.run_in_executor(working, objects.list)
+            case WriteObject():
+                answer = await loop.run_in_executor(working, objects.write, request)
+            case DeleteObject():
+                if not await self._settled():
+                    return
+                answer = await loop.run_in_executor(working, partial(objects.delete, request))
+            case unreachable:
+                assert_never(unreachable)
+        self._deliver(node, answer)

@@ -1,0 +1,1 @@
+"""The metadata store: its interface, the embedded one and its service, and ZooKeeper."""

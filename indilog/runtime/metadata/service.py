@@ -1,0 +1,200 @@
+"""The server that lets other processes use the embedded metadata store (ARCHITECTURE 11).
+
+The first process of a cluster serves its store at one address (zmq ROUTER); every other process
+asks through a `MetadataClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+import structlog
+import zmq
+
+from indilog.base.errors import ConfigError, IndilogError
+from indilog.config import NodeConfig
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.messages import (
+    Changed,
+    CloseSession,
+    CompareAndSet,
+    Decided,
+    Delete,
+    Get,
+    Heartbeat,
+    ListPage,
+    NextSequence,
+    OpenSession,
+    Page,
+    Refused,
+    Removed,
+    Reply,
+    Request,
+    Sequence,
+    SessionState,
+    Unchanged,
+    Value,
+    Watch,
+    WatchDirectory,
+    WatchedSocket,
+    encoder,
+    requests,
+)
+from indilog.runtime.metadata.store import (
+    Deleted,
+    Listing,
+    SessionExpiredError,
+    Versioned,
+    Written,
+)
+
+_ITEM_BYTES: Final = 32
+"""Bytes of one item of a list, besides its key and its value."""
+
+_AtOnce: TypeAlias = Get | CompareAndSet | Delete | ListPage | NextSequence
+
+_log = structlog.get_logger(__name__)
+
+
+class MetadataServer:
+    """Answers other processes' requests to an embedded store.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+
+    def __init__(self, store: EmbeddedMetadataStore, address: str, config: NodeConfig) -> None:
+        self._store = store
+        self._page_bytes = config.metadata.metadata_value_bytes_max
+        self._waiting_max = config.metadata.metadata_watchers_max
+        self._watch_s = config.metadata.metadata_timeout_s / 2
+        self._answers: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self.ignored = 0
+        """Frames that were no requests, or beyond what may wait."""
+        self._link = WatchedSocket(zmq.ROUTER, self._on_message, config)
+        try:
+            self._link.socket.bind(address)
+        except zmq.ZMQError as error:
+            self._link.close()
+            raise ConfigError(f"Cannot serve metadata at {address}: {error}.") from error
+        store.expire_in_time()  # sessions of the process before
+
+    async def close(self) -> None:
+        """Stop answering. May be called again."""
+        self._link.close()
+        tasks = list(self._answers.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        try:
+            client, frame = parts
+            request = requests.decode(frame)
+        except (ValueError, msgspec.DecodeError) as error:
+            self._ignore(f"not a request: {error}")
+            return
+        asked = (client, request.request)
+        if asked in self._answers:
+            return  # resent until then
+        if len(self._answers) >= self._waiting_max:
+            self._ignore("too many requests wait")
+            return
+        task = asyncio.create_task(self._answer(client, request))
+        self._answers[asked] = task
+        task.add_done_callback(lambda _: self._answers.pop(asked, None))
+
+    def _ignore(self, reason: str) -> None:
+        self.ignored += 1
+        _log.warning("metadata request ignored", reason=reason)
+
+    async def _answer(self, client: bytes, request: Request) -> None:
+        reply: Reply
+        try:
+            reply = await self._reply_to(request)
+        except SessionExpiredError:
+            reply = SessionState(request.request, is_alive=False)
+        except IndilogError as error:
+            reply = Refused(request.request, str(error), error.retryable)
+        self._link.send([client, encoder.encode(reply)])
+
+    async def _reply_to(self, request: Request) -> Reply:
+        match request:
+            case Get() | ListPage() | CompareAndSet() | Delete() | NextSequence():
+                return await self._done(request)
+            case Watch() | WatchDirectory():
+                return await self._watched(request)
+            case OpenSession() | Heartbeat() | CloseSession():
+                return await self._session_of(request)
+            case unreachable:
+                assert_never(unreachable)
+
+    async def _done(self, request: _AtOnce) -> Reply:
+        """Answer what needs no waiting."""
+        number, store = request.request, self._store
+        match request:
+            case Get(key=key):
+                return _value(number, await store.get(key))
+            case ListPage(directory=directory, after=after):
+                return self._page(number, await store.list_keys(directory), after)
+            case CompareAndSet(key=key, value=value, expected_version=expected):
+                outcome = await store.compare_and_set(
+                    key,
+                    value,
+                    expected_version=expected,
+                    writer=request.writer,
+                    session=request.session,
+                    is_ephemeral=request.is_ephemeral,
+                )
+                return Decided(number, isinstance(outcome, Written), outcome.version)
+            case Delete(key=key, expected_version=expected, session=session):
+                deleted = await store.delete(key, expected_version=expected, session=session)
+                return Removed(number, 0 if isinstance(deleted, Deleted) else deleted.version)
+            case NextSequence(key=key):
+                return Sequence(number, await store.next_sequence(key))
+            case unreachable:
+                assert_never(unreachable)
+
+    def _page(self, number: int, listing: Listing, after: str) -> Page:
+        items: dict[str, tuple[bytes, int]] = {}
+        used = 0
+        for key in sorted(key for key in listing.items if key > after):
+            found = listing.items[key]
+            used += len(found.value) + len(key.encode()) + _ITEM_BYTES
+            if items and used > self._page_bytes:
+                return Page(number, items, listing.revision, is_last=False)
+            items[key] = (found.value, found.version)
+        return Page(number, items, listing.revision, is_last=True)
+
+    async def _session_of(self, request: OpenSession | Heartbeat | CloseSession) -> Reply:
+        alive = True
+        match request:
+            case OpenSession(session=name, ttl_s=ttl_s):
+                await self._store.open_session(name, ttl_s)
+            case Heartbeat(session=name):
+                alive = await self._store.heartbeat(name)
+            case CloseSession(session=name):
+                await self._store.close_session(name)
+                alive = False
+            case unreachable:
+                assert_never(unreachable)
+        return SessionState(request.request, is_alive=alive)
+
+    async def _watched(self, watch: Watch | WatchDirectory) -> Reply:
+        number = watch.request
+        try:
+            async with asyncio.timeout(self._watch_s):
+                if isinstance(watch, Watch):
+                    return _value(number, await self._store.watch(watch.key, after=watch.after))
+                after = watch.after
+                return Changed(
+                    number, await self._store.changed_directory(watch.directory, after=after)
+                )
+        except TimeoutError:
+            return Unchanged(number)
+
+
+def _value(request: int, found: Versioned | None) -> Value:
+    return Value(request, found.value, found.version) if found else Value(request, b"", 0)

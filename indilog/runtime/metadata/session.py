@@ -1,0 +1,181 @@
+"""A session with the metadata store, as its owner sees it (docs/decisions/0037).
+
+Each store keeps sessions in its own way; when the owner must stop believing in one is decided here,
+for all stores alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from indilog.base.errors import IndilogError
+from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Written
+
+_BELIEVED_SHARE: Final = 2 / 3
+"""Share of `ttl_s` after the sending of a heartbeat for which the owner relies on its answer.
+
+The rest covers clocks that run at different speeds, and what a ZooKeeper follower may take to pass
+a heartbeat on to its leader (half a tick; a session has at least two).
+"""
+_HEARTBEATS_PER_TTL: Final = 6
+_UNANSWERED_SHARE: Final = 1 / 3
+"""Share of `ttl_s` after which the next heartbeat does not wait for the last one's answer."""
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+
+def boot_time_s() -> float:
+    """Seconds of a clock that also counts while the machine sleeps, and that is never set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class HeartbeatSession(ABC):
+    """A `Session` that sends heartbeats, and ends itself if they are not answered in time.
+
+    A subclass says how to send one, how to write, and how to end. It calls `begin` once, when the
+    store has the session.
+    """
+
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        self._believed_until = 0.0
+        self._closing: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, asked_at: float) -> None:
+        """Send heartbeats from now on; the request that opened the session counts as the first.
+
+        Args:
+            asked_at: `boot_time_s` before that request was sent.
+        """
+        self._believed_until = asked_at + self.ttl_s * _BELIEVED_SHARE
+        for work in (self._send_heartbeats(), self._end_in_time()):
+            self._tasks.add(asyncio.create_task(work))
+
+    def check(self) -> None:
+        """See `Session.check`: it compares clocks, so it is right in the first line after a pause.
+
+        Raises:
+            SessionExpiredError: the session is over.
+        """
+        if not self._over.is_set() and boot_time_s() >= self._believed_until:
+            self.expire("no heartbeat was answered in time")
+        if self._over.is_set():
+            raise SessionExpiredError(
+                "The session with the metadata store is over; what it held belongs to others now."
+            )
+
+    async def expired(self) -> None:
+        """See `Session.expired`."""
+        await self._over.wait()
+
+    async def create(self, key: str, value: bytes) -> Written | Conflict:
+        """See `Session.create`."""
+        return await self._while_alive(self._write(key, value, 0, is_ephemeral=True))
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        """See `Session.compare_and_set`."""
+        return await self._while_alive(
+            self._write(key, value, expected_version, is_ephemeral=False)
+        )
+
+    async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
+        """See `Session.delete`."""
+        return await self._while_alive(self._delete(key, expected_version))
+
+    async def _while_alive(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do a write; the session must be alive before and after it, and while it waits."""
+        writing, ending = asyncio.create_task(work), asyncio.create_task(self._over.wait())
+        try:
+            self.check()
+            await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+            return writing.result()
+        except SessionExpiredError:
+            self.expire("the store has ended it")
+            raise
+        finally:
+            writing.cancel()
+            ending.cancel()
+            await asyncio.gather(writing, ending, return_exceptions=True)
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        if self._closing is None:
+            self._over.set()
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(IndilogError):  # the store is away: it ends the session itself
+            await self._end()
+
+    def expire(self, reason: str) -> None:
+        """Tell the owner at once that the session is over."""
+        if not self._over.is_set():
+            _log.warning("the session with the metadata store is over", reason=reason)
+            self._over.set()
+
+    async def _send_heartbeats(self) -> None:
+        pause_s = self.ttl_s / _HEARTBEATS_PER_TTL
+        while not self._over.is_set():
+            sent_at = boot_time_s()
+            try:
+                async with asyncio.timeout(self.ttl_s * _UNANSWERED_SHARE):
+                    is_known = await self._heartbeat()
+            except (TimeoutError, IndilogError) as error:
+                _log.info("a heartbeat to the metadata store is unanswered", reason=str(error))
+            else:
+                if not is_known:
+                    self.expire("the store has ended it")
+                    return
+                self._believed_until = sent_at + self.ttl_s * _BELIEVED_SHARE
+            await asyncio.sleep(max(0.0, sent_at + pause_s - boot_time_s()))
+
+    async def _end_in_time(self) -> None:
+        """Tell the owner when the last answered heartbeat is too old, then free what is left."""
+        while not self._over.is_set():
+            if (left_s := self._believed_until - boot_time_s()) <= 0:
+                self.expire("no heartbeat was answered in time")
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._over.wait()
+        # Otherwise heartbeats of a library below would keep keys without an owner.
+        await self.close()
+
+    @abstractmethod
+    async def _heartbeat(self) -> bool:
+        """Prolong the session; return whether the store still knows it."""
+
+    @abstractmethod
+    async def _write(
+        self, key: str, value: bytes, expected_version: int, *, is_ephemeral: bool
+    ) -> Written | Conflict:
+        """Set a key in the store, only if it still knows the session.
+
+        Raises:
+            SessionExpiredError: it does not.
+        """
+
+    @abstractmethod
+    async def _delete(self, key: str, expected_version: int) -> Deleted | Conflict:
+        """Delete a key in the store, only if it still knows the session."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Have the store end the session; called once."""

@@ -1,0 +1,208 @@
+"""The metadata store: the few small facts that a cluster agrees on outside its log (ARCHITECTURE
+11).
+
+Views, addresses and epochs are kept here. The interface is one for all stores: versioned keys that
+change by compare-and-set, lists, watches, sequences, and sessions with ephemeral keys.
+`embedded` keeps the store in one file, `service` and `client` let other processes use it, and
+`zookeeper` keeps it in ZooKeeper.
+
+A key is text of at most 256 bytes. Its directory is all up to and including its last `/`, so
+`nodes/storage-0` is in `nodes/` and `view` is in the directory `""`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+from indilog.base.errors import ConfigError, IndilogError, TooLargeError
+from indilog.config import NodeConfig
+
+KEY_BYTES_MAX: Final = 256
+
+
+class SessionExpiredError(IndilogError):
+    """The session with the metadata store is over, and its ephemeral keys are gone or soon will be.
+
+    Nothing may be done any more that needed the session; open a new one. The outcome of a write
+    that was in flight when the session expired is unknown.
+    """
+
+
+class Versioned(NamedTuple):
+    """A value and its version: a number above 0 that is greater than the versions of all earlier
+    writes of the key, also of those before the key was deleted.
+    """
+
+    value: bytes
+    version: int
+
+
+class Listing(NamedTuple):
+    """All keys of one directory at one moment."""
+
+    items: dict[str, Versioned]
+    revision: int
+    """Grows with each change in the directory; 0: there was none yet."""
+
+
+class Written(NamedTuple):
+    """The value was set; this is its version now."""
+
+    version: int
+
+
+class Deleted(NamedTuple):
+    """The key does not exist (any more)."""
+
+
+class Conflict(NamedTuple):
+    """Nothing was changed: the version is this one, not the expected one (0: there is no value).
+
+    After a lost connection this may also mean that the write took effect and that another client
+    has written since.
+    """
+
+    version: int
+
+
+class Session(Protocol):
+    """A client's presence in the store, kept up by heartbeats; used on one event loop.
+
+    Ephemeral keys belong to a session and vanish with it. The session ends `ttl_s` after its last
+    heartbeat reached the store, or when it is closed. Its owner counts from the moment at which it
+    sent the last answered heartbeat, and only two thirds of `ttl_s`. So the owner gives up first,
+    also if it was paused or cannot reach the store. After that every method raises
+    `SessionExpiredError`, permanently.
+
+    Clocks only say when to give up. What proves that a key is still held is a version: writes
+    through a session take effect only while the store knows the session, and the version of an
+    ephemeral key is greater than that of every earlier holder, so it can fence other services.
+
+    Raises:
+        SessionExpiredError: the session is over.
+        QuorumUnavailableError, TooLargeError, OverloadedError: as in `MetadataStore`.
+    """
+
+    ttl_s: float
+    """What the store granted; it may be less or more than what was asked for."""
+
+    def check(self) -> None:
+        """Raise `SessionExpiredError` if the session is over; never waits."""
+
+    async def expired(self) -> None:
+        """Wait until the session is over; returns at once when its owner must stop."""
+
+    async def create(self, key: str, value: bytes) -> Written | Conflict:
+        """Create an ephemeral key, unless `key` exists."""
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        """Set a key as `MetadataStore.compare_and_set` does, only while the session lives.
+
+        An ephemeral key stays ephemeral, and its session's.
+        """
+
+    async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
+        """Delete a key as `MetadataStore.delete` does, only while the session lives."""
+
+    async def close(self) -> None:
+        """End the session; its keys are deleted now, or after `ttl_s` if the store is away.
+
+        May be called again, and after the session expired.
+        """
+
+
+class MetadataStore(Protocol):
+    """Versioned keys, lists, watches, sequences and sessions. Everything in an answer is durable.
+
+    Raises:
+        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. The outcome
+            of a write in flight is then unknown.
+        TooLargeError, OverloadedError: a limit; nothing was changed.
+        ConfigError: the key has an empty name; or the store refuses this client.
+    """
+
+    async def get(self, key: str) -> Versioned | None:
+        """Return the newest value of `key`, linearizable; None: there is none."""
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        """Set `key` if its version is `expected_version` (0: if it does not exist)."""
+
+    async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
+        """Delete `key` if its version is `expected_version`, or if it does not exist anyway."""
+
+    async def list_keys(self, directory: str) -> Listing:
+        """Return the keys of a directory with their values, as they were together at one moment.
+
+        Args:
+            directory: ends in `/`, or is empty. Keys of its subdirectories are not listed.
+        """
+
+    async def next_sequence(self, key: str) -> int:
+        """Return a number greater than all that were ever returned for `key`; the first is 1.
+
+        Numbers may be skipped, if an answer was lost. They are never repeated, also after a crash,
+        so they can serve as epochs. Sequences are apart from keys, and permanent.
+        """
+
+    async def watch(self, key: str, *, after: int) -> Versioned | None:
+        """Wait until `key` has another version than `after` (0: it does not exist); return it.
+
+        Returns None if the key was deleted. Values in between may be skipped, the last one never
+        is. It waits without limit, also while the store is away; the caller sets the deadline.
+        """
+
+    async def watch_directory(self, directory: str, *, after: int) -> Listing:
+        """Wait until the revision of a directory is above `after`, and list it.
+
+        As with `watch`, changes in between may be skipped. After a restart of the store a listing
+        may be returned that did not change.
+        """
+
+    async def session(self, ttl_s: float | None = None) -> Session:
+        """Open a session that ends `ttl_s` after its last heartbeat.
+
+        Args:
+            ttl_s: None: `metadata_session_s`.
+        """
+
+
+def check_key(key: str, value: bytes, config: NodeConfig) -> None:
+    """Refuse a key without a name, and a key or a value that is over its limit.
+
+    Raises:
+        ConfigError: the key is empty, or ends in `/`.
+        TooLargeError: it is over a limit, which is in the message.
+    """
+    if (not directory_of(key) and not key) or key.endswith("/"):
+        raise ConfigError(f"{key!r} is no key of the metadata store: it has no name.")
+    check_directory(directory_of(key))
+    key_bytes = len(key.encode())
+    if key_bytes > KEY_BYTES_MAX:
+        raise TooLargeError("A metadata key", size=key_bytes, limit=KEY_BYTES_MAX)
+    if len(value) > config.metadata.metadata_value_bytes_max:
+        limit = config.metadata.metadata_value_bytes_max
+        raise TooLargeError("A metadata value", size=len(value), limit=limit)
+
+
+def check_directory(directory: str) -> None:
+    """Refuse what is no directory of keys.
+
+    Raises:
+        ConfigError: it does not end in `/`.
+        TooLargeError: it is longer than keys may be.
+    """
+    if directory and not directory.endswith("/"):
+        raise ConfigError(f"{directory!r} is no directory of the metadata store: add a slash.")
+    if len(directory.encode()) > KEY_BYTES_MAX:
+        size = len(directory.encode())
+        raise TooLargeError("A directory of metadata keys", size=size, limit=KEY_BYTES_MAX)
+
+
+def directory_of(key: str) -> str:
+    """Return the directory of `key`, with its slash; empty if it has none."""
+    before, slash, _ = key.rpartition("/")
+    return before + slash

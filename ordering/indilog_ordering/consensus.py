@@ -1,0 +1,148 @@
+"""The consensus core of the ordering tier: a metalog on several sequencers, in the shape of Raft
+(Ongaro and Ousterhout 2014; decision 0042).
+
+It is pure: messages and the time in, messages and frames out. A *term* is the incarnation of a
+primary, from the metadata store's sequence: it grows, and no two primaries share one. Any sequencer
+may be the primary of any term. A majority is one of all sequencers of the view.
+
+1. **Promise.** A sequencer follows the newest term that it knows. It persists that term before it
+   answers, and refuses messages of older ones, also after a restart (Raft 5.1).
+2. **Log matching.** An entry carries the term in which it was proposed, and a primary proposes once
+   at a position. Entries are accepted only after an entry of the same term as the primary's. An
+   entry that differs replaces the one at its position and all after it. So two copies with entries
+   of one term at one position are equal up to it (Raft 5.3).
+3. **Seal.** A new primary sends `Seal` to all. When a majority has answered, it begins a second
+   round, and waits until a majority of those nodes, in the same incarnations, has answered in it.
+   So there was an instant at which a majority, the *electors*, had all promised the term. It adopts
+   the greatest copy of the electors, by last term and length, and its own if that is greater.
+4. **Commit.** An entry is committed when any majority has it durably, and one entry of the
+   primary's own term, too (Raft 5.4.2). The first entry of a term is an empty one, the *fence*.
+   The primary's own disk is not needed.
+5. **Learners.** A node that may have lost entries or promises is a *learner*: its disk says so
+   before all else. It counts in no majority. It becomes a *voter* again when (a) it durably has all
+   entries that a primary had at an instant after the primary had heard of this incarnation, and (b)
+   that primary then began a round, and a majority without the learner answered in it.
+6. **Rounds.** A primary numbers its rounds, and answers repeat the newest one. If a majority has
+   answered in a round, no newer primary had electors when the round began. So a tail that was
+   committed then is linearizable (Raft 8, ReadIndex).
+
+*Leader completeness*: an entry e that was committed in term u is in what every primary of a term
+v > u adopts. Let E be the majority that had e, and V the electors of v; some X is in both. If X did
+not lose its disk between its two answers, Raft's argument (5.4.3) holds: X answered for e first,
+because it refused u afterwards, so its copy ends at e or later; by induction over the terms between
+u and v the greatest copy of V has e. Losses remain. Take a learner W that a primary of term t
+restored; Q is the majority without W that answered in the round of 5b, after the loss.
+
+- *W has every e that it acknowledged before the loss.* u < t: the electors of t and E share a node,
+  W before its loss or another one, so e was adopted by t, and W has it by 5a. u = t: the primary
+  had heard of the new incarnation, so acknowledgements of e by W came earlier, and 5a includes e.
+  u > t: the electors of u had promised u before e was proposed, so before the loss. Some Y in Q was
+  one of them, and would have refused the round of t < u.
+- *W keeps its promise.* If W was an elector of v, all electors had promised v at one instant, and
+  W lost its disk after that. Some Y in Q was one of them, and answered in term t, so t >= v; if Y
+  had lost its disk in between, the same holds for Y, which was restored earlier. W followed t when
+  it was restored, so it refuses u < v.
+
+Without the second round of 3 the electors need not have promised at one instant: a node could
+promise v, lose its disk, be restored by t < v, and acknowledge entries of t that v does not know.
+
+A primary that is a learner itself is restored by the same rule: the second round of 3 is that of
+5b. A *sole* sequencer is every majority: what is on its disk is committed. It needs no promise, no
+fence and no round, and its disk cannot be restored from others.
+
+What is assumed: a sync is durable, and lost frames are noticed (decisions 0009, 0022). Sequencers
+of one process lose their unsynced frames together; the nodes of a majority belong into different
+processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.config import Config
+from indilog.roles.role import Effect, Ignore, Received
+from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
+from indilog_ordering.leader import Leader
+from indilog_ordering.member import Member
+from indilog_ordering.stored_metalog import StoredMetalog
+
+
+class Consensus:
+    """One sequencer of the core.
+
+    Args:
+        node: this node.
+        nodes: all sequencers.
+        metalog: the copy here, recovered.
+        life: the incarnation of this node.
+
+    Attributes:
+        member: the copy and the promise.
+        leader: the term of this incarnation, if it was begun.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        nodes: Sequence[NodeId],
+        metalog: StoredMetalog,
+        life: Epoch,
+        config: Config,
+    ) -> None:
+        self._node = node
+        self._nodes = nodes
+        self._config = config
+        self.member = Member(metalog, life, config)
+        self.leader: Leader | None = None
+
+    def begin(self) -> list[Effect]:
+        """Return what comes first after a start."""
+        return self.member.begin()
+
+    def lead(self) -> list[Effect]:
+        """Become the primary of the term that is this node's incarnation."""
+        alone = len(self._nodes) == 1
+        effects = [] if alone else self.member.lead()
+        if alone:
+            self.member.term = self.member.life
+        self.leader = Leader(self._node, self._nodes, self.member, self._config)
+        return effects
+
+    def on_received(
+        self, event: Received, message: Seal | Sealed | MetalogAppend | MetalogStored
+    ) -> list[Effect]:
+        """Handle a message of another sequencer."""
+        leader = self.leader
+        match message:
+            case Seal():
+                return self.member.on_seal(event, message)
+            case MetalogAppend():
+                return self.member.on_append(event, message)
+            case Sealed() | MetalogStored() if leader is None or leader.deposed:
+                return [Ignore(event, "an answer to a primary; this node is none")]
+            case Sealed():
+                return leader.on_sealed(event, message)
+            case MetalogStored():
+                return leader.on_stored(event, message)
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Answer as a member, and commit as a primary. Proposals follow, then `replicate`."""
+        leader = self.leader
+        if leader is None or leader.deposed:
+            return self.member.advance()
+        return leader.advance(now)
+
+    def replicate(self, now: Instant) -> list[Effect]:
+        """Send the others what they lack."""
+        return [] if self.leader is None else self.leader.replicate(now)
+
+    def deadline(self) -> Instant | None:
+        """When to call `advance` and `replicate` even without messages."""
+        return None if self.leader is None else self.leader.deadline()
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        self.member.check_invariants()
+        if self.leader is not None:
+            self.leader.check_invariants()

@@ -1,0 +1,426 @@
+"""One term of a primary: it seals, adopts the longest copy, replicates, commits and confirms
+(`indilog_ordering.consensus` says which rules hold).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Instant, MetalogPosition, NodeId, majority
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.lineage import Extent
+from indilog.kernel.metalog import Entry
+from indilog.roles.role import Effect, Ignore, Received, Send
+from indilog.wire.sequencer_messages import (
+    NO_INCARNATION,
+    MetalogAppend,
+    MetalogStored,
+    Seal,
+    Sealed,
+)
+from indilog_ordering.member import Member, misordered
+from indilog_ordering.member_progress import MemberProgress
+
+
+class Leader:
+    """The primary of the term that is the incarnation of this node.
+
+    Guarantees: an entry is committed only if it is durable at a majority of all sequencers, without
+    learners. No committed entry is ever replaced.
+
+    Attributes:
+        alone: whether there is no other sequencer.
+        adopted: whether the metalog here has all entries that earlier terms committed, so that
+            entries may be proposed.
+        recovered: how many entries were adopted.
+    """
+
+    def __init__(
+        self, node: NodeId, nodes: Sequence[NodeId], member: Member, config: Config
+    ) -> None:
+        self._node = node
+        self._member = member
+        self._metalog = member.metalog
+        self._term = member.life
+        self._majority = majority(nodes)
+        self._page_entries = config.node.ordering.metalog_entries_in_flight_max
+        self._page_bytes = config.node.messages.page_bytes_max
+        self._resend_s = config.node.messages.resend_s, config.node.messages.resend_s_max
+        self._members = {
+            other: MemberProgress(Resend(*self._resend_s)) for other in nodes if other != node
+        }
+        self._seals = Resend(*self._resend_s)
+        """When to resend what a primary asks before it has adopted a copy."""
+        self._round = 1
+        """The newest round; a round is confirmed when a majority has answered in it."""
+        self._round_wanted = False
+        self._owner: tuple[NodeId, Extent] | None = None
+        """The node whose copy is adopted, and its extent."""
+        self._asked: MetalogPosition | None = None
+        """The start of the entries that the owner was asked for."""
+        self._paged = False
+        """Whether the owner was asked anew since the last iteration."""
+        self.alone = self._majority == 1
+        self.adopted = self.alone
+        self.recovered: MetalogPosition = len(self._metalog)
+
+    # --- questions
+
+    @property
+    def deposed(self) -> bool:
+        """Whether this node follows a newer term."""
+        return self._member.term != self._term
+
+    @property
+    def committed(self) -> MetalogPosition:
+        """How many entries are committed, as far as it is known here."""
+        return self._metalog.committed.position
+
+    @property
+    def settled(self) -> bool:
+        """Whether all entries that earlier terms committed are known to be committed."""
+        if self.alone:
+            return self.committed >= self.recovered
+        return self.committed > self.recovered
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an entry may be proposed: few enough are in flight."""
+        in_flight = len(self._metalog) - self.committed
+        return not self.deposed and in_flight < self._page_entries
+
+    @property
+    def silent(self) -> tuple[NodeId, ...]:
+        """The sequencers of which no message has arrived."""
+        return tuple(node for node, member in self._members.items() if not member.life)
+
+    def confirm(self) -> int:
+        """Begin a round; return its number. When it is confirmed, no newer primary had committed
+        anything when this was called.
+        """
+        self._round_wanted = True
+        return self._round + 1
+
+    @property
+    def confirmed(self) -> int:
+        """The newest round in which a majority has answered."""
+        rounds = [member.echoed for member in self._members.values() if member.voter]
+        return self._of_majority([*rounds, *[self._round] * self._counts], 0)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this node's own disk counts."""
+        if self.alone:
+            return True
+        promised = self._metalog.promised == self._term == self._member.term
+        return promised and not self._metalog.learner
+
+    def _of_majority(self, values: list[int], otherwise: int) -> int:
+        """Return the largest value that a majority of all sequencers has reached."""
+        if len(values) < self._majority:
+            return otherwise
+        return sorted(values, reverse=True)[self._majority - 1]
+
+    # --- messages
+
+    def on_sealed(self, event: Received, message: Sealed) -> list[Effect]:
+        """Handle the answer to a `Seal`."""
+        member = self._heard(event)
+        if member is None or message.term != self._term:
+            return [Ignore(event, "an answer to another term, or of no sequencer")]
+        if message.round > self._round or message.extent.length < 0:
+            return [Ignore(event, "an answer to a round that was not begun")]
+        self._note_learner(member, learner=message.learner)
+        member.echoed = max(member.echoed, message.round)
+        if self.adopted:
+            return []
+        member.extent = message.extent
+        if member.sealed_in is None:
+            member.sealed_in = self._round
+        if self._owner is None or event.sender != self._owner[0]:
+            return []
+        return self._on_page(event, message)
+
+    def on_stored(self, event: Received, message: MetalogStored) -> list[Effect]:
+        """Handle an acknowledgement, or the first message of an incarnation."""
+        member = self._heard(event)
+        if member is None:
+            return [Ignore(event, "metalog stored by a node that is no sequencer")]
+        if message.term > self._term:
+            return [Ignore(event, "the sequencer follows a newer primary")]
+        self._note_learner(member, learner=message.learner)
+        if message.term < self._term or not self.adopted:
+            return []
+        if not 0 <= message.matched <= len(self._metalog) or message.round > self._round:
+            return [Ignore(event, "the sequencer has entries that were never sent to it")]
+        member.echoed = max(member.echoed, message.round)
+        if message.common is None:
+            member.on_stored(message.matched)
+            return []
+        member.stored = max(member.stored, message.matched)
+        member.sent = max(member.sent, member.stored)
+        member.on_mismatch(self._metalog.agreement(*message.common))
+        return []
+
+    def _heard(self, event: Received) -> MemberProgress | None:
+        """Return what is known of the sender; a new incarnation begins with nothing."""
+        member = self._members.get(event.sender)
+        if member is None or event.incarnation < member.life:
+            return None
+        if event.incarnation > member.life:
+            member = MemberProgress(Resend(*self._resend_s), event.incarnation)
+            self._members[event.sender] = member
+        return member
+
+    def _note_learner(self, member: MemberProgress, *, learner: bool) -> None:
+        """Note whether a node counts. A learner counts again when it has all entries that are here
+        now, and a round that begins now is confirmed without it.
+        """
+        if not learner:
+            member.voter, member.learner_until = True, None
+        elif member.learner_until is None and not member.voter and self.adopted:
+            member.learner_until = len(self._metalog), self.confirm()
+
+    # --- the beginning of the term
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Adopt a copy, or commit what a majority has. `replicate` comes after proposals.
+
+        Raises:
+            DataLossError: too many sequencers lost entries, so what is missing cannot be known.
+        """
+        if not self.adopted:
+            return self._adopt(now)
+        self._commit()
+        return self._restore_own() if self._metalog.written.learner else []
+
+    def _adopt(self, now: Instant) -> list[Effect]:
+        """Send a `Seal` to all, in a further round when a majority has answered, and after a pause;
+        then adopt a copy.
+        """
+        self._check_voters()
+        confirms = self._sealed_by(self._round + 1) and not self._sealed_by(self._round)
+        if self._paged:
+            self._paged = False
+            self._seals.stop()
+            self._seals.sent(now)
+        if self._seals.due is not None:
+            if not (confirms or self._seals.is_due(now)):
+                return self._choose(now) if self._owner is None and self._is_sealed() else []
+            self._round += 1
+            self._owner = None
+        if confirms:
+            self._seals.stop()
+        self._seals.sent(now)
+        return [Send(node, Seal(self._term, self._round)) for node in self._members]
+
+    def _check_voters(self) -> None:
+        """Refuse to go on if too many nodes lost entries: only a primary restores them.
+
+        Raises:
+            DataLossError: fewer than a majority count.
+        """
+        lost = [
+            node
+            for node, member in self._members.items()
+            if member.sealed_in is not None and not member.voter
+        ]
+        if self._metalog.learner:
+            lost.insert(0, self._node)
+        if len(self._members) + 1 - len(lost) < self._majority:
+            first, *others = lost
+            raise DataLossError(
+                f"The order of the log is damaged on the disk of {first}, and on that of "
+                f"{' and '.join(others)} too, so no node knows whether an acknowledged record "
+                "would be missing; restore the whole data directory from a copy."
+            )
+
+    def _sealed_by(self, end: int) -> bool:
+        """Whether a majority of voters had answered before round `end` began."""
+        answers = [m for m in self._members.values() if _sealed_before(m, end)]
+        return len(answers) + self._counts >= self._majority
+
+    def _is_sealed(self) -> bool:
+        """Whether a majority of voters had answered before this round began, and has answered in
+        this round, too.
+        """
+        return len(self._electors()) + self._counts >= self._majority
+
+    def _electors(self) -> dict[NodeId, MemberProgress]:
+        return {
+            node: member
+            for node, member in self._members.items()
+            if _sealed_before(member, self._round) and member.echoed == self._round
+        }
+
+    def _choose(self, now: Instant) -> list[Effect]:
+        """Adopt the greatest copy of the electors, if it is not here already."""
+        self._seals.stop()
+        extents = {node: member.extent for node, member in self._electors().items()}
+        owner = max(extents, key=lambda node: extents[node])
+        if extents[owner] <= self._metalog.extent:
+            self._begin()
+            return []
+        self._owner = owner, extents[owner]
+        start = self._metalog.agreement(*extents[owner])
+        self._seals.sent(now)
+        return self._ask(max(start, self._metalog.base.position))
+
+    def _ask(self, start: MetalogPosition) -> list[Effect]:
+        """Ask the owner for the entries from `start` on."""
+        assert self._owner is not None, "a copy was chosen"
+        self._asked, self._paged = start, True
+        previous = self._metalog.epoch_before(start)
+        return [Send(self._owner[0], Seal(self._term, self._round, start, previous))]
+
+    def _on_page(self, event: Received, message: Sealed) -> list[Effect]:
+        """Take entries of the adopted copy, and ask for those that follow."""
+        assert self._owner is not None, "a copy was chosen"
+        metalog = self._metalog
+        if message.common is not None:
+            start = max(metalog.agreement(*message.common), metalog.base.position)
+            return self._ask(start) if start != self._asked else []
+        if message.start is None:
+            return []
+        start, previous = message.start, message.previous
+        base = message.base
+        impossible = base is not None and not (
+            base.is_possible and (base.position, base.last) == (start, previous)
+        )
+        if impossible or misordered(start, previous, message.entries, self._term):
+            return [Ignore(event, "a copy of the metalog that cannot be")]
+        taken = self._member.take(message)
+        if not isinstance(taken, list):
+            return [Ignore(event, taken or "entries that do not follow this copy")]
+        if metalog.extent >= self._owner[1]:
+            self._begin()
+        elif taken:
+            taken += self._ask(len(metalog))
+        return taken
+
+    def _begin(self) -> None:
+        """Begin to propose: all that earlier terms committed is here."""
+        self._seals.stop()
+        self._owner = None
+        self.adopted, self.recovered = True, len(self._metalog)
+        for member in self._members.values():
+            if member.sealed_in is not None:
+                member.probe_at = self._metalog.agreement(*member.extent)
+            if member.life and not member.voter:
+                self._note_learner(member, learner=True)
+
+    def _restore_own(self) -> list[Effect]:
+        """Count this node again when its copy has all that was adopted."""
+        metalog = self._metalog
+        if metalog.stored < self.recovered:
+            return []
+        return [metalog.mark(learner=False)]
+
+    # --- entries
+
+    def append(self, entry: Entry) -> Effect:
+        """Propose an entry."""
+        assert self.adopted, "earlier entries come first"
+        assert not self.deposed, "a newer primary may have proposed at this position"
+        return self._metalog.append(entry)
+
+    def _commit(self) -> None:
+        """Commit what a majority has, if the last entry of it is of this term."""
+        if self.alone:
+            if self._metalog.stored > self.committed:
+                self._metalog.commit(self._metalog.stored)
+            return
+        stored = [member.stored for member in self._members.values() if member.voter]
+        end = self._of_majority([*stored, *[self._metalog.stored] * self._counts], 0)
+        if end > max(self.committed, self.recovered):
+            self._metalog.commit(end)
+
+    def replicate(self, now: Instant) -> list[Effect]:
+        """Send the other sequencers what they lack."""
+        if self.alone or not self.adopted or self.deposed:
+            return []
+        confirmed = self.confirmed
+        if self._round_wanted and confirmed >= self._round:
+            self._round_wanted = False
+            self._round += 1
+        return [
+            effect
+            for node, member in self._members.items()
+            for effect in self._replicate(node, member, confirmed, now)
+        ]
+
+    def _replicate(
+        self, node: NodeId, member: MemberProgress, confirmed: int, now: Instant
+    ) -> Iterator[Effect]:
+        """Send a sequencer its next page, a probe or a round, within the window."""
+        if member.resend.is_due(now):
+            member.go_back()
+        metalog, length = self._metalog, len(self._metalog)
+        start = end = length
+        needs_base = member.needs_base(metalog.base.position)
+        base = metalog.base if needs_base and not member.base_sent else None
+        if base is not None:
+            start, end = base.position, min(length, base.position + self._page_entries)
+        elif member.probed and not needs_base and member.probe_at is not None:
+            start, end = member.probe_at, min(length, member.probe_at + self._page_entries)
+        elif not (member.probed or needs_base):
+            start, end = member.sent, min(length, member.stored + self._page_entries)
+        idle = member.resend.due is None
+        if member.probed and not idle and base is None:
+            return
+        entries = metalog.page(start, end, self._page_bytes) if start < end else ()
+        end = min(end, start + len(entries))
+        is_restored = member.is_restored(confirmed)
+        says = idle and (member.probed or is_restored)
+        if start < end or base is not None or says or member.round_sent < self._round:
+            yield Send(
+                node,
+                MetalogAppend(
+                    self._term,
+                    start,
+                    metalog.epoch_before(start),
+                    entries,
+                    self.committed,
+                    self._round,
+                    metalog.base.position,
+                    base,
+                    member.life if is_restored else NO_INCARNATION,
+                ),
+            )
+            member.sent = max(member.stored, end) if not member.probed else member.sent
+            member.base_sent = base is not None
+            member.round_sent = self._round
+        awaited = (
+            member.probed
+            or needs_base
+            or member.stored < length
+            or is_restored
+            or member.echoed < self._round
+        )
+        if idle and awaited:
+            member.resend.sent(now)
+
+    def deadline(self) -> Instant | None:
+        """When to resend to a silent sequencer."""
+        if self.deposed:
+            return None
+        if not self.adopted:
+            return self._seals.due
+        dues = [m.resend.due for m in self._members.values() if m.resend.due is not None]
+        return min(dues, default=None)
+
+    def check_invariants(self) -> None:
+        """Assert that entries pass through their stages in order."""
+        if self.deposed:
+            return
+        assert self.committed <= len(self._metalog)
+        assert self.adopted or self._seals.due is not None
+        for member in self._members.values():
+            assert member.stored <= len(self._metalog), "only what equals this metalog counts"
+            assert member.stored <= member.sent or member.probed
+
+
+def _sealed_before(member: MemberProgress, end: int) -> bool:
+    return member.voter and member.sealed_in is not None and member.sealed_in < end

@@ -1,0 +1,106 @@
+"""What the primary knows of one other sequencer: what it has stored, and what is in flight to it.
+
+It resembles the progress of a follower in Raft implementations. A sequencer is *probed* until the
+position is known up to which its copy equals the primary's. Entries are then pipelined within a
+window. When an answer shows that messages were lost, the primary resends once from the end of what
+the sequencer has. Further answers to the same gap do not resend; only a timeout does.
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Epoch, MetalogPosition
+from indilog.base.resend import Resend
+from indilog.kernel.lineage import Extent
+
+
+class MemberProgress:
+    """One incarnation of another sequencer, as the primary sees it.
+
+    Attributes:
+        life: its incarnation; 0: no message of it has arrived.
+        voter: whether it counts; False: it is a learner, or has not answered yet.
+        echoed: the newest round that it has answered.
+        sealed_in: the round in which its first answer to a `Seal` arrived; None: none has.
+        extent: the extent of its copy when it last answered a `Seal`.
+        stored: how many entries of the primary it has, durably; 0 while probed.
+        sent: how many entries were sent; `stored <= sent`.
+        probed: whether it is not known where its copy differs.
+        probe_at: where to look next; None: at the end.
+        learner_until: (entries, round): it becomes a voter when it has these entries and this round
+            is confirmed; None: it is no learner, or not known to be one.
+        base_sent: whether the base of the primary is in flight to it.
+        round_sent: the newest round that was sent to it.
+        resend: when to resend what it has not answered.
+    """
+
+    __slots__ = (
+        "_went_back", "base_sent", "echoed", "extent", "learner_until", "life", "probe_at",
+        "probed", "resend", "round_sent", "sealed_in", "sent", "stored", "voter",
+    )  # fmt: skip
+
+    def __init__(self, resend: Resend, life: Epoch = Epoch(0)) -> None:  # noqa: B008 an int
+        self.life = life
+        self.voter = False
+        self.echoed = 0
+        self.sealed_in: int | None = None
+        self.extent = Extent(Epoch(0), 0)
+        self.stored: MetalogPosition = 0
+        self.sent: MetalogPosition = 0
+        self.probed = True
+        self.probe_at: MetalogPosition | None = None
+        self.learner_until: tuple[MetalogPosition, int] | None = None
+        self.base_sent = False
+        self.round_sent = 0
+        self.resend = resend
+        self._went_back = False
+
+    def needs_base(self, base: MetalogPosition) -> bool:
+        """Whether it lacks entries that the primary has only as a base, which ends at `base`."""
+        known = self.probe_at if self.probed else self.stored
+        return known is not None and known < base
+
+    def is_restored(self, confirmed: int) -> bool:
+        """Whether it is a learner that may count again; `confirmed`: the newest confirmed round."""
+        until = self.learner_until
+        return until is not None and self.stored >= until[0] and confirmed >= until[1]
+
+    def on_stored(self, length: MetalogPosition) -> None:
+        """Note how many entries of the primary it has."""
+        advanced = length > self.stored
+        self.resend.due = None
+        if advanced or self.probed:
+            self.resend.stop()
+        if self.probed:
+            self.probed = False
+            self._back_to(length)
+        elif advanced:
+            self._went_back = False
+        elif not self._went_back:
+            self._went_back = True
+            self._back_to(self.stored)
+        self.stored = max(self.stored, length)
+        self.sent = max(self.sent, self.stored)
+
+    def on_mismatch(self, position: MetalogPosition) -> None:
+        """Note that the last message did not fit; the copies can be equal up to `position` at
+        most.
+        """
+        if self.probed:
+            if self.probe_at is None or position < self.probe_at:
+                self.probe_at = position
+                self.resend.stop()
+                self._back_to(position)
+        elif not self._went_back:
+            self._went_back = True
+            self._back_to(self.stored)
+
+    def go_back(self) -> None:
+        """Resend from what it has: it did not answer in time."""
+        self._back_to(self.stored)
+        self._went_back = True
+        self.round_sent = 0
+        self.resend.due = None
+
+    def _back_to(self, length: MetalogPosition) -> None:
+        self.sent = length
+        self.base_sent = False

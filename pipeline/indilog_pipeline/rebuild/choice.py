@@ -1,0 +1,74 @@
+"""Which engine rebuilds a log faster, by figures that `bench.pipeline.rebuild` measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from indilog_pipeline.session import why_not
+
+EngineName: TypeAlias = Literal["local", "spark"]
+
+LOCAL_S: Final = 1.7
+"""Processor seconds of one process for 10^6 records with 4 rows each."""
+SPARK_S: Final = 2.6
+"""Processor seconds of Spark for the same, in tasks that all cores share."""
+SPARK_WRITE_S: Final = 0.7
+"""Processor seconds of Spark for writing the same, in one task for each index shard."""
+SPARK_START_S: Final = 12.0
+"""Seconds until a local session and its Python workers run."""
+_MILLION: Final = 1_000_000
+
+
+class Choice(NamedTuple):
+    """An engine, and one sentence that says why."""
+
+    engine: EngineName
+    sentence: str
+
+
+def local_s(records: int) -> float:
+    """Return about how long one process rebuilds so many records, in seconds."""
+    return LOCAL_S * records / _MILLION
+
+
+def spark_s(records: int, *, cores: int, index_shards: int) -> float:
+    """Return about how long a local Spark session does, with its start."""
+    each = SPARK_S / cores + SPARK_WRITE_S / max(1, min(cores, index_shards))
+    return SPARK_START_S + each * records / _MILLION
+
+
+def choose(
+    asked: EngineName | None,
+    master: str | None,
+    records: int,
+    *,
+    index_shards: int,
+    cores: int = os.cpu_count() or 1,
+    missing: Callable[[], str] = why_not,
+) -> Choice:
+    """Choose the engine.
+
+    Args:
+        asked: the engine that the caller wants; None: the faster one.
+        master: where Spark runs; None: on this machine.
+        records: to be read.
+        index_shards: to be written.
+        cores: of this machine.
+        missing: says why Spark cannot start here; empty: it can.
+    """
+    if asked is not None:
+        return Choice(asked, f"Engine {asked}, as asked.")
+    if master is not None:
+        return Choice("spark", "Engine spark, because --master says where Spark runs.")
+    alone, spark = local_s(records), spark_s(records, cores=cores, index_shards=index_shards)
+    times = (
+        f"{records:,} records take one process about {alone:,.0f} s, "
+        f"and Spark on {cores} cores about {spark:,.0f} s"
+    )
+    if alone <= spark:
+        return Choice("local", f"Engine local: {times}.")
+    if reason := missing():
+        return Choice("local", f"Engine local, although {times}: {reason}")
+    return Choice("spark", f"Engine spark: {times}.")

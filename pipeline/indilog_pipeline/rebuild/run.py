@@ -1,0 +1,171 @@
+"""Runs a rebuild: plans it, lets an engine write the snapshots, and installs them.
+
+The index tier must not run meanwhile: its processes write snapshots, too. A node that starts then
+begins with the rebuilt snapshot, and fetches only what came later.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from indilog.base.ids import MetalogPosition, NodeId
+from indilog.config import Config
+from indilog.kernel.index_schedule import Eras, IndexPositions
+from indilog.kernel.view import View, with_index_shards
+from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, layout_in
+from indilog.runtime.journal.directory_lock import lock_directory
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.snapshot_files import SnapshotFolder
+from indilog_pipeline.log_image import LogImage
+from indilog_pipeline.rebuild.local import LocalEngine
+from indilog_pipeline.rebuild.plan import Built, Engine, RebuildPlan, base_of, snapshot_folders
+
+_TEMPORARY: Final = "rebuild-"
+
+
+class Rebuilt(NamedTuple):
+    """What became of one index shard.
+
+    Attributes:
+        index_shard: the index shard.
+        start: the position of the snapshot that it was continued from; 0: there was none.
+        position: the position of the new snapshot.
+        rows: how many rows it has; 0: it has no records, and no snapshot was written.
+    """
+
+    index_shard: int
+    start: MetalogPosition
+    position: MetalogPosition
+    rows: int
+
+
+class Sharding(NamedTuple):
+    """Another number of index shards.
+
+    Attributes:
+        index_shards: how many there will be.
+        anew: distribute all metalog positions again; else only those that are still to come, so
+            that existing snapshots stay.
+    """
+
+    index_shards: int
+    anew: bool = False
+
+    def of(self, image: LogImage) -> View:
+        """Return the view with that number.
+
+        Raises:
+            ConfigError: there must be at least one index shard.
+        """
+        return with_index_shards(image.view, self.index_shards, 0 if self.anew else image.position)
+
+
+def rebuild_index(
+    directory: Path, engine: Engine | None = None, *, sharding: Sharding | None = None
+) -> list[Rebuilt]:
+    """Write a snapshot of everything below the image's end, for each replica of each index shard.
+
+    An index shard continues from its newest intact snapshot of the same metalog and schedule.
+    Without an engine, this process does it. With `sharding`, the data directory gets a new view at
+    the end. The configuration of later starts must name that number of index shards.
+
+    Raises:
+        ConfigError: `sharding` names no index shard.
+        DataDirectoryError: the index tier runs (with `sharding`: any part of the platform), or as
+            `LogImage.read`.
+        DataLossError, NotReadyError: as `LogImage.read`.
+    """
+    engine = engine or LocalEngine()
+    with ExitStack() as stack:
+        metadata = stack.enter_context(_locked(directory, whole=sharding is not None))
+        workspace = stack.enter_context(_workspace(directory))
+        image = LogImage.read(directory)
+        view = image.view if sharding is None else sharding.of(image)
+        plan, folders = _planned(directory, workspace, image, view)
+        built = engine(plan)
+        for shard, one in built.items():
+            _install(one, image.position, folders[shard])
+        if metadata is not None and view != image.view:
+            metadata.replace(VIEW_KEY, msgspec.json.encode(view))
+        return [_rebuilt(plan, shard, built.get(shard)) for shard in folders]
+
+
+def _planned(
+    directory: Path, workspace: Path, image: LogImage, view: View
+) -> tuple[RebuildPlan, dict[int, list[Path]]]:
+    """Return what is to do, and the folders of the snapshots of each index shard."""
+    folders, starts, bases = {}, {}, {}
+    for shard in range(len(view.index_shards)):
+        folders[shard] = snapshot_folders(directory, view, shard)
+        if not _has_positions(view.eras, shard, image.position):
+            continue
+        base = base_of(image, view.eras, shard, folders[shard])
+        start = base.snapshot.info.position if base is not None else 0
+        if start < image.position:
+            starts[shard] = start
+            if base is not None:
+                bases[shard] = base
+    return RebuildPlan(workspace, image, view.eras, starts, bases), folders
+
+
+def _rebuilt(plan: RebuildPlan, shard: int, built: Built | None) -> Rebuilt:
+    if built is not None:
+        return Rebuilt(shard, plan.starts[shard], plan.end, built.rows)
+    return Rebuilt(
+        shard, plan.end if _has_positions(plan.eras, shard, plan.end) else 0, plan.end, 0
+    )
+
+
+def _has_positions(eras: Eras, shard: int, end: MetalogPosition) -> bool:
+    """Whether an index shard has any position below `end`."""
+    return IndexPositions.of(eras, shard).first_from(0) < end
+
+
+def _install(built: Built, position: MetalogPosition, folders: list[Path]) -> None:
+    if built.file is not None:
+        for folder in folders:
+            SnapshotFolder(folder).put_copy(built.file, position)
+        built.file.unlink()
+
+
+@contextmanager
+def _locked(directory: Path, *, whole: bool) -> Iterator[EmbeddedMetadataStore | None]:
+    """Keep the processes of index nodes from running in the block; `whole`: all processes.
+
+    Gives the metadata of the whole platform.
+
+    Raises:
+        DataDirectoryError: one runs.
+    """
+    view, arrangement = layout_in(directory)
+    nodes = view.nodes if whole else view.index_nodes
+    with ExitStack() as stack:
+        metadata = None
+        if whole:
+            metadata = EmbeddedMetadataStore(directory / "metadata", Config().node)
+            stack.enter_context(metadata)
+        for journal in (directory / name for name in _journals(arrangement, nodes)):
+            if journal.is_dir():
+                stack.callback(os.close, lock_directory(journal / "LOCK"))
+        yield metadata
+
+
+def _journals(arrangement: Arrangement, nodes: Sequence[NodeId]) -> Sequence[str]:
+    return ["journal"] if arrangement == "embedded" else nodes
+
+
+@contextmanager
+def _workspace(directory: Path) -> Iterator[Path]:
+    """Give a folder for sorted runs, and remove those that killed rebuilds left."""
+    for left in directory.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=directory.absolute()) as folder:
+        yield Path(folder)

@@ -1,0 +1,93 @@
+"""What shards consist of: the content of their frames and checkpoints, and what they return."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indilog.base.columns import Pack
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, LocalId, ShardId
+from indilog.roles.role import Location
+
+
+class ShardState(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or where a writer opened.
+
+    Frames are replayed in order, so records that an opening dropped stay dropped.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ShardState)
+
+
+def state_encoded(state: ShardState) -> bytes:
+    """Return the bytes of a state, as journals hold them."""
+    return _encoder.encode(state)
+
+
+def state_decoded(payload: bytes) -> ShardState:
+    """Return the state in `payload`.
+
+    Raises:
+        MalformedFrameError: it holds none.
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not a shard's state: {error}") from error
+
+
+class LocalRun(NamedTuple):
+    """Batches in the journal, with nothing between them but discarded ones.
+
+    Attributes:
+        first, end: their localids.
+        batches: the first localid and the place of each.
+        bounded: whether a hole or a batch on cold storage follows them.
+    """
+
+    first: LocalId
+    end: LocalId
+    batches: list[tuple[LocalId, Location]]
+    bounded: bool
+
+
+class BatchRows(NamedTuple):
+    """The batches of one replica of a shard, ascending, as columns of equal length.
+
+    Attributes:
+        firsts, ends: the localids of each.
+        segments, offsets, lengths: where it was written; of a batch on cold storage see
+            `indilog_storage.batch_reads.cold_number`.
+        gone: the localids of discarded batches, a row each: first, end.
+    """
+
+    firsts: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+    segments: NDArray[np.uint32]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    gone: NDArray[np.uint64]
+
+
+class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
+    """The durable state of a shard; rows and spans are packed (`indilog.base.columns`)."""
+
+    claimed: Epoch
+    opened: Epoch
+    stored: LocalId
+    ordered: LocalId
+    certain: bool
+    doubted: LocalId | None
+    opened_at: LocalId | None
+    rows: tuple[Pack, ...]
+    spans: tuple[Pack, ...]

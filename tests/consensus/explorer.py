@@ -1,0 +1,233 @@
+"""Two searches through the states of a few sequencers: all steps up to a depth, and random walks.
+
+The exhaustive search starts at some *situations*, because an election alone takes a dozen steps:
+from each it takes every possible step, in every order, up to a number of steps, and visits equal
+states once. A walk takes random steps up to a great depth, with more faults.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+from indilog.wire.sequencer_messages import Seal, Sealed
+from tests.consensus.world import (
+    Left,
+    Letter,
+    State,
+    Step,
+    begin,
+    deliver,
+    faults,
+    kind_of,
+    lead,
+    propose,
+    restart,
+    steps,
+)
+
+NOTHING: Final = Left(0, 0, 0, 0, 0, 0, 0)
+
+
+class Found(NamedTuple):
+    """A broken guarantee, and the steps that lead to it."""
+
+    what: str
+    steps: tuple[str, ...]
+
+
+class Explored(NamedTuple):
+    """The result of a search."""
+
+    states: int
+    found: Found | None
+
+
+# --- situations
+
+
+def settled(state: State, only: Callable[[Letter], bool] = lambda _: True) -> State:
+    """Deliver all messages, or those of one kind, until none is left."""
+    while letters := [letter for letter in state.letters if only(letter)]:
+        oldest = min(letters, key=lambda letter: (letter.incarnation, letter.payload))
+        state = deliver(state, oldest)
+    return state
+
+
+def _between(*numbers: int) -> Callable[[Letter], bool]:
+    return lambda letter: letter.sender in numbers and letter.to in numbers
+
+
+def _seals(*numbers: int) -> Callable[[Letter], bool]:
+    """Elect a primary, and deliver none of its entries."""
+    between = _between(*numbers)
+    return lambda letter: between(letter) and kind_of(letter) in (Seal, Sealed)
+
+
+def _proposed(state: State, number: int) -> State:
+    after = propose(state, number)
+    assert after is not None, "it leads"
+    return after
+
+
+def _silent(state: State) -> State:
+    """Drop all messages on their way."""
+    return state._replace(letters=frozenset())
+
+
+def situations(left: Left) -> Iterator[tuple[str, State]]:
+    """Yield the states from which all steps are taken."""
+    empty = begin(3, left)
+    yield "three nodes start for the first time", empty
+    leads = settled(lead(empty, 0))
+    yield "a primary has settled", leads
+    yield "an entry is on its way", _proposed(leads, 0)
+    partly = _silent(settled(_proposed(leads, 0), _between(0, 1)))
+    yield "an entry is committed by two of three", partly
+    yield "a node that lacks a committed entry starts a term", lead(partly, 2)
+    ahead = _silent(_proposed(_proposed(leads, 0), 0))
+    other = _silent(settled(lead(ahead, 1), _seals(1, 2)))
+    yield "two older primaries have entries that no other has", other
+    yield "another starts a term", lead(other, 2)
+    again = settled(lead(other, 0), _seals(0, 2))
+    yield "one of them replicates its old entries (Raft, Figure 8)", lead(again, 1)
+    asked = settled(lead(leads, 1), lambda letter: letter.to == 2)
+    yield "a node promised a newer term, whose primary has not heard of it", asked
+    wiped = restart(asked, 2, (), lost=True)
+    yield "the same, and then it was wiped", wiped
+    yield "a node that had a committed entry was wiped", restart(partly, 1, (), lost=True)
+    wiped = lead(restart(partly, 1, (), lost=True), 2)
+    yield "a node without that entry starts a term", wiped
+    yield "the primary was wiped", lead(restart(settled(partly), 0, (), lost=True), 0)
+
+
+# --- searches
+
+
+def explore(state: State, depth: int, states_max: int) -> Explored:
+    """Take all steps from a state, up to `depth` in a row, until `states_max` states were seen."""
+    seen: dict[State, tuple[State, Step] | None] = {state: None}
+    frontier = [state]
+    for _ in range(depth):
+        following: list[State] = []
+        for one in frontier:
+            for step in steps(one):
+                try:
+                    after = step.take()
+                except AssertionError as error:
+                    return Explored(len(seen), Found(_said(error), _way(seen, one, step)))
+                if after is None or after in seen:
+                    continue
+                seen[after] = one, step
+                following.append(after)
+                if len(seen) >= states_max:
+                    return Explored(len(seen), None)
+        frontier = following
+    return Explored(len(seen), None)
+
+
+def _way(
+    seen: Mapping[State, tuple[State, Step] | None], state: State, last: Step
+) -> tuple[str, ...]:
+    """Return the steps that led to a state, and the last one."""
+    way = [last]
+    while (before := seen[state]) is not None:
+        state, step = before
+        way.append(step)
+    return tuple(step.shown() for step in reversed(way))
+
+
+def walk(seed: int, length: int = 150, *, nodes: int = 3) -> Explored:
+    """Take random steps from a random situation.
+
+    Most steps deliver messages, often those of the newest term. Now and then links are cut for a
+    while; messages on them stay on their way.
+    """
+    chance = random.Random(seed)
+    left = drawn(chance)
+    state = begin(nodes, left)
+    if nodes == 3 and chance.random() < 0.7:
+        state = chance.choice(_prepared())[1]._replace(left=left)
+    way: list[str] = []
+    faulty = chance.choice([0.05, 0.1, 0.3])
+    newest = chance.choice([0.0, 0.5, 0.9])
+    cuts = chance.choice([0.0, 0.05, 0.15])
+    cut: frozenset[tuple[int, int]] = frozenset()
+    for count in range(length):
+        if chance.random() < cuts:
+            cut = _drawn_cut(chance, nodes)
+        letters = [one for one in sorted(state.letters) if (one.sender, one.to) not in cut]
+        if letters and chance.random() >= faulty:
+            if chance.random() < newest:
+                last = max(one.incarnation for one in letters)
+                letters = [one for one in letters if one.incarnation == last]
+            letter = chance.choice(letters)
+            step = Step("deliver", partial(deliver, state, letter), letter)
+        elif possible := list(faults(state)):
+            step = chance.choice(possible)
+        else:
+            cut = frozenset()
+            continue
+        try:
+            after = step.take()
+        except AssertionError as error:
+            return Explored(count, Found(_said(error), (*way, step.shown())))
+        if after is not None:
+            way.append(step.shown())
+            state = after
+    return Explored(length, None)
+
+
+def _drawn_cut(chance: random.Random, nodes: int) -> frozenset[tuple[int, int]]:
+    """Draw which links are cut: none, all of one node, or some."""
+    links = [(a, b) for a in range(nodes) for b in range(nodes) if a != b]
+    match chance.randrange(3):
+        case 0:
+            return frozenset()
+        case 1:
+            alone = chance.randrange(nodes)
+            return frozenset(link for link in links if alone in link)
+        case _:
+            return frozenset(link for link in links if chance.random() < 0.3)
+
+
+@lru_cache
+def _prepared() -> tuple[tuple[str, State], ...]:
+    return tuple(situations(NOTHING))
+
+
+def _said(error: AssertionError) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def drawn(chance: random.Random) -> Left:
+    """Draw how much may go wrong in a walk."""
+    return Left(
+        starts=chance.randint(1, 6),
+        crashes=chance.choice([0, 1, 4]),
+        wipes=chance.choice([0, 1, 3]),
+        proposals=chance.randint(1, 6),
+        timeouts=chance.choice([0, 10, 30]),
+        questions=chance.choice([0, 3]),
+        repeats=chance.choice([0, 3]),
+    )
+
+
+BUDGETS: Final = (
+    (Left(0, 0, 0, 1, 0, 1, 0), 12),
+    (Left(1, 0, 0, 1, 0, 1, 0), 9),
+    (Left(1, 0, 1, 1, 1, 0, 0), 7),
+    (Left(1, 1, 0, 1, 1, 0, 1), 6),
+)
+"""What may go wrong in an exhaustive search, and how many steps it takes."""
+
+
+def search(states_max: int, walks: int) -> Iterator[tuple[str, Explored]]:
+    """Search from each situation, up to `states_max` states for each budget; then walk."""
+    for left, depth in BUDGETS:
+        for name, state in situations(left):
+            yield f"{name}; {depth} steps", explore(state, depth, states_max)
+    for seed in range(walks):
+        yield f"walk {seed}", walk(seed, nodes=5 if seed % 4 == 3 else 3)

@@ -1,0 +1,235 @@
+"""Records that moved to cold storage are read, trimmed and found again like all others (decision
+0039).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from indilog.base.errors import ConfigError, DataLossError, NotReadyError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry
+from indilog.config import MIB
+from indilog.kernel.cold import MARKER
+from indilog.runtime.cluster.assembly import embedded
+from indilog_pipeline.log_image import ColdFile, LogImage
+from indilog_pipeline.record_batches import Filter, read_records
+from tests.support.cold_storage import (
+    RECORDS,
+    TAGS,
+    check,
+    configured,
+    everything,
+    figures,
+    filled,
+    moved,
+    objects,
+    reached,
+)
+
+
+def test_moved_records_are_read_like_all_others_also_after_a_restart(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log)
+            assert figures(platform, "cold_objects") > 5
+            await check(log, records)
+            assert figures(platform, "cold_reads") > 0
+        async with embedded(configured(tmp_path)) as platform:
+            await check(platform.logs.log("orders"), records)
+            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+
+    uvloop.run(story())
+
+
+def test_moved_records_leave_the_local_disk(tmp_path: Path) -> None:
+    def on_disk() -> int:
+        files = (tmp_path / "data" / "journal").glob("segment-*.log")
+        return sum(file.stat().st_size for file in files)
+
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log)
+            total = sum(len(entry.data) for entry in records.values())
+            await reached(lambda: on_disk() < 3 * MIB)
+            assert total > 2 * on_disk() - 2 * MIB
+            await check(log, records)
+        async with embedded(configured(tmp_path)) as platform:
+            await check(platform.logs.log("orders"), records)
+
+    uvloop.run(story())
+
+
+def test_programs_that_read_the_directory_see_moved_records(tmp_path: Path) -> None:
+    async def story() -> dict[SeqNum, Entry]:
+        async with embedded(configured(tmp_path)) as platform:
+            records = await moved(platform, platform.logs.log("orders"))
+            assert image_of(tmp_path) == {s: entry.data for s, entry in records.items()}
+            return records
+
+    records = uvloop.run(story())
+    assert image_of(tmp_path) == {seqnum: entry.data for seqnum, entry in records.items()}
+
+
+def image_of(directory: Path) -> dict[SeqNum, bytes]:
+    image = LogImage.read(directory / "data")
+    assert any(isinstance(file, ColdFile) for file in image.files)
+    wanted = Filter("orders")
+    found: dict[SeqNum, bytes] = {}
+    for batch in read_records(image, columns=["seqnum", "data"], wanted=wanted):
+        found.update(zip(*(batch.column(n).to_pylist() for n in range(2)), strict=True))
+    return found
+
+
+def test_an_object_is_deleted_when_all_its_records_are_trimmed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log)
+            seqnums = sorted(records)
+            middle = seqnums[len(seqnums) // 2]
+            before = len(objects(tmp_path))
+            await log.trim(middle)
+            left = {seqnum: entry for seqnum, entry in records.items() if seqnum >= middle}
+            await reached(lambda: figures(platform, "cold_deleted_objects") > before // 4)
+            with pytest.raises(TrimmedError):
+                await log.read_next(bound=0)
+            assert [s for s, _ in await everything(log, middle)] == sorted(left)
+            # One by one, by tags: the records of two tags each.
+            for tag in range(TAGS):
+                await log.trim(seqnums[-1] + 1, tag=f"tag-{tag}")
+            for tag in range(1, RECORDS + 1):
+                await log.trim(seqnums[-1] + 1, tag=tag)
+            await reached(lambda: not objects(tmp_path))
+            await reached(lambda: figures(platform, "cold_objects") == 0)
+        async with embedded(configured(tmp_path)) as platform:
+            with pytest.raises(TrimmedError):
+                await platform.logs.log("orders").read_next("tag-1", bound=0)
+
+    uvloop.run(story())
+
+
+def test_objects_that_no_note_names_are_deleted_at_the_start(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            records = await moved(platform, platform.logs.log("orders"))
+        noted = objects(tmp_path)
+        stray = noted[0].with_name("0000000999-0-10-01234567.parquet")
+        stray.write_bytes(noted[0].read_bytes())
+        async with embedded(configured(tmp_path)) as platform:
+            await reached(lambda: not stray.exists())
+            await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
+            await check(platform.logs.log("orders"), records)
+
+    uvloop.run(story())
+
+
+def test_a_missing_or_damaged_object_is_a_loss_of_its_records_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log)
+            by_first = sorted(objects(tmp_path), key=lambda path: int(path.stem.split("-")[1]))
+            gone, damaged = by_first[1], by_first[3]
+            content = gone.read_bytes()
+        gone.unlink()
+        flipped = bytearray(damaged.read_bytes())
+        flipped[len(flipped) // 3] ^= 1
+        damaged.write_bytes(flipped)
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            lost = []
+            for seqnum in sorted(records)[::10]:
+                try:
+                    record = await log.read_next(bound=seqnum)
+                except DataLossError:
+                    lost.append(seqnum)
+                else:
+                    assert record is not None
+                    assert record.data == records[seqnum].data
+            first, end = map(int, gone.stem.split("-")[1:3])
+            assert set(lost) >= set(sorted(records)[::10][first // 10 + 1 : end // 10])
+            assert len(lost) < len(records) // 10 // 4
+        gone.write_bytes(content)
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            for seqnum in sorted(records)[first:end:10]:
+                assert await log.read_next(bound=seqnum) is not None
+
+    uvloop.run(story())
+
+
+def test_an_object_that_one_replica_lost_is_read_from_another_and_repaired(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path, replicas=2)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log, 4 * MIB)
+        broken = [path for path in objects(tmp_path) if "storage-1-" in str(path)]
+        for path in broken[:3]:
+            path.write_bytes(path.read_bytes()[:-100])
+        async with embedded(configured(tmp_path, replicas=2)) as platform:
+            await check(platform.logs.log("orders"), records)
+            await check(platform.logs.log("orders"), records)
+            await reached(lambda: figures(platform, "missing_records") == 0)
+            assert figures(platform, "repaired_records") > 0
+
+    uvloop.run(story())
+
+
+def test_a_store_that_is_away_is_one_clear_retryable_error_and_all_else_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            records = await moved(platform, log)
+            seqnums = sorted(records)
+        away = tmp_path / "away"
+        (tmp_path / "cold").rename(away)
+        async with embedded(configured(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            with pytest.raises(NotReadyError, match="Cold storage"):
+                await log.read_next(bound=seqnums[0])
+            new = await log.append(b"new", tags=["tag-1"])
+            record = await log.read_prev("tag-1")
+            assert record is not None
+            assert record.seqnum == new
+            records.update(await filled(log, 5, 99))
+            assert await log.read_next(bound=max(records)) is not None
+            assert not (tmp_path / "cold").exists(), "nothing is written where nothing is mounted"
+            away.rename(tmp_path / "cold")
+            assert (await log.read_next(bound=seqnums[0])) is not None
+            assert [s for s, _ in await everything(log)] == sorted({*records, new})
+
+    uvloop.run(story())
+
+
+def test_another_place_is_refused_while_old_records_are_in_the_first(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded(configured(tmp_path)) as platform:
+            records = await moved(platform, platform.logs.log("orders"))
+        with pytest.raises(ConfigError, match="cold_place is"):
+            async with embedded(configured(tmp_path, place=tmp_path / "other")):
+                pass
+        # Without the setting nothing moves any more, and everything is read.
+        unset = configured(tmp_path, cold_place="")
+        async with embedded(unset) as platform:
+            await check(platform.logs.log("orders"), records)
+
+    uvloop.run(story())
+
+
+def test_the_records_of_other_processes_are_never_in_the_same_folder(tmp_path: Path) -> None:
+    async def story() -> None:
+        for name in ("one", "two"):
+            config = configured(tmp_path / name, place=tmp_path / "cold")
+            async with embedded(config) as platform:
+                await moved(platform, platform.logs.log("orders"))
+        assert len(list((tmp_path / "cold").glob(f"{MARKER}-*"))) == 2
+
+    uvloop.run(story())
