@@ -1,16 +1,16 @@
-"""Checkpoint files: the state that replay of a journal up to one place gives (decision 0028).
+"""Checkpoint files: the state of all roles after the frames before one place (decision 0028).
 
-A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds what
-`Checkpoints.checkpoint` encoded for each role, and the dead bytes of each segment file. Layout,
-little endian:
+A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds the
+state of each role, encoded by `Checkpoints.checkpoint`, and the dead bytes of each segment file.
+Layout, little endian:
 
 - header: magic "ILCP", version u8, segment u32, offset u64, length of the body u64, body CRC32C
   u32, header CRC32C u32
 - body: msgpack
 
-It is written under a temporary name, synced and renamed after everything below its place is
-durable. The two newest checkpoints are kept. A damaged one is renamed, and the start uses the one
-before it.
+When all frames before its place are durable, a checkpoint is written under a temporary name, synced
+and renamed. The two newest checkpoints are kept. A start renames a damaged checkpoint and uses the
+one before it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
     """Return the first segment whose frames are all needed to start from any kept checkpoint, and
     the segments in which the kept checkpoints were taken.
 
-    The first segment is 0 while there is only one checkpoint: a start without it must be possible.
+    With only one checkpoint the first segment is 0: if it is damaged, a start needs all frames.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0
@@ -113,8 +113,8 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> i
     """Write a checkpoint durably and remove the ones that are no longer kept; return its size in
     bytes.
 
-    Everything before `place` must be durable. A crash leaves the older ones, or this one beside the
-    newest of them. May run in a thread.
+    Everything before `place` must be durable. A crash leaves the older checkpoints, or the new one
+    beside the newest of those. May run in a thread.
 
     Raises:
         OSError: an error of the system; the older checkpoints still exist.

@@ -1,11 +1,11 @@
 """When and how a process writes a checkpoint of its roles (decision 0028).
 
-A checkpoint is due when replaying the frames written since the last one would take long, or when a
-segment was filled. A large checkpoint is written less often: checkpoints have at most twice as many
-bytes as were appended meanwhile. The state is copied between two iterations of the loop, when the
-roles know all written frames. A `CHECKPOINT` frame marks its place in the journal. A thread encodes
-and writes the copy when all frames before that mark are durable. So no checkpoint is ahead of its
-journal after a power loss.
+A checkpoint is due when many frames were written since the last one, so that replaying them would
+take long, or when a segment was filled. A large checkpoint is written less often: its bytes are at
+most twice those appended since the last one. The state is copied between two iterations of the
+loop, when the roles know all written frames. A `CHECKPOINT` frame marks the checkpoint's place in
+the journal. A thread encodes and writes the copy when all frames before that mark are durable. So
+no checkpoint is ahead of its journal after a power loss.
 
 A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
@@ -26,7 +26,7 @@ from indilog.runtime.journal.segment import NO_ROOM
 _SHARE: Final = 2
 """A checkpoint of n bytes is written after n / `_SHARE` bytes were appended."""
 _UNSAVED_BYTES: Final = 128
-"""Estimated bytes of a frame that `Checkpoints.unsaved` counts and no role wrote."""
+"""Estimated bytes of state for each frame that `Checkpoints.unsaved` counts."""
 _POLL_S: Final = 0.005
 """The interval of polling whether a sync or the thread is done."""
 
@@ -34,9 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint to be written: its place, its encoders, and the mark that must be
-    reached first.
-    """
+    """A checkpoint to be written: its place, its encoders, and the mark to reach first."""
 
     place: Place
     encoders: Mapping[int, Callable[[], bytes]]
@@ -85,7 +83,7 @@ class Checkpointing:
         return self._taken is not None or self._due()
 
     def start(self) -> None:
-        """Begin after recovery; replayed frames count as written since the last checkpoint."""
+        """Start after recovery; replayed frames count as written since the last checkpoint."""
         self._segment_at = self._journal.files.active
 
     def advance(self, *, quiet: bool) -> None:
@@ -173,7 +171,7 @@ class Checkpointing:
         if self._writing is not None:
             self._writing.exception()
         elif self._taken is not None:
-            self._frames_at = 0  # it was not written
+            self._frames_at = 0  # the checkpoint that was taken is not written
         fresh = self._journal.frames != self._frames_at or self._unsaved()
         if quiet and fresh and self._take():
             self._journal.sync()

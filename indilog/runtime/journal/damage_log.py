@@ -1,8 +1,8 @@
 """What a start logs about damage in its journal (decision 0009).
 
-Damaged bytes stay in their file, so every start finds them. A damaged batch that was repaired since
-is also in a later frame; one log line counts all of these. Other damage gets a line for each place,
-at each start.
+Damaged bytes stay in their file, so every start finds them. A damaged batch that was repaired is
+also in a later frame: one log line counts all such batches. At each start, every other damaged
+place gets a line of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DamageLog:
             self._missing.add(batch)
 
     def recovered(self, stream: int, kind: FrameKind, payload: bytes) -> None:
-        """Note a frame that a role has replayed: records in it are not missing."""
+        """Note a frame that a role has replayed: its records are not missing."""
         if not self._missing:
             return
         if kind is FrameKind.REPAIRED:
@@ -88,7 +88,7 @@ def _records_of(batch: _Batch | None) -> dict[str, object]:
 
 
 def _batch_of(damage: Damage) -> _Batch | None:
-    """Return the records of a damaged frame; None: they are unknown."""
+    """Return the records of a damaged frame; None: its records are unknown."""
     frame = damage.header
     if frame is None or frame.kind not in BATCH_KINDS:
         return None

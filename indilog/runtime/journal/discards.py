@@ -1,5 +1,6 @@
-"""Frees the space of frames that are no longer needed: it marks them durably, then frees their
-pages by punching holes into the file (decision 0008).
+"""Frees the space of frames that are no longer needed (decision 0008).
+
+A frame is first marked durably as gone. Then its pages are freed by punching holes into the file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Frees discarded frames when the reason for discarding them is durable.
+    """Frees each discarded frame once the frames that made it unneeded are durable.
 
     Attributes:
         unpunched: how many discarded frames kept their pages, because the file system cannot punch
@@ -36,7 +37,7 @@ class Discards:
         """Pairs (n, frame), n ascending: the frame is freed when the journal has synced n frames.
         """
         self._parked: list[tuple[int, Discard]] = []
-        """Frames that are due and held."""
+        """Frames that are due, but in held segments."""
         self.unpunched = 0
         self.held = range(0)
 
@@ -55,7 +56,7 @@ class Discards:
         self._parked.clear()
 
     def due(self, synced: int) -> bool:
-        """Whether the first waiting frame is due; it may be held."""
+        """Whether the first waiting frame is due; its segment may be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def free_discarded(self, synced: int) -> None:
@@ -76,7 +77,7 @@ class Discards:
             if (place := self._place(discard.location)) is None:
                 continue
             if discard.elsewhere:
-                # As a frame without a batch, it is reclaimable once checkpoints cover it.
+                # The frame counts like one without a batch: reclaimable once checkpoints cover it.
                 self._old.add_other(place.segment, frame_bytes(place.length))
                 self._old.changed = True
                 continue

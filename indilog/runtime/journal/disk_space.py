@@ -2,11 +2,12 @@
 (ARCHITECTURE 11, decision 0009, PITFALLS 18).
 
 If there is no room for another segment, the journal can still use the rest of its last one. A part
-of it is reserved for frames in flight and for what a restart writes. When the reserve is reached,
-the roles are notified to accept no more (`SpaceChanged`). Half of the remaining bytes are for
-batches; the roles that store batches share them equally. If frames still exceed the reserve, they
-wait here in order, as on a slow disk. No message that promises them leaves the process. Frames of
-sequencers do not wait for batches of other roles: a trim is a metalog entry, and it frees room.
+of that rest is reserved for frames in flight and for the frames that a restart writes. When the
+reserve is reached, the roles are notified to accept no more records (`SpaceChanged`). Half of the
+remaining bytes are for batches; the roles that store batches share these equally. Frames that still
+exceed the reserve wait here in order, as on a slow disk, and no message that acknowledges them
+leaves the process. Frames of sequencers do not wait for batches of other roles, because a trim is a
+metalog entry and frees room.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class DiskSpace:
         sharers: how many roles that store batches share the remaining room.
 
     Attributes:
-        full: whether the roles have been notified to accept no more.
+        full: whether the roles have been notified to accept no more records.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class DiskSpace:
 
     @property
     def short(self) -> bool:
-        """Whether the disk is full, or was at the last check; else nothing has changed."""
+        """Whether the disk is full, or was at the last check; if not, `pop_change` returns None."""
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
-        """Write a frame; None: it waits for room, and `retry` returns it.
+        """Write a frame and return its location; None: it waits for room, and `retry` returns it.
 
         Raises:
             OSError: the journal has failed.
@@ -87,7 +88,7 @@ class DiskSpace:
         return None
 
     def _passes(self, stream: int, effect: Persist) -> bool:
-        """Whether a frame may overtake the waiting ones: order matters within a stream only."""
+        """Whether a frame may overtake the waiting ones: only within a stream does order matter."""
         metalog = effect.kind in METALOG_KINDS
         return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
@@ -100,12 +101,12 @@ class DiskSpace:
             return None
 
     def start(self) -> None:
-        """Check before anything is promised whether an almost full disk is full."""
+        """Check whether an almost full disk is full; called before anything is acknowledged."""
         if self._journal.room < self._reserve_bytes:
             self._journal.prepare_next()
 
     def pop_change(self, now: Instant) -> SpaceChanged | None:
-        """Return the notification for the roles; called after each iteration."""
+        """Return the notification for the roles, if any; called after each iteration."""
         if not self.short:
             return None
         if self._retry_at is None and (self._journal.starved or self._waiting):
@@ -124,7 +125,7 @@ class DiskSpace:
         return SpaceChanged(None)
 
     def retry(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
-        """Look for room again, if that is due; return the frames that were written."""
+        """Look for room again, if a retry is due; return the frames that were written."""
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None

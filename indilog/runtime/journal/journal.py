@@ -5,11 +5,11 @@ All roles of a process share one journal. So one `fdatasync` in each iteration o
 batch, the metalog entry that orders it, and the ordering journal. The file format is in
 `indilog.runtime.journal.segment`.
 
-The journal gives two guarantees. First, `recover` returns everything that was written before a
-completed `sync`, after any crash. It reports what the disk damaged (decision 0009). Second, of the
-frames written after that sync it returns a prefix, never a frame whose predecessor is missing. It
-makes that prefix durable. A failed write or sync is final (PITFALLS 16): the journal then refuses
-all calls.
+The journal gives two guarantees. First, after any crash `recover` returns all frames that were
+written before a completed `sync`, or reports them as damaged (decision 0009). Second, `recover`
+returns a prefix of the frames written after that sync, never a frame whose predecessor is missing,
+and makes that prefix durable. After a failed write or sync the journal refuses all calls
+permanently (PITFALLS 16).
 
 One thread uses the journal; only `sync_flushed` may run in another. The operating system reports a
 failed write-back to only one sync of a descriptor. So syncs must not overlap: one lock covers each
@@ -97,8 +97,9 @@ class Journal:
     """Frames of several streams in segment files; see the module for the guarantees.
 
     With durability `memory` only promises that must never be broken (`SHARD_STATE`,
-    `METALOG_STATE`) are synced before they are answered. Everything else is handed to the operating
-    system (`flush_promised`): it survives a crash of the process, but not of the machine.
+    `METALOG_STATE`) are synced before they are answered. All other frames are only handed to the
+    operating system (`flush_promised`): they survive a crash of the process, but not of the
+    machine.
     """
 
     def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
@@ -110,8 +111,8 @@ class Journal:
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = lock_directory(directory / "LOCK")
-        # The active segment: its number, size, and how far it is decided, flushed, synced, and
-        # noted as synced (bytes).
+        # The active segment: its number, its size, and up to which byte it is laid out, flushed,
+        # synced, and noted as synced.
         self._number = 0
         self._capacity = 0
         self._end = 0
@@ -129,7 +130,7 @@ class Journal:
         self._frames_synced = 0
         self._rolled_bytes = 0
         """Bytes written to full segments in this incarnation."""
-        # What `indilog.runtime.journal.rewriting` works on, too.
+        # Shared with `indilog.runtime.journal.rewriting`.
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.files = OpenSegments(directory)
@@ -140,7 +141,7 @@ class Journal:
         self._lock = threading.Lock()
         """Held during a sync until its outcome is noted."""
         self._known: dict[tuple[int, int], FileUse] = {}
-        """The use of segment files from that checkpoint, by their first and last segment."""
+        """The use of segment files as of the loaded checkpoint, by their first and last segment."""
         self._failed = False
         self._closing = False
         self.created = False
@@ -185,10 +186,7 @@ class Journal:
 
     @property
     def starved(self) -> bool:
-        """Whether the last attempt to prepare the next segment found no room.
-
-        It stays True until an attempt finds room.
-        """
+        """Whether the last attempt to prepare the next segment found no room."""
         return self.spare.starved
 
     @property
@@ -236,9 +234,9 @@ class Journal:
     def recover(self) -> Iterator[Frame | Damage]:
         """Yield all intact frames in order, and all damage.
 
-        It begins after the checkpoint, if one was loaded. It must be exhausted once before the
-        first `write`. A torn tail is cut with a warning. Yielded frames are durable when the
-        iteration ends. Damage stays on disk and is found again by the next start.
+        Iteration begins after the checkpoint, if one was loaded, and must be exhausted once before
+        the first `write`. A torn tail is cut with a warning. Yielded frames are durable when the
+        iteration ends. Damage stays on disk, so the next start finds it again.
 
         Raises:
             DataDirectoryError: a newer release wrote a frame.
@@ -271,7 +269,7 @@ class Journal:
             self.old.exclude_damaged(file)
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
-        # A crash may have preceded each of its syncs, also the sync of a mark.
+        # A crash may have come before any sync of the file, also before the sync of a `GONE` mark.
         again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
         for location in read.gone:
@@ -386,8 +384,8 @@ class Journal:
     def settle_flushed(self) -> None:
         """Make all flushed frames durable, and note outside the segment how far it was synced.
 
-        This note tells damage of the last frames from a torn tail. Blocks; may run in another
-        thread.
+        The note lets a start distinguish damage of the last frames from a torn tail. Blocks; may
+        run in another thread.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -461,8 +459,8 @@ class Journal:
     def read(self, location: Location) -> bytes | None:
         """Return the payload of a written or buffered frame; None: it is gone or unreadable.
 
-        A damaged frame gives bytes that are no intact payload. The CRC of a record batch is its
-        own, which the reader verifies (`RecordBatch`).
+        A damaged frame may give bytes that are no intact payload. The caller verifies record
+        batches (`RecordBatch`).
         """
         if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
@@ -479,7 +477,7 @@ class Journal:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
-            return b""  # readable but damaged: no frame is empty
+            return b""  # readable but damaged: no intact frame has an empty payload
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload

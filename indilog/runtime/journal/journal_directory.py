@@ -1,9 +1,9 @@
-"""The directory of a journal, apart from its segments: its user, and its format (ARCHITECTURE 7).
+"""The directory of a journal: its creation, and its format version (ARCHITECTURE 7).
 
 `FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
-does not match is damaged. It is rewritten if it differs in one bit from the line of this release,
-or if the segments hold frames of this release. The second test is possible because each frame has
-its own version.
+does not match is damaged. A damaged line is rewritten if it differs in one bit from the line of
+this release, or if the segments hold frames of this release. Each frame has its own version, so
+this can be checked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 4
-"""Formats 1 and 2 held record batches of version 1, which had one checksum for tags and data. They
-had no note of how far the newest segment was synced, and no checkpoints. Format 3 had sequencers
-without promises and learners.
+"""Formats 1 and 2 held record batches of version 1, which had one checksum for tags and data.
+Formats 1 and 2 also lacked checkpoints and the note of how far the newest segment was synced.
+Format 3 lacked the promises and learner marks of sequencers.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 
@@ -79,7 +79,7 @@ def _version_in(path: Path) -> int | None:
     """Return the version that a `FORMAT` file states; None: its CRC does not match.
 
     Raises:
-        DataDirectoryError: it is of something else.
+        DataDirectoryError: the file belongs to another program.
     """
     line = path.read_bytes().decode("latin-1").removesuffix("\n")
     stated, _, crc = line.rpartition(" ")

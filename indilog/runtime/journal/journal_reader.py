@@ -43,9 +43,7 @@ _NO_SEGMENT: Final = 2**32 - 2
 """The segment in the name of a batch whose name is damaged."""
 
 Frame: TypeAlias = tuple[int, FrameKind, bytes, Location]
-"""Stream, kind, payload, and the location by which its role knows the frame; for a moved batch, its
-name.
-"""
+"""Stream, kind, payload, and the location by which the role knows the frame (a batch's name)."""
 
 
 class FileRead(NamedTuple):
@@ -53,7 +51,7 @@ class FileRead(NamedTuple):
 
     Attributes:
         scan: what the scan found beside frames.
-        newest: whether it may end in a torn tail.
+        newest: whether the file may end in a torn tail.
         gone: the places of frames marked as gone.
         damaged: whether anything in it was damage.
         frames: frames yielded, and marks of checkpoints.
@@ -76,15 +74,15 @@ class JournalReader:
         directory: the directory of the journal.
         segment_bytes: the assumed size of a missing segment.
         running: whether a process may be writing there. Then the newest segment is read up to the
-            first incomplete frame, and synced. So no frame is shown before it is durable, even if
-            the process has not synced it yet. Files may be missing when they are opened
-            (`OSError`), and `changed` tells whether to begin again.
+            first incomplete frame, and synced. So every returned frame is durable, even if the
+            process has not synced it yet. Files may be missing when they are opened (`OSError`),
+            and `changed` tells whether to begin again.
 
     Attributes:
         start: the place of the checkpoint that was loaded.
         moved: where moved batches are, after `open_files`.
         files: the files up to the newest segment in use, by first segment, after `open_files`.
-        ends: what ends these files if they were rewritten.
+        ends: the content of the frames that end these files; None: the file was never rewritten.
         active: after iteration, the segment that a writer continues, and `end`, where.
     """
 
@@ -168,8 +166,7 @@ class JournalReader:
             if alone and (newest != noted.number or is_whole(self.directory, noted)):
                 self.active, self.end = newest, read.scan.end
             elif not read.scan.damaged_end:
-                # The end of the file is missing. The file stays as it is, so that each start finds
-                # this.
+                # The end of the file is missing. Each start finds that again, as the file stays.
                 size = noted.size_bytes if file.first == noted.number else read.scan.end
                 yield Damage(file.first, read.scan.end, size, None, b"")
                 read = read._replace(damaged=True)
@@ -224,8 +221,9 @@ class JournalReader:
 def _made_durable(scan: SegmentScan, path: Path) -> list[Scanned | Damage]:
     """Return all that a scan finds, synced.
 
-    A start syncs what it finds, too (decision 0022). A crash of the machine may otherwise take what
-    was shown. On a file system that is mounted read-only, nothing can be lost or written.
+    A start syncs the frames that it finds, too (decision 0022). Otherwise a crash of the machine
+    might lose frames that were already shown. On a file system that is mounted read-only, nothing
+    can be lost or written.
 
     Raises:
         OSError: an error of the system.

@@ -1,11 +1,11 @@
 """Where record batches are after their segments were rewritten (decisions 0016 and 0028).
 
 A role knows a batch by the place where it was first written. That place stays the batch's *name*,
-also after a restart. A lookup here gives the current place of a moved batch, so roles need not
-learn of rewrites. It takes 16 bytes for each moved batch. A rewritten file ends with `MOVED`
-frames, which have the names of its batches. Layout: version u8, three bytes of zeros, count u32.
-Then follow, for each batch, its name u64 (segment << 32 | offset) and its offset in this file u64,
-ascending.
+also after a restart. `MovedFrames` finds the current place of a moved batch, so roles need not
+learn of rewrites. It takes 16 bytes of memory for each moved batch. A rewritten file ends with
+`MOVED` frames, which hold the names of its batches. Layout of their payload: version u8, three
+bytes of zeros, count n u32, then n names u64 (segment << 32 | offset), ascending, and the n offsets
+in this file u64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from indilog.roles.role import Location
 _VERSION: Final = 1
 _LAYOUT: Final = Struct("<B3xI")
 _BATCHES_MAX: Final = 448
-"""Batches in one frame: in so small a payload a flipped bit can be corrected."""
+"""Batches in one `MOVED` frame: a payload that is small enough to correct a flipped bit."""
 
 
 class Places:
@@ -78,7 +78,7 @@ class MovedFrames:
         self._places: dict[int, Places] = {}
 
     def place(self, name: Location) -> tuple[int, int] | None:
-        """Return file (by its first segment) and offset of a payload; None: it is gone."""
+        """Return file (by its first segment) and offset of a payload; None: the payload is gone."""
         if (file := self._files.get(name.segment)) is None:
             return name.segment, name.offset
         places, wanted = self._places[file], _packed(name)
@@ -90,7 +90,7 @@ class MovedFrames:
     def places(
         self, segments: NDArray[np.uint32], offsets: NDArray[np.uint64]
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-        """Return file and offset of each of many payloads, as `place`; file 0: it is gone."""
+        """Return file and offset of many payloads, as `place` does; file 0: the payload is gone."""
         files, now = segments.copy(), offsets.copy()
         moved: defaultdict[int, list[int]] = defaultdict(list)
         for segment in np.unique(segments).tolist():
@@ -124,7 +124,7 @@ class MovedFrames:
         return Location(packed >> 32, packed & (1 << 32) - 1, length)
 
     def moved(self, segments: Iterable[int], file: int, places: Places) -> None:
-        """Note that the rest of these segments is in one file now."""
+        """Note that `file` now holds what a rewrite kept of these segments."""
         for segment in segments:
             self._places.pop(segment, None)
             self._files[segment] = file

@@ -1,9 +1,9 @@
 """The dead bytes of each segment file, and which files to rewrite next (decision 0016).
 
-A file is rewritten when the dead share of it reaches a limit. Neighbours are joined when their live
-bytes fit into one segment and the largest has no more than half of them. So each move of a byte at
-least doubles the size of its file. A byte moves a few times at most, and the number of files stays
-proportional to the live bytes.
+A file is rewritten when the dead share of its bytes reaches a limit. Neighbours are joined when
+their live bytes fit into one segment and the largest file has no more than half of these bytes. So
+each time a byte moves, its file at least doubles in size. Each byte moves a few times at most, and
+the number of files stays proportional to the live bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class OldSegment:
     """One file.
 
     Attributes:
-        dead_bytes: of discarded frames.
-        other_bytes: of frames without batches, which a checkpoint makes reclaimable.
-        settled: whether the rewrite that wrote it left more than twice the expected bytes:
+        dead_bytes: bytes of discarded frames.
+        other_bytes: bytes of frames without batches, which a checkpoint makes reclaimable.
+        settled: whether the rewrite that wrote the file left more than twice the expected bytes:
             reclaimable bytes that roles report in it are then ignored.
-        damaged: whether it cannot be rewritten because it is damaged.
-        copied_from: when the rewrite that wrote it began.
+        damaged: whether the file is damaged, and is therefore not rewritten.
+        copied_from: when the rewrite that wrote the file began.
     """
 
     file: SegmentFile
@@ -107,11 +107,11 @@ class OldSegments:
             old.damaged = True
 
     def set_reclaimable(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
-        """Replace what `owner` reported: reclaimable bytes in frames that it still needs, by
-        segment.
+        """Replace the report of `owner`: by segment, reclaimable bytes in frames that it still
+        needs.
 
-        `began`: when it began to look. A report about a file rewritten since may be about the file
-        before, so it is dropped; the next report covers it.
+        `began`: when the owner began to count. Counts of a file that was rewritten since then may
+        be outdated, so they are ignored until the next report.
         """
         self._reclaimable[owner] = {
             segment: size

@@ -1,6 +1,4 @@
-"""The open files of a journal's segments: bounded in number, by the number of a segment
-(ARCHITECTURE 7).
-"""
+"""The open files of a journal's segments, at most 64 (ARCHITECTURE 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ _OPEN_FILES_MAX: Final = 64
 class OpenSegments:
     """Opens files on demand, and closes the least recently opened ones.
 
-    Used by one thread, except `fd` of the active segment, which stays open.
+    Used by one thread. Another thread may only call `fd` of the active segment, whose file stays
+    open.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -36,7 +36,7 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
         DataLossError: a role cannot work without the damaged frames.
     """
     if lost:
-        if journal.created:  # once: not at later starts with an empty journal
+        if journal.created:  # log only once, not at later starts with an empty journal
             log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
     if (checkpoint := journal.load_checkpoint()) is not None:
@@ -78,10 +78,10 @@ def restore(
     for stream, payload in checkpoint.roles.items():
         role: object = roles.get(stream)
         if role is None and stream in checkpoint.derived:
-            continue  # it is retired; if it comes back, it fetches everything
+            continue  # the role is retired; if it runs here again, it fetches everything
         if not isinstance(role, Checkpoints):
             raise IndilogError(
-                "The journal holds a checkpoint of a role that this process has not."
+                "The journal holds a checkpoint of a role that this process does not run."
             )
         try:
             role.restore(payload, gone)
@@ -108,7 +108,7 @@ def replay(found: Iterable[Frame | Damage], roles: Mapping[int, Role], damage: D
             continue
         stream, kind, payload, location = one
         if (role := roles.get(stream)) is None:
-            raise IndilogError("The journal holds frames of a role that this process has not.")
+            raise IndilogError("The journal holds frames of a role that this process does not run.")
         role.recover(kind, payload, location)
         damage.recovered(stream, kind, payload)
         if kind is FrameKind.ORDERING:

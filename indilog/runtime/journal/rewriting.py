@@ -3,9 +3,9 @@
 
 One rewrite runs at a time, in small steps beside the process's other work. A step reads a part of
 the old files and asks the roles which frames they still need. A thread writes these durably. A
-credit limits the bytes written: it grows by a share of the appended bytes, and by a rate over time,
-which matters when there are few appends. Pauses between steps bound the load on the loop; they are
-proportional to the estimated cost of a step.
+credit limits the bytes written. It grows by a share of the appended bytes, and at a fixed rate over
+time, so that rewrites continue when there are few appends. Pauses between steps, proportional to
+the estimated cost of a step, bound the load on the loop.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
 old files only when everything written before its last decision is synced.
@@ -33,7 +33,7 @@ _CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
 _FRAME_COST_S: Final = 20e-6
 _BYTE_COST_S: Final = 2e-9
 _REST: Final = 4
-"""The loop rests this many times the cost of a step."""
+"""The pause after a step, in multiples of the step's estimated cost."""
 _POLL_S: Final = 0.005
 """The interval of polling whether a thread or a sync is done."""
 _LOOK_S: Final = 0.1
@@ -87,7 +87,7 @@ class Rewriting:
     # --- one step
 
     def advance(self, now: Instant) -> None:
-        """Do the next step of a rewrite, if that is due.
+        """Do the next step of a rewrite, if a step is due.
 
         Raises:
             OSError: the journal has failed.
@@ -96,7 +96,7 @@ class Rewriting:
             self._wake_after(again_s)
 
     def _step(self, now: Instant) -> float | None:
-        """Return after how many seconds to call again; None: when the segments change."""
+        """Do a step; return the seconds until the next; None: wait until the segments change."""
         if self._cleaning is not None:
             if not self._cleaning.done():
                 return _POLL_S

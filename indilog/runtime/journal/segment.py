@@ -9,9 +9,9 @@ its start. A frame never spans two segments. Layout of a frame, little endian:
 
 `segment` is the number of the segment for which the frame was written. A reused file still holds
 old frames with a valid CRC; their number shows that they are old. `synced` is how many bytes of
-this segment were known to be on disk when the frame was written. An unreadable frame *below* what a
-later frame calls synced is damage; any other is a torn tail (`segment_scan`). For record batches
-the payload CRC is their own body CRC, so that no CRC is computed twice.
+this segment were known to be on disk when the frame was written. An unreadable frame *below* the
+`synced` of a later frame is damage; any other is a torn tail (`segment_scan`). For record batches
+the payload CRC is the CRC of the batch's header, so that no CRC is computed twice.
 
 A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
 frame. So only the newest segment in use can have a torn tail.
@@ -39,7 +39,7 @@ END_OF_SEGMENT: Final = 0
 BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
-"""`synced` and the length of a frame are 32 bits."""
+"""`synced` and `length` have 32 bits."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or an exhausted quota."""
 _HEADER: Final = Struct("<2sBBIQIII")
@@ -185,16 +185,16 @@ def synced_directory(directory: Path) -> None:
 def prepare_segment(
     directory: Path, number: int, size_bytes: int, cancelled: Callable[[], bool]
 ) -> None:
-    """Create segment `number`, all zeros, durably; a crash leaves all of it or nothing.
+    """Create segment `number`, all zeros, durably; a crash leaves the whole segment or none.
 
-    The zeros are really written: a page that the file system must allocate costs more than the sync
+    The zeros are really written, because allocating a page later would cost more than the sync
     itself. Each chunk is synced on its own, so that concurrent syncs of the journal stay short.
 
     Raises:
         OSError: there is no room (`ENOSPC`); no file remains.
     """
     temporary = directory / "segment.new"
-    temporary.unlink(missing_ok=True)  # what a killed process left takes room
+    temporary.unlink(missing_ok=True)  # a killed process may have left it
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < size_bytes:
         raise OSError(
@@ -221,9 +221,10 @@ def prepare_segment(
 def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
     """Mark `RECORDS` frames as gone, durably; return the marked ones.
 
-    The mark is one byte for each frame, so a crash leaves the old byte or the new one. The CRC of
-    the header stays that of the old one. Other frames are left: recovery does not expect discarded
-    records at the place of a repaired batch.
+    The mark changes one byte of each frame, so a crash leaves the old byte or the new one. The
+    header's CRC is not changed: `header_unpacked` computes it for the old byte. Frames of other
+    kinds are not marked: recovery does not expect discarded records at the place of a repaired
+    batch.
 
     Raises:
         OSError: an error of the system.
@@ -273,8 +274,8 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 def zero_tail(fd: int, start: int, end: int) -> None:
     """Overwrite [start, end) of a file with zeros, durably.
 
-    Otherwise the *next* recovery could find frames that a crash left after the cut, once new frames
-    precede them. Only bytes that are not zero are written.
+    Otherwise a later recovery could find old frames there, after new ones that end just before
+    them. Only chunks that are not zero are written.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]

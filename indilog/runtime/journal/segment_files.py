@@ -1,9 +1,9 @@
 """Which files hold which segments of a journal (ARCHITECTURE 7, decision 0016).
 
 A segment has its own file until it is rewritten together with its neighbours. Then
-`segment-00000003-00000007.log` holds what remains of the segments 3 to 7, in their order. It is
-valid from the moment when it has that name. The files that it replaces are removed after that, or
-by the next start if a crash came between.
+`segment-00000003-00000007.log` holds what remains of the segments 3 to 7, in their order. This file
+is valid as soon as it has that name. The files that it replaces are removed afterwards, or by the
+next start after a crash.
 """
 
 from __future__ import annotations

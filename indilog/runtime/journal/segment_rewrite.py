@@ -2,9 +2,9 @@
 0016).
 
 The copy becomes valid when it is durable and gets the name of the files that it replaces. So a
-crash leaves the old files or the new one. Frames stay in their order. A note takes the place of a
-discarded batch, and means the same to recovery. Consecutive discarded batches share one note, at
-the place of the first one.
+crash leaves the old files or the new one. Frames stay in their order. A note replaces each
+discarded batch, and recovery treats both alike. Consecutive discarded batches share one note, at
+the place of the first batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
 """Returns what must remain of a batch, given its stream, kind, payload and name: the payload or a
-smaller one; None: only which records it had; `ELSEWHERE`: nothing, see `Shrinks`.
+smaller one. None: only a note with the batch's records. `ELSEWHERE`: nothing, see `Shrinks`.
 """
 
 
@@ -211,20 +211,20 @@ class SegmentRewrite:
                 pass
             case kind:
                 if kind == FrameKind.SHARD_STATE:
-                    # Records that were written before a new writer took over must stay before its
-                    # frame.
+                    # Records that were written before a new writer's `SHARD_STATE` must stay before
+                    # it.
                     self._runs = {k: r for k, r in self._runs.items() if k[0] != header.stream}
                 self._put(kind, header.stream, payload)
 
     def _take_batch(self, stream: int, kind: FrameKind, payload: bytes, place: Location) -> None:
         if (name := self._moved.name(*place)) is None:
-            raise DamagedSegmentError(self._file_of(place), "does not say the name of a batch")
+            raise DamagedSegmentError(self._file_of(place), "has no name for one of its batches")
         kept = self._needed(stream, kind, payload, name)
         header = batch_header(payload)
         if kept == ELSEWHERE:
             if self._batches_only:
                 return
-            # Without a readable checkpoint, recovery meets the batch first and then the frame that
+            # Without a readable checkpoint, recovery first finds the batch, and then the frame that
             # places its records elsewhere.
             kept = payload
             self.other_bytes += frame_bytes(len(payload))
@@ -265,9 +265,7 @@ class SegmentRewrite:
         return [header, payload, bytes(-len(payload) % 8)]
 
     def _end(self, names_at: int) -> None:
-        """End the copy with the offset of its `MOVED` frames, and whether other frames were left
-        out.
-        """
+        """End the copy with its `RewrittenEnd`."""
         end = RewrittenEnd(names_at, batches_only=self._batches_only)
         header = end_packed(self._number, end)
         self._buffers.append(header)

@@ -5,8 +5,9 @@ it. In every segment but the newest one in use, all bytes were on disk. In the n
 frame or the note of the newest segment (`segment_use`) may show that a place was synced. Any other
 unreadable place there is a *torn tail*, where the journal ends.
 
-One flipped bit in a header, or in a small payload, is corrected by trying all bits. Two words with
-a valid CRC32C differ in at least four bits at these lengths, so only the right correction fits.
+One flipped bit in a header, or in a small payload, is corrected by trying all bits. At these
+lengths two byte strings with valid CRC32Cs differ in at least four bits, so only the right
+correction fits.
 """
 
 from __future__ import annotations
@@ -73,14 +74,15 @@ class SegmentScan:
     """Reads one segment from offset `start` on, where a frame begins or the segment ends.
 
     Args:
-        newest: whether it may end with a torn tail.
-        synced: how many bytes were synced at least, as known from outside its frames.
-        growing: whether a process writes to it meanwhile. Then `synced` comes from all its frames
-            (`synced_end`), and nothing after that is damage: it may be incomplete.
+        newest: whether the segment may end with a torn tail.
+        synced: bytes that were certainly synced, known from outside the segment.
+        growing: whether a process writes to the segment meanwhile. Then `synced` comes from all its
+            frames (`synced_end`), and unreadable bytes after `synced` may be incomplete frames, so
+            they are no damage.
 
     Attributes:
         end: after iteration, the offset after the last intact frame.
-        synced: after iteration, how many bytes were synced at least, also according to its frames.
+        synced: after iteration, bytes that were certainly synced, also according to the frames.
         sealed: after iteration, whether a frame ends the segment.
         damaged_end: after iteration, whether the last item found was damage.
         mended: corrected bytes, with their offsets, to be written back.
@@ -197,7 +199,7 @@ def header_mended(buffer: bytes) -> bytes | None:
             if header_unpacked(bytes(tried)) is not None:
                 return bytes(tried)
         except DataDirectoryError:
-            pass  # of another version: that is not for us to guess
+            pass  # of another version: not corrected by a guess
         tried[bit >> 3] ^= 1 << (bit & 7)
     return None
 
@@ -221,7 +223,7 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
 
 
 def write_again(fd: int, start: int, end: int) -> None:
-    """Make a segment durable whose bytes [start, end) may never have been durable.
+    """Make bytes [start, end) of a segment durable by writing them again.
 
     A sync alone is not enough. After a failed write-back the pages still hold the bytes but count
     as clean, so no later sync writes them or fails.
@@ -270,8 +272,9 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
 
 
 def synced_end(path: Path, number: int, start: int) -> int:
-    """Return how many bytes of a segment were synced at least, as its frames from `start` on say;
-    0: none says it.
+    """Return how many bytes of a segment were synced, as its frames from `start` on say.
+
+    0: no frame says it.
     """
     with path.open("rb") as file:
         headers = headers_in(file.fileno(), number, start)
@@ -287,7 +290,7 @@ def holds_frames(path: Path, number: int) -> bool:
 
 
 def newest_used(directory: Path) -> int:
-    """Return the newest segment with frames; 0: none has any."""
+    """Return the newest segment with frames; 0: no segment has frames."""
     files = reversed(segment_files(directory))
     return next((file.last for file in files if holds_frames(file.path, file.first)), 0)
 

@@ -2,11 +2,11 @@
 0009 and 0022).
 
 The segments alone cannot show that the newest of them is missing: the rest looks like a shorter
-journal. Nor can they tell damage of the last frames from a torn tail. The file `NEWEST` is one line
-about the newest segment that may hold frames: a name, its number, its size in bytes, how many of
-its bytes were synced, and the CRC32C of these in hexadecimal. It is written before the first frame
-of a segment, after a time without writes, and at a clean stop. It is written in place, because a
-full disk has no room for a second file.
+journal. Nor can they distinguish damage of the last frames from a torn tail. So the file `NEWEST`
+describes the newest segment that may hold frames, in one line: a name, the segment's number, its
+size in bytes, how many of these bytes were synced, and the CRC32C of the line in hexadecimal. The
+line is written before the first frame of a segment, after a time without writes, and at a clean
+stop. It is overwritten in place, because a full disk has no room for a second file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NewestSegment(NamedTuple):
 
     Attributes:
         size_bytes: the size of its file.
-        synced: how many of its bytes were synced, at least.
+        synced: how many bytes were certainly synced.
     """
 
     number: int
@@ -65,7 +65,7 @@ def newest_noted(directory: Path) -> NewestSegment | None:
         return None
     try:
         line = path.read_bytes()
-    except OSError as error:  # a sector that cannot be read; it is written anew
+    except OSError as error:  # an unreadable sector; the next note overwrites it
         log.warning("the note of the newest segment cannot be read", error=str(error))
         return None
     stated, _, crc = line.decode(errors="replace").strip().rpartition(" ")

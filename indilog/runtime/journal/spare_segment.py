@@ -25,10 +25,7 @@ class SpareSegment:
 
     @property
     def starved(self) -> bool:
-        """Whether the last attempt found no room for the segment.
-
-        It stays True until another attempt finds room.
-        """
+        """Whether the last attempt found no room for the segment."""
         if (made := self._made) is None:
             self._starved = False
         elif made.done():
@@ -42,7 +39,7 @@ class SpareSegment:
         return self._made is not None and self._made.done() and self._made.exception() is None
 
     def begin(self, number: int) -> None:
-        """Start to prepare it, unless that has started."""
+        """Start to prepare segment `number`, unless that has started."""
         if self._made is None:
             self.prepare(number)
 
@@ -58,7 +55,7 @@ class SpareSegment:
         self._made = self.pool.submit(make)
 
     def make(self, number: int, size_bytes: int) -> None:
-        """Wait until it is prepared; a frame larger than a segment gets one of its own size.
+        """Wait for segment `number`; a frame larger than a segment gets a segment of its size.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or another error of the system.
@@ -69,17 +66,17 @@ class SpareSegment:
         self.wait()
 
     def look_for_room(self, number: int) -> None:
-        """Retry, if there was no room."""
+        """Retry to prepare segment `number`, if there was no room."""
         if self.starved and self._made is not None and self._made.done():
             self.prepare(number)
 
     def wait(self) -> None:
-        """Wait until it is prepared.
+        """Wait until the segment is prepared.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or another error of the system.
         """
-        assert self._made is not None, "it was begun"
+        assert self._made is not None, "begin() was called"
         self._made.result()
 
     def used(self) -> None:

@@ -172,7 +172,7 @@ def test_a_checkpoint_of_other_roles_is_refused(tmp_path: Path) -> None:
     life.write(3)
     life.end(clean=True)
     journal = Journal.open(tmp_path, segment_bytes=SEGMENT_BYTES, durability="fsync")
-    with pytest.raises(IndilogError, match="of a role that this process has not"):
+    with pytest.raises(IndilogError, match="of a role that this process does not run"):
         recover(journal, {STREAM + 1: Counter()})
     journal.close()
 
