@@ -2,11 +2,11 @@
 0039).
 
 A place is a path (`/mnt/cold`) or `s3://bucket/prefix`, with `endpoint_override`, `scheme` and
-`region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials are
-those of the environment or of the usual AWS files; a place never contains any.
+`region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials come
+from the environment or the usual AWS files; a place never contains them.
 
-The file `COLD` of a journal says where the objects of its nodes are, and under which folders. So
-programs that read a data directory find them, and no two journals use the same folder.
+The file `COLD` of a journal names the place and the folders of its nodes' objects. So programs that
+read a data directory find the objects, and no two journals use the same folder.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _S3_ATTEMPTS: Final = 2
 
 
 class ColdStoreError(Exception):
-    """The store cannot be reached, or refuses access: nothing is known about the object."""
+    """The store cannot be reached, or refuses access; the object may exist."""
 
 
 class MissingObjectError(Exception):
-    """The store works, and does not have the object."""
+    """The store can be reached, and does not have the object."""
 
 
 class ColdFolders(NamedTuple):
-    """What the file `COLD` of a journal says: the place, and what ends the names of its folders."""
+    """The content of a journal's file `COLD`: the place, and the suffix of its folders' names."""
 
     place: str
     suffix: str
@@ -53,10 +53,10 @@ class ColdFolders(NamedTuple):
 
 
 def folders_noted(journal: Path) -> ColdFolders | None:
-    """Return what the file `COLD` says; None: there is none.
+    """Return the content of the file `COLD`; None: the journal has no such file.
 
     Raises:
-        DataDirectoryError: it is damaged, or of another release.
+        DataDirectoryError: the file is damaged, or of another release.
     """
     path = journal / _FILE
     try:
@@ -67,8 +67,8 @@ def folders_noted(journal: Path) -> ColdFolders | None:
     name, _, suffix = stated.rpartition(" ")
     if name != _NAME or crc != _crc_of(suffix, place):
         raise DataDirectoryError(
-            f"{path} is damaged or of another release; it says where old records are. Restore it "
-            "from a copy."
+            f"{path} is damaged or of another release. It names the place of old records: restore "
+            "it from a copy."
         )
     return ColdFolders(place, suffix)
 
@@ -97,13 +97,13 @@ def _crc_of(suffix: str, place: str) -> str:
 class ColdFolder:
     """The objects of one node. Every method blocks.
 
-    A *marker* in the place shows that the place is the right one, and reachable: a directory that
-    is not mounted has none.
+    A *marker* object shows that the place is the right one, and reachable: the empty directory of a
+    missing mount has no marker.
 
     Args:
         place: see the module.
         folder: of the node, in the place.
-        timeout_s: after which a request to a store over the network fails.
+        timeout_s: seconds after which a request to a store over the network fails.
     """
 
     def __init__(self, place: str, folder: str, timeout_s: float) -> None:
@@ -114,7 +114,7 @@ class ColdFolder:
         self._opened: tuple[FileSystem, str] | None = None
 
     def path(self, name: str) -> str:
-        """Return where an object is, for messages and for readers of files."""
+        """Return the path of an object, for messages and for readers of files."""
         return f"{self._place.partition('?')[0].rstrip('/')}/{self._folder}/{name}"
 
     def _system(self) -> tuple[FileSystem, str]:
@@ -159,7 +159,7 @@ class ColdFolder:
         return sorted((info.path[start:], info.size or 0) for info in files)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object; when this returns it is durable and whole, and else not there.
+        """Write an object durably; after an error the object does not exist.
 
         Raises:
             ColdStoreError: the store cannot be reached, or has no room.
@@ -195,7 +195,7 @@ class ColdFolder:
             stream.write(content)
 
     def mark(self) -> None:
-        """Write the marker; once, before the first object of a journal.
+        """Write the marker; called once, before the first object of a journal.
 
         Raises:
             ColdStoreError: the store cannot be reached.
@@ -217,7 +217,7 @@ class ColdFolder:
         """Open an object.
 
         Raises:
-            MissingObjectError: it is not there.
+            MissingObjectError: the object does not exist.
             ColdStoreError: the store cannot be reached.
         """
         try:
@@ -230,7 +230,7 @@ class ColdFolder:
             raise ColdStoreError(str(error)) from error
 
     def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is as good as deleted.
+        """Delete an object, if it exists.
 
         Raises:
             ColdStoreError: the store cannot be reached.

@@ -1,8 +1,9 @@
-"""Serves what storage nodes ask of cold storage, in threads (decision 0039).
+"""Serves the cold storage requests of storage nodes, in threads (decision 0039).
 
 Reads have threads of their own, so that neither writing nor a slow store delays them. A read that
-takes longer than `cold_timeout_s` is answered as *away*; its thread may still wait. Batches that
-were read stay in a cache, a row group at a time, because the next read is often a neighbour.
+takes longer than `cold_timeout_s` is answered as *away*; its thread may still wait. The row group
+of each batch that was read stays in a cache, because the next read often needs a neighbour of that
+batch.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class ColdObjects:
     """The objects of one node, for several threads.
 
     Args:
-        folder: has them.
-        cache_bytes_max: bytes of batches that are kept.
-        note: writes the file `COLD`, before the first object; None: it is there.
+        folder: of the objects.
+        cache_bytes_max: bytes of batches that are cached.
+        note: writes the file `COLD`, before the first object; None: the file exists.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ColdObjects:
         self._note = note
         self._cache_bytes_max = cache_bytes_max
         self._lock = threading.Lock()
-        """Held to look at the two caches, never while the store is asked."""
+        """Held while the two caches are used, never during a request to the store."""
         self._readers: OrderedDict[int, ObjectReader] = OrderedDict()
         self._groups: OrderedDict[tuple[int, int], dict[LocalId, bytes]] = OrderedDict()
         self._cached_bytes = 0
@@ -221,8 +222,9 @@ class ColdStore:
     """Answers the requests of the storage nodes of a process.
 
     Args:
-        journal: directory of the journal; its file `COLD` says where objects are.
-        settled: waits until everything written to the journal is synced; False: the process ends.
+        journal: directory of the journal; its file `COLD` names the place of objects.
+        settled: waits until everything written to the journal is synced; returns False if the
+            process ends.
         deliver: takes the answers, on the loop.
 
     Raises:
@@ -245,10 +247,10 @@ class ColdStore:
         if self._folders is not None and self._config.cold_place not in ("", self._folders.place):
             raise ConfigError(
                 f"The old records of {journal} are in {self._folders.place}, and cold_place is "
-                f"{self._config.cold_place}; give the former."
+                f"{self._config.cold_place}; set cold_place to the former."
             )
         self._is_new = False
-        """Whether the file `COLD` is still to be written."""
+        """Whether the file `COLD` must still be written."""
         self._nodes: dict[NodeId, ColdObjects] = {}
         self._reading: ThreadPoolExecutor | None = None
         self._working: ThreadPoolExecutor | None = None
@@ -271,7 +273,7 @@ class ColdStore:
         task.add_done_callback(self._tasks.discard)
 
     def _of(self, node: NodeId, request: ColdRequest) -> ColdObjects | None:
-        """Return the objects of a node; None: there is no place, or none is noted."""
+        """Return the objects of a node; None: no place is configured or noted."""
         if (known := self._nodes.get(node)) is not None:
             return known
         if self._folders is None:

@@ -1,7 +1,6 @@
-"""File descriptors of this process: raise the limit to what the system allows, and count how many
-are left.
+"""File descriptors of this process: their limit, and how many are left for connections.
 
-The journal needs a descriptor for each new segment, so a reserve is kept from connections.
+The journal needs a descriptor for each new segment, so connections must leave a reserve.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ _CONNECTIONS_MIN: Final = 16
 
 
 _given: list[int] = []
-"""The soft limit that this process was started with, once it was raised."""
+"""The soft limit that this process was started with; empty until `raise_limit` is called."""
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one; to be called at the start."""
+    """Raise the soft limit of open files to the hard one; call it at the start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _given[:] = _given or [soft]
     if soft != hard:
@@ -33,11 +32,11 @@ def given_limit() -> int:
 
 
 def room_for_connections(reserve: int) -> int:
-    """Return how many connections may be open besides what is open now.
+    """Return how many further connections may be opened.
 
     Args:
-        reserve: descriptors kept for all else: segments of the journal, workers, links. At most
-            half of what is left is kept.
+        reserve: descriptors kept for other uses: segments of the journal, workers, links. At most
+            half of the free descriptors are kept.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = soft - sum(1 for _ in Path("/proc/self/fd").iterdir())

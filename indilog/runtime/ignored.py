@@ -12,13 +12,13 @@ log = structlog.get_logger(__name__)
 
 
 def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
-    """Count an ignored event from outside, and log it at debug level."""
+    """Count an ignored event that came from outside, and log it at debug level."""
     metrics.ignored[reason] += 1
     log.debug("ignored", reason=reason, **details)
 
 
 def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
-    """Count an event that a role ignored; a place on the disk counts as damage."""
+    """Count an event that a role ignored; if it names a place on the disk, count damage."""
     if isinstance(effect.event, Location):
         metrics.damaged += 1
         metrics.ignored[effect.reason] += 1

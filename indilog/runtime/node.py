@@ -2,20 +2,20 @@
 
 One iteration of the loop takes all events that arrived. It calls each role once with its batch of
 events, performs the effects, and repeats this until no role has events left. Then it syncs
-everything that was written, at most once. After the sync the output of the iteration leaves:
+everything that was written, at most once. After the sync the output of the iteration is sent:
 answers to callers and messages to other processes. So a process is the unit of failure: its roles
-may run ahead of its disk, and no other process sees that (ARCHITECTURE 2). Only messages that
-promise nothing (`Message.promises`) leave before or during a sync. If a sync or a role fails, the
-shell ends; neither is retried.
+may be ahead of its disk, but no other process notices (ARCHITECTURE 2). Only messages that promise
+nothing (`Message.promises`) are sent before or during a sync. If a sync or a role fails, the shell
+ends; neither is retried.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), otherwise in a
-thread. During a sync in the thread the loop continues; its output leaves after the sync that covers
-it. One slow sync does not predict the next one, so in the average each counts for at most twice
-that limit.
+thread. During a sync in the thread the loop continues; each output is sent after the sync that
+covers it. One slow sync does not predict the next one, so in the average no sync counts for more
+than twice that limit.
 
 Messages for which no caller waits (not `Send.urgent`) are delivered after callers are answered, or
-after `_LATER_S` at the latest. So indexes handle many appends together. A caller that needs these
-messages, for example to read, ends the delay (`hasten`).
+after `_LATER_S` at the latest. So index roles handle many appends together. A caller that needs
+these messages, for example to read, ends the delay (`hasten`).
 
 Messages between roles of one process are passed by reference. Others travel in one `Envelope` for
 each iteration and pair of nodes.
@@ -94,11 +94,11 @@ log = structlog.get_logger(__name__)
 class Clock:
     """Seconds since 1970: the wall clock at the start, plus the time that has passed since.
 
-    Later changes of the wall clock have no effect. Time also passes while the machine sleeps.
+    Later changes of the wall clock have no effect. The time while the machine sleeps counts.
 
     Args:
-        wall: seconds since 1970; read once.
-        passed: seconds that only grow and that cannot be set.
+        wall: a wall clock, in seconds since 1970; read once.
+        passed: a clock in seconds that only grows and cannot be set.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Clock:
 
 
 class NodeShell:
-    """Runs the roles of one process: call `start`, then `wake` after each direct call that gave a
+    """Runs the roles of one process. Call `start`, then `wake` after each direct call that gave a
     role work.
 
-    Must be used from its loop only. `on_fatal` is called once, with the error that ended the shell.
+    Use it on its event loop only. `on_fatal` is called once, with the error that ended the shell.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class NodeShell:
         self._schedule()
 
     async def close(self) -> None:
-        """Stop: sync what is written, and answer all waiting callers."""
+        """Stop: sync all written frames, and answer all waiting callers."""
         if self._closed:
             return
         self._closed = True
@@ -231,7 +231,7 @@ class NodeShell:
     # --- entry points
 
     def wake(self, node: NodeId) -> None:
-        """Call a role soon, because a direct call gave it work.
+        """Call a role soon, because a direct call gave the role work.
 
         Raises:
             NotReadyError: the shell has failed or is closed, so the role will not be called.
@@ -265,7 +265,7 @@ class NodeShell:
 
     @property
     def holding(self) -> bool:
-        """Whether something is written that is not synced yet."""
+        """Whether a written frame is not synced yet."""
         return self._sync is not None or self._journal.dirty
 
     @property
@@ -274,7 +274,7 @@ class NodeShell:
         return self._closed or self.failed is not None
 
     async def settled(self) -> None:
-        """Wait until what is written now is synced, or the shell has ended."""
+        """Wait until all frames written so far are synced, or the shell has ended."""
         if self.holding and not self.ended:
             waiter = self._loop.create_future()
             self._settled.append(waiter)
@@ -334,8 +334,8 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or (self._later and not self._held):
-            # Run after the callers that were answered. Their next operations then join the same
-            # iteration, and the answers that they forward are written first.
+            # The next iteration runs after the tasks of the callers just answered. So their next
+            # operations join it, and the answers that they forward are written first.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._iterate)
         elif self._later_since is not None:
@@ -345,9 +345,7 @@ class NodeShell:
 
     @property
     def _quiet(self) -> bool:
-        """Whether all frames that roles wanted to persist are written and acknowledged to the
-        roles.
-        """
+        """Whether all frames that roles asked to persist are written, and the roles know it."""
         waiting = (event for events in self._inbox.values() for event in events)
         return not self._disk_space.waiting and not any(
             isinstance(event, Persisted) for event in waiting
@@ -400,8 +398,8 @@ class NodeShell:
         """Begin to deliver messages that are not urgent; False: there are none, or callers wait for
         a sync first.
 
-        So a lone append is answered before indexes handle it, and many appends reach the indexes
-        together. The effects of the messages are performed in the same iteration.
+        So a lone append is answered before index roles handle it, and many appends reach index
+        roles together. The effects of the messages are performed in the same iteration.
         """
         if not self._later:
             self._hastened = False
@@ -426,7 +424,7 @@ class NodeShell:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                assert to not in self.roles, "messages within the process go by reference"
+                assert to not in self.roles, "messages within the process are passed by reference"
                 self._outbox.put(node, to, message)
             case Appended() | Answer():
                 self._held.append(effect)
@@ -462,7 +460,7 @@ class NodeShell:
         """Send the messages that promise nothing, sync what this iteration wrote, then send the
         others.
         """
-        if self._sync is None:  # else its lock would block the loop
+        if self._sync is None:  # the lock of a running sync would block the loop
             self._journal.free_discarded()
         self._outbox.send_early()
         if self.rewriting.busy:
@@ -504,7 +502,7 @@ class NodeShell:
         self._sync.add_done_callback(done)
 
     def _watch_idle(self) -> None:
-        """Settle the journal once nothing was written for `journal_idle_s`."""
+        """Settle the journal when nothing was written for `journal_idle_s`."""
         if self._journal.written_bytes != self._written_bytes:
             self._written_bytes = self._journal.written_bytes
             self._written_at = self._loop.time()
@@ -552,8 +550,8 @@ class NodeShell:
     def _wake_after(self, seconds: float) -> None:
         """Run the next iteration within `seconds`.
 
-        There is one timer, for the earliest of these times. Each iteration requests again what it
-        still awaits, so later times are not stored.
+        There is one timer, for the earliest requested time. Later times are not stored, because
+        each iteration requests the times that it still needs.
         """
         due = self._loop.time() + seconds
         if self._timer is not None:
@@ -568,13 +566,13 @@ class NodeShell:
         self._schedule()
 
     def _fail(self, error: BaseException) -> None:
-        """End permanently; no output leaves that was not synced."""
+        """End permanently; output that depends on unsynced frames is not sent."""
         if first := self.failed is None:
             self.failed = error
-            # An error of the platform explains itself and needs no traceback.
+            # The message of an error of the platform suffices; it needs no traceback.
             info = None if isinstance(error, IndilogError) else error
             log.error("node failed", error=str(error), exc_info=info)
-        # A sync in the thread may fail after this, when further callers wait.
+        # Also called when a sync in the thread fails later, while further callers wait.
         self._abandon(str(error))
         if first:
             self._on_fatal(error)
@@ -589,7 +587,7 @@ class NodeShell:
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:
-        """Answer the callers whose outcomes will not leave. Their appends may still be on the disk;
+        """Answer the callers whose outcomes will not be sent. Their records may be on the disk;
         only recovery finds out.
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
@@ -599,7 +597,7 @@ class NodeShell:
         for effect in self._held:
             if isinstance(effect, Appended):
                 resolve_each(effect.waiters, unknown)
-            else:  # an error must not turn an unknown outcome into "nothing was done"
+            else:  # an unknown outcome must not be reported as "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)
                 resolve(effect.waiter, effect.outcome if failed else stopped)
         self._held.clear()
@@ -614,7 +612,7 @@ class NodeShell:
 
 
 def _seconds_of(call: Callable[[], None]) -> float:
-    """Call `call`, and return how long it took."""
+    """Call `call`, and return how many seconds it took."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

@@ -2,9 +2,9 @@
 them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
 Each index node has a directory. A snapshot is written under a temporary name, synced and renamed;
-the two newest are kept. A start skips a damaged snapshot with a warning. A snapshot whose damage
-shows while it is in use is renamed. Snapshots are derived data: the loss of one costs time, never
-an answer.
+the two newest are kept. A start skips a damaged snapshot with a warning. A snapshot that is found
+damaged while it is in use is renamed. Snapshots are derived data: losing one costs time, but no
+answer changes.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ log = structlog.get_logger(__name__)
 
 
 class _StoppedError(Exception):
-    """The process ends, so the snapshot being written is not needed."""
+    """The process is ending, so the snapshot is not completed."""
 
 
 class SnapshotFolder:
-    """The snapshots of one node. A call may take long, so threads make the calls; one writes."""
+    """The snapshots of one node. Calls may take long, so they run in threads; one of them
+    writes.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -95,19 +97,19 @@ class SnapshotFolder:
         try:
             return read_rows(parquet, group)
         except MalformedFrameError as error:
-            log.warning("index snapshot put aside", position=position, error=str(error))
+            log.warning("damaged index snapshot renamed", position=position, error=str(error))
             self._put_aside(position)
             return None
 
     def write(self, request: WriteSnapshot) -> SnapshotWritten:
-        """Write a snapshot, and keep the newest. Put the one before aside if it is damaged."""
+        """Write a snapshot, and keep the newest two. If the previous one is damaged, rename it."""
         position = request.info.position
         try:
             return SnapshotWritten(position, self._write(request))
         except _StoppedError:
             return SnapshotWritten(position, None)
         except MalformedFrameError as error:
-            log.warning("index snapshot not written, put aside", error=str(error))
+            log.warning("index snapshot not written, previous one renamed", error=str(error))
             if request.base is not None:
                 self._put_aside(request.base)
             return SnapshotWritten(position, None, base_lost=True)
@@ -160,10 +162,10 @@ class SnapshotFolder:
         return snapshot
 
     def _remove_others(self, newest: Path, position: MetalogPosition) -> None:
-        """Remove all snapshots but the newest and those before it that are kept.
+        """Remove all snapshots except `newest` and the earlier ones that are kept.
 
-        Any other file of the same or a later position was written before `newest`. It is damaged,
-        or it covers metalog entries that were replaced since.
+        Any other file of the same or a later position was written before `newest`. Such a file is
+        damaged, or covers metalog entries that were replaced since.
         """
         kept = 1
         for at, path in snapshot_files(self._directory):
@@ -175,7 +177,7 @@ class SnapshotFolder:
                 path.unlink()
 
     def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, Snapshot] | None:
-        """Return the previous snapshot, opened anew; None: there is none."""
+        """Open and return the previous snapshot; None: there is none."""
         base = request.base
         if base is None:
             return None
@@ -222,7 +224,8 @@ class SnapshotFiles:
 
     Args:
         directory: has a folder for each node; None: no snapshots are kept.
-        settled: waits until everything written to the journal is synced; False: the process ends.
+        settled: waits until everything written to the journal is synced; returns False if the
+            process ends.
         deliver: takes the answers, on the loop.
     """
 

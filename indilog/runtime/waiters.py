@@ -34,7 +34,7 @@ def resolve_each(waiters: Iterable[object | None], outcome: object) -> None:
 
 
 def resolve(waiter: object, outcome: object) -> None:
-    """Give one future its value, or the exception to raise; a cancelled one is skipped."""
+    """Give one future its value, or the exception to raise; a cancelled future is skipped."""
     assert isinstance(waiter, asyncio.Future)
     if waiter.done():
         return

@@ -218,7 +218,7 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
     for offset, right in mended:
         write_all(fd, [right], offset)
         os.fsync(fd)
-        log.warning("a flipped bit of the journal put right", file=str(path), offset=offset)
+        log.warning("a flipped bit of the journal was corrected", file=str(path), offset=offset)
     return len(mended)
 
 

@@ -1,10 +1,10 @@
-"""The embedded metadata store as another process uses it (ARCHITECTURE 11).
+"""The client of the embedded metadata store, for other processes (ARCHITECTURE 11).
 
 A request (zmq DEALER) may be lost with a connection, so it is resent every `resend_s` until its
 deadline. Repeated requests are harmless: a read changes nothing, a sequence skips a number, a
 compare-and-set identifies its write, and a deleted key stays deleted.
 
-A list travels in pages. The client starts again if the directory changed between two of them.
+A directory is listed in pages. The client starts again if the directory changed between two pages.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from indilog.runtime.metadata.store import (
 from indilog.runtime.metadata.stored_session import StoredSession, opened_session
 
 _CONNECT_S: Final = 0.01
-"""Seconds before a request is resent that could not be sent because there was no connection."""
+"""Seconds before a request that found no connection is sent again."""
 
 _log = structlog.get_logger(__name__)
 
@@ -154,7 +154,7 @@ class MetadataClient:
                     pass
         except TimeoutError:
             raise QuorumUnavailableError(
-                f"The metadata keys of {directory!r} changed all the time while they were listed."
+                f"The metadata keys of {directory!r} changed while they were listed; try again."
             ) from None
         return listing
 
@@ -203,7 +203,7 @@ class MetadataClient:
                 return await self.list_keys(directory)
 
     async def _watched(self, request: Callable[[int], Watch | WatchDirectory]) -> Reply:
-        """Ask until there is a change, however long the server is away."""
+        """Ask until there is a change, however long the server is unreachable."""
         while True:
             with contextlib.suppress(QuorumUnavailableError):
                 reply = await self._asked(request(next(self._numbers)))
@@ -211,7 +211,9 @@ class MetadataClient:
                     return reply
 
     async def session(self, ttl_s: float | None = None) -> StoredSession:
-        """See `MetadataStore.session`. It survives restarts of the server that are short enough."""
+        """See `MetadataStore.session`. The session survives a restart of the server that is shorter
+        than two thirds of `ttl_s`.
+        """
         return await opened_session(self, ttl_s or self._config.metadata.metadata_session_s)
 
     async def open_session(self, name: str, ttl_s: float) -> None:
@@ -258,13 +260,13 @@ class MetadataClient:
         if isinstance(reply, Refused):
             raise _error(reply)
         if isinstance(reply, SessionState) and isinstance(request, CompareAndSet | Delete):
-            raise SessionExpiredError("The metadata store does not know the session any more.")
+            raise SessionExpiredError("The session with the metadata store has expired.")
         return reply
 
     def _unexpected(self, reply: Reply) -> QuorumUnavailableError:
         return QuorumUnavailableError(
             f"The metadata store at {self._address} answered {type(reply).__name__}, "
-            "which is no answer to that; is it of the same version?"
+            "which does not answer the request; does it run the same version?"
         )
 
     def _on_message(self, parts: list[bytes]) -> None:
@@ -279,7 +281,7 @@ class MetadataClient:
 
 
 def _error(refused: Refused) -> IndilogError:
-    """Return the error that the store raised at the server's side."""
+    """Return the error that the store raised in the server."""
     if refused.retryable:
         return OverloadedError(refused.reason)
     return DataDirectoryError(refused.reason)

@@ -1,16 +1,15 @@
 """The metadata store in one file on one machine, for one process at a time (ARCHITECTURE 11).
 
-`service` lets other processes use it. Versions are revisions of the whole store: each
-write gets the next one, so a key that was deleted and created again has a greater version.
+`service` lets other processes use the store. Versions are revisions of the whole store: each write
+gets the next one, so a key that was deleted and created again has a greater version. Sessions and
+their keys are in the file too. Opening the store renews every session for its full `ttl_s`, because
+no heartbeat could reach the closed store.
 
-Sessions and their keys are in the file too. A store that is opened gives every session its whole
-time again, because no heartbeat could reach it.
-
-File: magic "ILMD", version u8, CRC32C u32 of all else, body (msgpack). One flipped bit is corrected
-by trying all bits; two valid files of this size differ in at least four bits. Each change writes a
-new file, syncs it, renames it over the old one and syncs the directory. So a crash leaves the old
-or the new contents, never a mixture. A file of zeros reserves the room for this, so that a process
-can start on a full disk. These facts change a few times in a day.
+File: magic "ILMD", version u8, CRC32C u32 of all other bytes, body (msgpack). One flipped bit is
+corrected by trying all bits; two valid files of this size differ in at least four bits. Each change
+writes a new file, syncs it, renames it over the old one and syncs the directory. So a crash leaves
+the old or the new contents, never a mixture. That is fast enough for facts that change a few times
+a day. A file of zeros reserves the room for a new file, so that a process can start on a full disk.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from indilog.runtime.metadata.stored_session import StoredSession, opened_sessio
 MAGIC: Final = b"ILMD"
 VERSION: Final = 3
 _VERSIONS_READ: Final = (2, VERSION)
-"""Version 2 had no revision, sessions or ephemeral keys."""
+"""File versions that can be read. Version 2 had no revision, sessions or ephemeral keys."""
 _HEADER: Final = Struct("<4sBI")
 _MENDED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
@@ -83,7 +82,7 @@ class _Contents(msgspec.Struct, array_like=True):
     revision: int = 0
     """Counts the writes of keys; the version of the newest write."""
     sessions: dict[str, float] = msgspec.field(default_factory=dict)
-    """Of each living session: `ttl_s`."""
+    """`ttl_s` of each session that has not ended."""
 
 
 class EmbeddedMetadataStore:
@@ -114,10 +113,10 @@ class EmbeddedMetadataStore:
             os.close(self._lock)
             raise
         self._changed_at: dict[str, int] = {}
-        """Of each directory that changed since the store was opened: its revision."""
+        """The revision of each directory that changed since the store was opened."""
         self._opened_at = self._contents.revision
         self._ends_at = {name: clock() + ttl_s for name, ttl_s in self._contents.sessions.items()}
-        """Of each living session: when it expires unless a heartbeat comes."""
+        """When each session expires unless a heartbeat arrives."""
 
     def __enter__(self) -> Self:
         """Close the store on leaving."""
@@ -154,16 +153,16 @@ class EmbeddedMetadataStore:
         """See `MetadataStore.compare_and_set`.
 
         Args:
-            key: set if its version is the expected one.
-            value: of the key from now on.
-            expected_version: 0 if the key must not exist.
-            writer: names this write alone. A repetition of the write that set the present value
-                answers `Written` again.
-            session: must be alive; empty: none needs to be.
+            key: the key to set.
+            value: its new value.
+            expected_version: the version that the key must have; 0: it must not exist.
+            writer: a unique name of this write. A repetition of the write that set the present
+                value answers `Written` again.
+            session: the session that must not have ended; empty: none.
             is_ephemeral: whether a new key vanishes with `session`.
 
         Raises:
-            SessionExpiredError: the session is not alive.
+            SessionExpiredError: the session has ended.
         """
         self._check(key, value)
         self._check_session(session)
@@ -179,7 +178,9 @@ class EmbeddedMetadataStore:
         return Written(new.version)
 
     def replace(self, key: str, value: bytes) -> None:
-        """Set `key`, whatever its version is; for a program that works without the cluster."""
+        """Set `key`, whatever its version is; for commands that run while the platform is
+        stopped.
+        """
         self._check(key, value)
         new = _Item(value, self._contents.revision + 1, "", "")
         self._replace({**self._contents.items, key: new}, [key])
@@ -244,10 +245,10 @@ class EmbeddedMetadataStore:
         return await opened_session(self, ttl_s or self._config.metadata.metadata_session_s)
 
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """Keep a session for `ttl_s` after each heartbeat; a repetition counts as a heartbeat.
+        """Open a session that ends `ttl_s` after its last heartbeat; a repetition is a heartbeat.
 
         Raises:
-            OverloadedError: there are as many sessions as there may be.
+            OverloadedError: the limit of sessions is reached.
         """
         self._expire_due()
         if name not in self._contents.sessions:
@@ -260,7 +261,7 @@ class EmbeddedMetadataStore:
         self.expire_in_time()
 
     async def heartbeat(self, name: str) -> bool:
-        """Keep a session for its whole time again; return whether it was still alive."""
+        """Renew a session for its full `ttl_s`; return whether it still existed."""
         self._expire_due()
         if name not in self._ends_at:
             return False
@@ -272,7 +273,7 @@ class EmbeddedMetadataStore:
         self._end_sessions({name} & self._ends_at.keys())
 
     def expire_in_time(self) -> None:
-        """From now on, end sessions of which no heartbeat comes, on the running event loop."""
+        """From now on, end sessions without heartbeats, on the running event loop."""
         if self._expiry is not None:
             self._expiry.cancel()  # a new session may end before the others
             self._expiry = None
@@ -293,7 +294,7 @@ class EmbeddedMetadataStore:
             self.expire_in_time()
 
     def _expire_due(self) -> None:
-        """End the sessions whose time is over, before anything is answered that depends on them."""
+        """End the expired sessions; called before any answer that depends on them."""
         if self._ends_at:
             now = self._clock()
             self._end_sessions({name for name, end in self._ends_at.items() if end <= now})
@@ -310,7 +311,7 @@ class EmbeddedMetadataStore:
 
     def _check_session(self, name: str) -> None:
         if name and name not in self._ends_at:
-            raise SessionExpiredError("The metadata store does not know the session any more.")
+            raise SessionExpiredError("The session with the metadata store has expired.")
 
     def _found(self, key: str) -> Versioned | None:
         item = self._contents.items.get(key)
@@ -325,7 +326,7 @@ class EmbeddedMetadataStore:
         changed: Sequence[str],
         sessions: dict[str, float] | None = None,
     ) -> None:
-        """Make other items current, and wake who watches the changed keys or their directories."""
+        """Replace the items, and wake the watches of the changed keys and their directories."""
         before = self._contents
         revision = before.revision + 1
         kept = before.sessions if sessions is None else sessions
@@ -337,7 +338,9 @@ class EmbeddedMetadataStore:
             self._wake(directory + "/")
 
     async def _changed(self, watched: str) -> None:
-        """Wait for the next write of a key, or (with a slash more) in a directory."""
+        """Wait for the next write of a key; of a directory, if `watched` is its name and a
+        slash.
+        """
         if sum(map(len, self._watchers.values())) >= self._config.metadata.metadata_watchers_max:
             raise OverloadedError(
                 f"{self._config.metadata.metadata_watchers_max} watches wait already; "
@@ -358,7 +361,7 @@ class EmbeddedMetadataStore:
                 waiter.set_result(None)
 
     def _check(self, key: str, value: bytes) -> None:
-        """Refuse what is over a limit, before anything is changed."""
+        """Refuse a write that would exceed a limit, before anything is changed."""
         check_key(key, value, self._config)
         self._expire_due()
         known = key in self._contents.items or key in self._contents.sequences
@@ -369,7 +372,7 @@ class EmbeddedMetadataStore:
     def _write(self, contents: _Contents) -> None:
         """Make `contents` durable, then current."""
         if self._failed or self._lock < 0:
-            raise DataDirectoryError(f"{self._file} takes no more writes; start the process anew.")
+            raise DataDirectoryError(f"{self._file} takes no more writes; restart the process.")
         try:
             self._put_in_place(_encoded(contents))
         except OSError as error:
@@ -455,7 +458,7 @@ def _read(file: Path) -> _Contents:
     except FileNotFoundError:
         return _Contents({}, {})
     if (right := _mended(data)) != data:
-        log.warning("a flipped bit of the metadata put right", file=str(file))
+        log.warning("a flipped bit of the metadata was corrected", file=str(file))
         data = right
     if len(data) < _HEADER.size or data[:4] != MAGIC:
         what = "is no metadata file" if data else "is empty"
@@ -473,13 +476,13 @@ def _read(file: Path) -> _Contents:
         contents = msgspec.msgpack.decode(body, type=_Contents)
     except msgspec.DecodeError as error:
         raise DataDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
-    # In version 2 each key counted its own writes.
+    # In version 2 the version of a key was the number of its writes.
     newest = max((item.version for item in contents.items.values()), default=0)
     return msgspec.structs.replace(contents, revision=max(contents.revision, newest))
 
 
 def _written(file: Path, data: bytes) -> None:
-    """Write a file anew and sync it."""
+    """Write a new file, or replace the content of an existing one, and sync it."""
     with file.open("wb") as target:
         target.write(data)
         target.flush()

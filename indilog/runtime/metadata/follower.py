@@ -1,8 +1,9 @@
-"""Many watches of one thing, with one read for each change of it.
+"""Many watches of one key or directory, with one read for each change.
 
-A follower reads its thing together with the request to be notified of the next change, publishes
-what it read, and waits for the change. Watchers compare what they have seen with what was read
-last. So however fast changes come, each watcher gets the last state, and nothing is queued.
+A follower reads the key or directory, and in the same request asks to be notified of the next
+change. It publishes the state that it read, and waits for that notification. Each watch compares
+the newest published state with the one that its caller has seen. So however fast changes come,
+every watch gets the last state, and nothing is queued.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ class _Follower(Generic[_T]):
             await self.changed.wait()
 
     def fail(self, error: IndilogError) -> None:
-        """Have all watchers raise an error."""
+        """Make all watches raise an error."""
         self._last = self._next
         self._last.set_exception(error)
 
     @staticmethod
     def _unread() -> asyncio.Future[_T]:
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        # All watchers may be gone when it fails.
+        # Retrieve the error: there may be no watch left when the read fails.
         future.add_done_callback(lambda done: done.exception())
         return future
 
     async def wait_for(self, is_wanted: Callable[[_T], bool]) -> _T:
-        """Wait for a state that is wanted; what was read last counts first."""
+        """Wait for a wanted state; the last one that was read is checked first."""
         seen: asyncio.Future[_T] | None = None
         while True:
             is_seen = self._last is None or self._last is seen
             seen = self._next if is_seen else self._last
-            assert seen is not None, "there is always a next one"
+            assert seen is not None, "each state has a next one"
             if is_wanted(state := await asyncio.shield(seen)):
                 return state
 
 
 class Followers:
-    """The followers of a store, by the names of what they follow."""
+    """The followers of a store, by the names of keys and directories."""
 
     def __init__(self, watchers_max: int) -> None:
         self._watchers_max = watchers_max
@@ -73,9 +74,9 @@ class Followers:
         """Wait until the state of `name` is wanted, and return it.
 
         Args:
-            name: what is followed.
-            read: reads it, and has `notify` called at the first change after that.
-            is_wanted: decides.
+            name: of the key or directory.
+            read: reads it, and arranges that `notify` is called at its next change.
+            is_wanted: whether a state ends the wait.
 
         Raises:
             OverloadedError: too many watches wait already.

@@ -98,7 +98,7 @@ class MetadataServer:
             return
         asked = (client, request.request)
         if asked in self._answers:
-            return  # resent until then
+            return  # the client resends
         if len(self._answers) >= self._waiting_max:
             self._ignore("too many requests wait")
             return
@@ -132,7 +132,7 @@ class MetadataServer:
                 assert_never(unreachable)
 
     async def _done(self, request: _AtOnce) -> Reply:
-        """Answer what needs no waiting."""
+        """Answer a request that needs no waiting."""
         number, store = request.request, self._store
         match request:
             case Get(key=key):

@@ -1,7 +1,7 @@
 """A session with the metadata store, as its owner sees it (docs/decisions/0037).
 
-Each store keeps sessions in its own way; when the owner must stop believing in one is decided here,
-for all stores alike.
+Each store keeps sessions in its own way. The rule for when an owner must stop relying on its
+session is here, the same for all stores.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredErro
 _BELIEVED_SHARE: Final = 2 / 3
 """Share of `ttl_s` after the sending of a heartbeat for which the owner relies on its answer.
 
-The rest covers clocks that run at different speeds, and what a ZooKeeper follower may take to pass
-a heartbeat on to its leader (half a tick; a session has at least two).
+The rest covers clocks that run at different speeds, and the delay of a ZooKeeper follower that
+passes a heartbeat on to its leader (half a tick; a session has at least two ticks).
 """
 _HEARTBEATS_PER_TTL: Final = 6
 _UNANSWERED_SHARE: Final = 1 / 3
-"""Share of `ttl_s` after which the next heartbeat does not wait for the last one's answer."""
+"""Share of `ttl_s` after which a heartbeat is sent although the last one is unanswered."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
 def boot_time_s() -> float:
-    """Seconds of a clock that also counts while the machine sleeps, and that is never set."""
+    """Return the seconds of a clock that counts while the machine sleeps, and is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class HeartbeatSession(ABC):
     """A `Session` that sends heartbeats, and ends itself if they are not answered in time.
 
-    A subclass says how to send one, how to write, and how to end. It calls `begin` once, when the
-    store has the session.
+    A subclass defines how to send a heartbeat, how to write, and how to end the session. It calls
+    `begin` once, when the store has the session.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -62,7 +62,7 @@ class HeartbeatSession(ABC):
             self._tasks.add(asyncio.create_task(work))
 
     def check(self) -> None:
-        """See `Session.check`: it compares clocks, so it is right in the first line after a pause.
+        """See `Session.check`. It checks the clock, so it also raises directly after a pause.
 
         Raises:
             SessionExpiredError: the session is over.
@@ -71,7 +71,7 @@ class HeartbeatSession(ABC):
             self.expire("no heartbeat was answered in time")
         if self._over.is_set():
             raise SessionExpiredError(
-                "The session with the metadata store is over; what it held belongs to others now."
+                "The session with the metadata store is over; other processes may own its keys now."
             )
 
     async def expired(self) -> None:
@@ -95,7 +95,7 @@ class HeartbeatSession(ABC):
         return await self._while_alive(self._delete(key, expected_version))
 
     async def _while_alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do a write; the session must be alive before and after it, and while it waits."""
+        """Do a write; the session must not end before, during or after it."""
         writing, ending = asyncio.create_task(work), asyncio.create_task(self._over.wait())
         try:
             self.check()
@@ -121,11 +121,11 @@ class HeartbeatSession(ABC):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(IndilogError):  # the store is away: it ends the session itself
+        with contextlib.suppress(IndilogError):  # an unreachable store ends the session itself
             await self._end()
 
     def expire(self, reason: str) -> None:
-        """Tell the owner at once that the session is over."""
+        """End the session for its owner, at once."""
         if not self._over.is_set():
             _log.warning("the session with the metadata store is over", reason=reason)
             self._over.set()
@@ -147,7 +147,9 @@ class HeartbeatSession(ABC):
             await asyncio.sleep(max(0.0, sent_at + pause_s - boot_time_s()))
 
     async def _end_in_time(self) -> None:
-        """Tell the owner when the last answered heartbeat is too old, then free what is left."""
+        """Expire the session when its last answered heartbeat is too old; then end it in the
+        store.
+        """
         while not self._over.is_set():
             if (left_s := self._believed_until - boot_time_s()) <= 0:
                 self.expire("no heartbeat was answered in time")
@@ -155,12 +157,12 @@ class HeartbeatSession(ABC):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._over.wait()
-        # Otherwise heartbeats of a library below would keep keys without an owner.
+        # Otherwise a client library could still send heartbeats, and keep keys without an owner.
         await self.close()
 
     @abstractmethod
     async def _heartbeat(self) -> bool:
-        """Prolong the session; return whether the store still knows it."""
+        """Renew the session; return whether the store still knows it."""
 
     @abstractmethod
     async def _write(
@@ -169,7 +171,7 @@ class HeartbeatSession(ABC):
         """Set a key in the store, only if it still knows the session.
 
         Raises:
-            SessionExpiredError: it does not.
+            SessionExpiredError: the store does not know the session.
         """
 
     @abstractmethod

@@ -1,13 +1,13 @@
 """The metadata store: the few small facts that a cluster agrees on outside its log (ARCHITECTURE
 11).
 
-Views, addresses and epochs are kept here. The interface is one for all stores: versioned keys that
-change by compare-and-set, lists, watches, sequences, and sessions with ephemeral keys.
-`embedded` keeps the store in one file, `service` and `client` let other processes use it, and
-`zookeeper` keeps it in ZooKeeper.
+Views, addresses and epochs are kept here. All stores have one interface: versioned keys that change
+by compare-and-set, lists, watches, sequences, and sessions with ephemeral keys. `embedded` keeps
+the store in one file, `service` and `client` let other processes use it, and `zookeeper` keeps it
+in ZooKeeper.
 
-A key is text of at most 256 bytes. Its directory is all up to and including its last `/`, so
-`nodes/storage-0` is in `nodes/` and `view` is in the directory `""`.
+A key is text of at most 256 bytes. Its directory is the part up to and including its last `/`: the
+directory of `nodes/storage-0` is `nodes/`, that of `view` is `""`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ KEY_BYTES_MAX: Final = 256
 class SessionExpiredError(IndilogError):
     """The session with the metadata store is over, and its ephemeral keys are gone or soon will be.
 
-    Nothing may be done any more that needed the session; open a new one. The outcome of a write
-    that was in flight when the session expired is unknown.
+    Stop all work that relies on the session, and open a new one. The outcome of a write that was in
+    flight when the session expired is unknown.
     """
 
 
 class Versioned(NamedTuple):
-    """A value and its version: a number above 0 that is greater than the versions of all earlier
-    writes of the key, also of those before the key was deleted.
+    """A value and its version.
+
+    Versions are above 0 and grow with each write of the key, also after it was deleted.
     """
 
     value: bytes
@@ -42,11 +43,11 @@ class Listing(NamedTuple):
 
     items: dict[str, Versioned]
     revision: int
-    """Grows with each change in the directory; 0: there was none yet."""
+    """Grows with each change in the directory; 0: there was no change yet."""
 
 
 class Written(NamedTuple):
-    """The value was set; this is its version now."""
+    """The value was set, and has this version."""
 
     version: int
 
@@ -56,10 +57,9 @@ class Deleted(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Nothing was changed: the version is this one, not the expected one (0: there is no value).
+    """Nothing was changed: the key has this version, not the expected one (0: it does not exist).
 
-    After a lost connection this may also mean that the write took effect and that another client
-    has written since.
+    After a lost connection, the write may have taken effect before another client wrote the key.
     """
 
     version: int
@@ -70,13 +70,14 @@ class Session(Protocol):
 
     Ephemeral keys belong to a session and vanish with it. The session ends `ttl_s` after its last
     heartbeat reached the store, or when it is closed. Its owner counts from the moment at which it
-    sent the last answered heartbeat, and only two thirds of `ttl_s`. So the owner gives up first,
-    also if it was paused or cannot reach the store. After that every method raises
-    `SessionExpiredError`, permanently.
+    sent the last answered heartbeat, and only two thirds of `ttl_s`. So the session ends for its
+    owner first, also if the owner was paused or cannot reach the store. After that every method
+    raises `SessionExpiredError`, permanently.
 
-    Clocks only say when to give up. What proves that a key is still held is a version: writes
-    through a session take effect only while the store knows the session, and the version of an
-    ephemeral key is greater than that of every earlier holder, so it can fence other services.
+    Clocks only decide when the owner stops. Ownership itself is proven in two other ways: a write
+    through a session takes effect only while the store knows the session. And the version of an
+    ephemeral key is greater than that of every earlier holder, so other services can use it as a
+    fencing token.
 
     Raises:
         SessionExpiredError: the session is over.
@@ -84,7 +85,7 @@ class Session(Protocol):
     """
 
     ttl_s: float
-    """What the store granted; it may be less or more than what was asked for."""
+    """Seconds that the store granted, which may be less or more than requested."""
 
     def check(self) -> None:
         """Raise `SessionExpiredError` if the session is over; never waits."""
@@ -98,33 +99,33 @@ class Session(Protocol):
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
-        """Set a key as `MetadataStore.compare_and_set` does, only while the session lives.
+        """Set a key as `MetadataStore.compare_and_set` does, only until the session ends.
 
-        An ephemeral key stays ephemeral, and its session's.
+        An ephemeral key stays ephemeral, and still belongs to its session.
         """
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
-        """Delete a key as `MetadataStore.delete` does, only while the session lives."""
+        """Delete a key as `MetadataStore.delete` does, only until the session ends."""
 
     async def close(self) -> None:
-        """End the session; its keys are deleted now, or after `ttl_s` if the store is away.
+        """End the session; its keys are deleted now, or after `ttl_s` if the store is unreachable.
 
         May be called again, and after the session expired.
         """
 
 
 class MetadataStore(Protocol):
-    """Versioned keys, lists, watches, sequences and sessions. Everything in an answer is durable.
+    """Versioned keys, lists, watches, sequences and sessions. All answered state is durable.
 
     Raises:
         QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. The outcome
             of a write in flight is then unknown.
-        TooLargeError, OverloadedError: a limit; nothing was changed.
-        ConfigError: the key has an empty name; or the store refuses this client.
+        TooLargeError, OverloadedError: a limit is exceeded; nothing was changed.
+        ConfigError: the key has an empty name, or the store refuses this client.
     """
 
     async def get(self, key: str) -> Versioned | None:
-        """Return the newest value of `key`, linearizable; None: there is none."""
+        """Return the newest value of `key`, linearizable; None: the key does not exist."""
 
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
@@ -135,7 +136,7 @@ class MetadataStore(Protocol):
         """Delete `key` if its version is `expected_version`, or if it does not exist anyway."""
 
     async def list_keys(self, directory: str) -> Listing:
-        """Return the keys of a directory with their values, as they were together at one moment.
+        """Return the keys of a directory with their values, all as of one moment.
 
         Args:
             directory: ends in `/`, or is empty. Keys of its subdirectories are not listed.
@@ -144,15 +145,15 @@ class MetadataStore(Protocol):
     async def next_sequence(self, key: str) -> int:
         """Return a number greater than all that were ever returned for `key`; the first is 1.
 
-        Numbers may be skipped, if an answer was lost. They are never repeated, also after a crash,
-        so they can serve as epochs. Sequences are apart from keys, and permanent.
+        Numbers may be skipped if an answer was lost. They are never repeated, also after a crash,
+        so they can serve as epochs. A sequence is no key, and cannot be deleted.
         """
 
     async def watch(self, key: str, *, after: int) -> Versioned | None:
         """Wait until `key` has another version than `after` (0: it does not exist); return it.
 
-        Returns None if the key was deleted. Values in between may be skipped, the last one never
-        is. It waits without limit, also while the store is away; the caller sets the deadline.
+        Returns None if the key was deleted. Values in between may be skipped, but never the last
+        one. The wait has no limit, also while the store is unreachable; the caller sets a deadline.
         """
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
@@ -171,11 +172,11 @@ class MetadataStore(Protocol):
 
 
 def check_key(key: str, value: bytes, config: NodeConfig) -> None:
-    """Refuse a key without a name, and a key or a value that is over its limit.
+    """Refuse a key without a name, and a key or value above its limit.
 
     Raises:
         ConfigError: the key is empty, or ends in `/`.
-        TooLargeError: it is over a limit, which is in the message.
+        TooLargeError: the key or value exceeds the limit in the message.
     """
     if (not directory_of(key) and not key) or key.endswith("/"):
         raise ConfigError(f"{key!r} is no key of the metadata store: it has no name.")
@@ -189,11 +190,11 @@ def check_key(key: str, value: bytes, config: NodeConfig) -> None:
 
 
 def check_directory(directory: str) -> None:
-    """Refuse what is no directory of keys.
+    """Refuse a name that is no directory of keys.
 
     Raises:
-        ConfigError: it does not end in `/`.
-        TooLargeError: it is longer than keys may be.
+        ConfigError: the name is not empty and does not end in `/`.
+        TooLargeError: the name is longer than keys may be.
     """
     if directory and not directory.endswith("/"):
         raise ConfigError(f"{directory!r} is no directory of the metadata store: add a slash.")
@@ -203,6 +204,6 @@ def check_directory(directory: str) -> None:
 
 
 def directory_of(key: str) -> str:
-    """Return the directory of `key`, with its slash; empty if it has none."""
+    """Return the directory of `key`, with its slash; empty if the key has no slash."""
     before, slash, _ = key.rpartition("/")
     return before + slash

@@ -10,16 +10,16 @@ from indilog.runtime.metadata.store import Conflict, Deleted, Written
 
 
 class SessionKeeper(Protocol):
-    """What keeps sessions: the embedded store, or the client that asks it."""
+    """A keeper of sessions: the embedded store, or a client of it."""
 
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """Keep a session; may be repeated."""
+        """Open a session; may be repeated."""
 
     async def heartbeat(self, name: str) -> bool:
-        """Prolong it; return whether it was still alive."""
+        """Renew a session; return whether it still existed."""
 
     async def close_session(self, name: str) -> None:
-        """End it, and delete its keys; may be repeated."""
+        """End a session, and delete its keys; may be repeated."""
 
     async def compare_and_set(
         self,
@@ -30,12 +30,12 @@ class SessionKeeper(Protocol):
         session: str = "",
         is_ephemeral: bool = False,
     ) -> Written | Conflict:
-        """Set a key while the session lives."""
+        """Set a key, unless the session has ended."""
 
     async def delete(
         self, key: str, *, expected_version: int, session: str = ""
     ) -> Deleted | Conflict:
-        """Delete a key while the session lives."""
+        """Delete a key, unless the session has ended."""
 
 
 class StoredSession(HeartbeatSession):
@@ -68,7 +68,7 @@ class StoredSession(HeartbeatSession):
 
 
 async def opened_session(keeper: SessionKeeper, ttl_s: float) -> StoredSession:
-    """Open a session with a name that no other has."""
+    """Open a session with a unique name."""
     name = os.urandom(8).hex()
     asked_at = boot_time_s()
     await keeper.open_session(name, ttl_s)

@@ -2,15 +2,16 @@
 
 Below `zookeeper_root`, with names percent-encoded:
 
-    keys/D/K       a key K of the directory D: the write that set it, and its value (msgpack)
+    keys/D/K       a key K of the directory D: the name of its last write, and its value (msgpack)
     keys/D         its data version counts the keys that were ever created in D
     changes/D      its data version counts the changes in D by clients
     sequences/K    its data version is the last number of the sequence, at most 2^31 - 1
-    sessions/S     exists as long as the session S lives
+    sessions/S     exists until the session S ends
 
 The version of a key is the `mzxid` of its znode: the number of the transaction that wrote it, which
-only grows. ZooKeeper itself compares data versions, which start again with each creation. So each
-write that expects a version also checks that no key was created in the directory since it looked.
+only grows. But ZooKeeper's own conditional writes compare data versions, which restart with each
+creation. So each write that expects a version also checks that no key was created in the directory
+since the znode was read.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _MARK: Final = "="
 
 
 _CHANGED: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Answers to a transaction that say that something changed since it was looked at."""
+"""Answers to a transaction: a znode has changed since it was read."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -76,14 +77,14 @@ class _Seen(NamedTuple):
 
     found: Versioned | None
     revision: int
-    """Of the directory, just before."""
+    """The revision of the directory, read just before the key."""
 
 
 class _State(NamedTuple):
-    """What is known of a key, and of its directory before that."""
+    """The state of a key, and of its directory just before."""
 
     created: int
-    """Keys that were ever created in the directory; -1: there is no directory."""
+    """Keys that were ever created in the directory; -1: the directory does not exist."""
     keys: int
     """Keys in the directory, and sequences."""
     node: _Node | None
@@ -99,8 +100,8 @@ class ZooKeeperMetadataStore:
     """A `MetadataStore` in ZooKeeper; made by `open`, and used on one event loop.
 
     `get` and `list_keys` are answered by one server, after it has caught up with the leader
-    (`sync`). A leader that lost its ensemble and has not noticed yet can let an older state pass,
-    for at most `syncLimit` ticks; compare-and-set never does.
+    (`sync`). A leader that has lost its majority without noticing may answer with an older state,
+    for at most `syncLimit` ticks. Compare-and-set is never affected.
     """
 
     def __init__(self, config: NodeConfig, connection: ZooKeeperConnection) -> None:
@@ -114,7 +115,7 @@ class ZooKeeperMetadataStore:
 
     @classmethod
     async def open(cls, config: NodeConfig) -> Self:
-        """Connect, and create what all keys are below.
+        """Connect, and create the znodes above all keys.
 
         Raises:
             QuorumUnavailableError: no server of the ensemble answers.
@@ -172,7 +173,7 @@ class ZooKeeperMetadataStore:
         check_key(key, b"", self._config)
 
         def is_other(seen: _Seen) -> bool:
-            if seen.found is None:  # deleted, unless what was read is older than the caller's
+            if seen.found is None:  # deleted, unless the caller has seen a newer state
                 return after != 0 and seen.revision >= after
             return seen.found.version > after
 
@@ -209,14 +210,14 @@ class ZooKeeperMetadataStore:
 
         Args:
             connection: whose ZooKeeper session an ephemeral key belongs to.
-            key: set if its version is the expected one.
-            value: of the key from now on.
-            expected_version: 0 if the key must not exist.
-            session: must be alive; empty: none needs to be.
+            key: the key to set.
+            value: its new value.
+            expected_version: the version that the key must have; 0: it must not exist.
+            session: the session that must not have ended; empty: none.
             is_ephemeral: whether a new key vanishes with the connection's session.
 
         Raises:
-            SessionExpiredError: `session` is not alive.
+            SessionExpiredError: `session` has ended.
         """
         check_key(key, value, self._config)
         if len(value) > _REQUEST_BYTES_MAX:
@@ -295,7 +296,7 @@ class ZooKeeperMetadataStore:
         return None if isinstance(answer, NoNodeError) else _node_of(path, answer).found
 
     async def _read_armed(self, key: str) -> _Seen:
-        """Read a key, and have its follower notified of its next change."""
+        """Read a key, and arrange that its follower is notified of the next change."""
         path, name = self._path_of(key), _directory_name(directory_of(key))
         watcher = self._connection.watcher(self._followers.notify, path)
 
@@ -323,7 +324,8 @@ class ZooKeeperMetadataStore:
     async def _list(self, directory: str, watcher: Callable[[Any], None] | None = None) -> Listing:
         """List a directory; if it changes meanwhile, start again.
 
-        Changes by clients show in `changes/D`, the end of a session in the children of `keys/D`.
+        Changes by clients change `changes/D`; the end of a session changes the children of
+        `keys/D`.
         """
         name = _directory_name(directory)
         keys, changes = f"{self._root}/keys/{name}", f"{self._root}/changes/{name}"
@@ -360,7 +362,7 @@ class ZooKeeperMetadataStore:
             await self._connection.request(partial(self._client.create_async, path, b""))
 
     async def _state(self, connection: ZooKeeperConnection, key: str) -> _State:
-        """Look at a key, and at its directory before that."""
+        """Read the directory of a key, and then the key."""
         client, path = connection.client, self._path_of(key)
         _, directory, sequences, answer = await connection.request(
             partial(client.sync_async, path),
@@ -399,20 +401,20 @@ class _Change:
         self._request.set_data(self._keys, b"")
 
     def set(self, data: bytes, created: int, data_version: int) -> None:
-        """Set the key, unless it changed, or was created anew, since it was looked at."""
+        """Set the key, unless it changed, or was created again, since it was read."""
         self._request.check(self._keys, created)
         self._request.set_data(self._path, data, data_version)
 
     def delete(self, created: int, data_version: int) -> None:
-        """Delete the key, unless it changed since it was looked at."""
+        """Delete the key, unless it changed since it was read."""
         self._request.check(self._keys, created)
         self._request.delete(self._path, data_version)
 
     async def commit(self, connection: ZooKeeperConnection) -> int | None:
-        """Do it; return the version of the key, or None: it changed, look again.
+        """Commit; return the version of the key; None: the key has changed, read it again.
 
         Raises:
-            SessionExpiredError: the session is not alive.
+            SessionExpiredError: the session has ended.
         """
         self._request.set_data(self._changes, b"")
         [results] = await connection.request(self._request.commit_async)
@@ -425,17 +427,17 @@ class _Change:
         if not failed:
             return int(results[-1].mzxid)
         if self._needs_session and results[0] is failed[0]:
-            raise SessionExpiredError("ZooKeeper does not know the session any more.")
+            raise SessionExpiredError("The session with ZooKeeper has expired.")
         if isinstance(failed[0], _CHANGED):
             return None
         raise failed[0]
 
 
 class ZooKeeperSession(HeartbeatSession):
-    """A `Session` in ZooKeeper: a connection of its own, and a znode that exists as long.
+    """A `Session` in ZooKeeper: a connection of its own, with an ephemeral znode.
 
-    kazoo opens a new ZooKeeper session when the old one is over. What it then sends is refused,
-    because each write checks the znode of this session.
+    When a ZooKeeper session is over, kazoo opens a new one by itself. Writes over the new one are
+    refused, because each write checks the znode of this session.
     """
 
     def __init__(self, store: ZooKeeperMetadataStore, config: NodeConfig, ttl_s: float) -> None:
@@ -470,7 +472,7 @@ class ZooKeeperSession(HeartbeatSession):
         return asked_at
 
     async def _heartbeat(self) -> bool:
-        """Ask the leader through `sync`: a follower that is cut off could answer for too long."""
+        """Ask the leader (`sync`): a follower that is cut off answers until it notices that."""
         client = self._connection.client
 
         async def attempt() -> bool:
@@ -505,10 +507,10 @@ def _version_of(state: _State) -> int:
 
 
 def _node_of(path: str, answer: Any) -> _Node:  # noqa: ANN401 of kazoo
-    """Return what a znode says.
+    """Return the content of a znode.
 
     Raises:
-        DataDirectoryError: this program did not write it.
+        DataDirectoryError: this program did not write the znode.
     """
     data, stat = answer
     try:
@@ -526,9 +528,9 @@ def _root_of(config: NodeConfig) -> str:
 
 
 def _directory_name(directory: str) -> str:
-    """Return a name for a directory; the one of keys without a directory is the mark alone.
+    """Return the name of a directory's znode; for the directory `""`, the mark alone.
 
-    Its slash is kept, since the directories `""` and `/` differ.
+    The slash of a directory is kept, because `""` and `/` differ.
     """
     return _MARK + quote(directory, safe="")
 

@@ -1,10 +1,10 @@
 """A connection to ZooKeeper for the event loop, on top of kazoo.
 
-kazoo runs three threads per connection. Its callbacks do nothing but hand their result over to the
-event loop, and what may block (start and stop) runs in a thread of its own.
+kazoo runs three threads per connection. Its callbacks only hand their result over to the event
+loop. Calls that may block (start and stop) run in a thread of their own.
 
-kazoo queues requests without a limit while it is not connected. So requests are started only on a
-connection, at most 32 at once, and each of them has a deadline.
+kazoo queues requests without a limit while it is not connected. So requests are started only while
+it is connected, at most 32 at once, and each has a deadline.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from indilog.config.function_groups import MetadataConfig
 
 PASSWORD_VARIABLE: Final = "INDILOG_ZOOKEEPER_PASSWORD"  # noqa: S105 a name, not a secret
 _STARTED_MAX: Final = 32
-"""Groups of requests that kazoo has at once. It wakes its thread by one byte per request, in a pipe
-that is full after some 270.
+"""Groups of requests that are with kazoo at once. For each request kazoo wakes its thread by a byte
+in a pipe, which is full after about 270.
 """
 _PIPELINED_MAX: Final = 8
 _STOP_S: Final = 2.0
-"""How long the end of a session is waited for, if no server answers."""
+"""Seconds to wait for the end of a session if no server answers."""
 _AGAIN_S: Final = 0.02
-"""Pause before a request is repeated that a lost connection left unanswered."""
+"""Seconds before a request that a lost connection left unanswered is repeated."""
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Errors that are answers."""
+"""Errors that answer a request: the state of a znode is not the expected one."""
 _UNANSWERED: Final = (
     ConnectionLoss,
     SessionExpiredError,
@@ -74,7 +74,7 @@ _REFUSED: Final = (
 _T = TypeVar("_T")
 
 _log = logging.getLogger("indilog.zookeeper")
-_log.setLevel(logging.WARNING)  # below, kazoo writes passwords
+_log.setLevel(logging.WARNING)  # at lower levels kazoo logs passwords
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +90,13 @@ class ZooKeeperConnection:
     """One connection and its ZooKeeper session; made and used on one event loop.
 
     Args:
-        config: where ZooKeeper is, and how this client proves who it is.
+        config: the addresses of ZooKeeper, and the credentials of this client.
         session_s: seconds without a connection after which ZooKeeper ends the session.
-        on_lost: called on the loop when ZooKeeper has ended the session. The connection then gets
-            a new one.
+        on_lost: called on the loop when ZooKeeper has ended the session. The connection then gets a
+            new session.
 
     Attributes:
-        granted_s: what ZooKeeper granted for `session_s`; valid after `open`.
+        granted_s: seconds that ZooKeeper granted for `session_s`; valid after `open`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ZooKeeperConnection:
         """Return what `attempt` returns; repeat it if a lost connection leaves it unanswered.
 
         Args:
-            attempt: must recognise what an earlier attempt has done.
+            attempt: must recognise the effects of an earlier attempt.
             patient: whether to wait without a limit.
 
         Raises:
@@ -190,7 +190,7 @@ class ZooKeeperConnection:
         """Send requests in this order, and return their answers; `_ANSWERS` are returned too.
 
         Raises:
-            KazooException: one is unanswered, or was refused.
+            KazooException: a request is unanswered, or was refused.
         """
         answers: list[Any] = []
         for first in range(0, len(starts), _PIPELINED_MAX):
@@ -222,7 +222,7 @@ class ZooKeeperConnection:
         return answers
 
     async def _nothing(self) -> None:
-        """Ask for something that every client may."""
+        """Send a request that every client may send."""
         await self.request(partial(self.client.exists_async, "/"))
 
     def _hand_over(self, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401 of kazoo
@@ -231,9 +231,9 @@ class ZooKeeperConnection:
             self._loop.call_soon_threadsafe(function, argument)
 
     def watcher(self, notify: Callable[[str], None], name: str) -> Callable[[Any], None]:
-        """Return what kazoo may call when a watch fires, or is lost with its connection.
+        """Return a callback for kazoo when a watch fires, or is lost with its connection.
 
-        It equals all others of `name`, so kazoo keeps one however often the watch is set.
+        All callbacks for one `name` are equal, so kazoo keeps one, however often the watch is set.
         """
         return _Watcher(name, partial(self._hand_over, notify, name))
 
@@ -254,11 +254,11 @@ class ZooKeeperConnection:
             self._on_lost()
 
     def _note_granted_time(self) -> None:
-        """Learn what ZooKeeper granted, which kazoo keeps to itself, and how a refusal ended.
+        """Note how long a session ZooKeeper granted, and how a refusal ended; kazoo hides both.
 
         Each attempt to connect returns two thirds of the granted time, in milliseconds. kazoo's
-        thread dies of a refusal by a server that requires SASL, and gives up if the
-        connection is lost while it authenticates.
+        thread ends if a server that requires SASL refuses it, or if the connection is lost while it
+        authenticates.
         """
         handler = self.client._connection  # noqa: SLF001 there is no other way; kazoo is pinned
         connect = handler._connect  # noqa: SLF001
@@ -278,12 +278,12 @@ class ZooKeeperConnection:
         handler._connect = connect_and_note  # noqa: SLF001
 
     def _stop(self) -> None:
-        with contextlib.suppress(KazooException):  # a server does not answer: its thread ends later
+        with contextlib.suppress(KazooException):  # no server answers: kazoo's thread ends later
             self.client.stop()
             self.client.close()
 
     def _in_thread(self, function: Callable[[], object]) -> asyncio.Future[None]:
-        """Run what may block in a thread that does not keep the process from ending."""
+        """Run a blocking call in a thread that does not keep the process from ending."""
         done = self._loop.create_future()
 
         def settle(_: object) -> None:

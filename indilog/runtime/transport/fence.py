@@ -3,8 +3,9 @@ that the view names (ARCHITECTURE 11).
 
 Every start of a process takes an epoch that is greater than all before, and every frame carries it.
 So after a frame of a new incarnation, a receiver accepts none of an older incarnation that was
-paused. This fence is in memory only. Roles fence durably what must hold across restarts of the
-receiver, such as the writer of a shard and the primary, each with its own epoch.
+paused. This fence is in memory only. Facts that must also be fenced after a restart of the
+receiver, such as the writer of a shard and the primary, are fenced durably by the roles, with
+epochs of their own.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Admission: TypeAlias = Envelope | RefusedFrame
 
 
 class Fence:
-    """Decides about frames, one after the other.
+    """Admits or refuses received frames, one by one.
 
     Args:
         receivers: the nodes of this process.
-        views: the newest last; held, not copied.
+        views: the newest last; referenced, not copied.
     """
 
     def __init__(self, receivers: Collection[NodeId], views: Views) -> None:
@@ -42,7 +43,7 @@ class Fence:
         self._senders_of = 0
         """The view whose nodes are the keys of `_newest`."""
         self._newest: dict[NodeId, Epoch] = {}
-        """The greatest epoch received from each node; as many as the view has nodes."""
+        """The greatest epoch received from each node of the view."""
 
     def admitted(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or the reason of its refusal."""

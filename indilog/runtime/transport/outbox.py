@@ -1,4 +1,4 @@
-"""Messages of the roles of a process to other processes, until they may leave (ARCHITECTURE 5).
+"""Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
 
 A message waits for the sync of all earlier writes, unless it promises nothing
 (`Message.promises`). All messages of an iteration from one node to another travel in one
@@ -51,7 +51,7 @@ class Outbox:
         return bool(self._waiting)
 
     def put(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
-        """Keep a message until it may leave."""
+        """Keep a message until it may be sent."""
         box = self._waiting if message.promises else self._early
         box.setdefault((sender, receiver), []).append(message)
 
@@ -71,7 +71,7 @@ class Outbox:
         if not letters:
             return
         assert self._transport is not None, "a process without transport has all roles itself"
-        encoded: dict[int, msgspec.Raw] = {}  # by id: mostly several receivers get one message
+        encoded: dict[int, msgspec.Raw] = {}  # by id: most messages go to several receivers
         for (sender, receiver), messages in letters.items():
             for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
                 part = messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]

@@ -17,7 +17,7 @@ from indilog.base.errors import ConfigError
 SILENCE_S: Final = 2
 """Seconds of silence after which the kernel probes a TCP peer (keepalive)."""
 SILENCES_MAX: Final = 3
-"""Unanswered probes after which the connection ends, as for a host that vanished."""
+"""Unanswered probes after which the connection ends: the peer's host has vanished."""
 _BACKLOG: Final = 128
 
 
@@ -26,7 +26,7 @@ class StreamAddress(NamedTuple):
 
     Attributes:
         name: the address as configured.
-        path: of a Unix socket; empty: it is a TCP port.
+        path: of a Unix socket; empty: the address is a TCP port.
     """
 
     name: str
@@ -35,7 +35,8 @@ class StreamAddress(NamedTuple):
     port: int
 
     def listener(self) -> socket.socket:
-        """Return a socket that listens here. The file of a process that died is replaced.
+        """Return a socket that listens at this address; the socket file of a dead process is
+        replaced.
 
         Raises:
             ConfigError: the address is in use, or cannot be bound.
@@ -92,14 +93,14 @@ def parsed(address: str) -> StreamAddress:
     """Return the parts of `address`.
 
     Raises:
-        ConfigError: it is no address of a Unix socket or TCP port.
+        ConfigError: `address` names no Unix socket or TCP port.
     """
     with contextlib.suppress(ValueError):
         parts = urlsplit(address)
         if parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
             return StreamAddress(address, address.removeprefix("unix://"), "", 0)
         if parts.scheme == "stream" and parts.hostname and parts.port and not parts.path:
-            parts.hostname.encode("idna")  # a name that this refuses cannot be resolved
+            parts.hostname.encode("idna")  # raises for names that cannot be resolved
             return StreamAddress(address, "", parts.hostname, parts.port)
     raise ConfigError(
         f"The address of a stream is unix:///PATH or stream://HOST:PORT, not {address}."

@@ -34,7 +34,7 @@ class Incoming(asyncio.Protocol):
     Usually one read brings whole frames, which are cut out at once. The beginning of an incomplete
     frame is kept, and not examined until the rest has arrived. So each byte is copied a few times
     at most, however small the pieces are. Memory grows with the bytes that the peer has sent, not
-    with the length that it claims.
+    with the length that a frame claims.
 
     Args:
         all_connections: the open connections; this one adds and removes itself.
@@ -63,7 +63,8 @@ class Incoming(asyncio.Protocol):
         self._rest = bytearray()
         """The beginning of a frame, its length first."""
         self._needed_bytes = 0
-        """How many bytes `_rest` must have before it is examined again; valid while it has any."""
+        """Bytes that `_rest` must have before it is examined again; valid unless `_rest` is
+        empty."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, unless there are too many."""

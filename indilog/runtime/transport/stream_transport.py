@@ -1,16 +1,16 @@
 """The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; decision 0005).
 
-There is one listening socket, and one outgoing connection for each peer *process*, made when the
-first frame waits for it. Data flows one way on each connection. The end of an outgoing connection
-is the signal that the peer died. A frame follows its length, a little-endian u32. All frames of an
-iteration leave in one write, at `flush`.
+A process has one listening socket, and one outgoing connection to each peer *process*, opened when
+the first frame waits for the peer. Data flows one way on each connection. The end of an outgoing
+connection shows that the peer died. A frame follows its length, a little-endian u32. All frames of
+an iteration leave in one write, at `flush`.
 
 The event loop's own write buffer has the limit zero, so it tries each write at once. If the kernel
-does not take all bytes, the connection pauses until it has. Meanwhile frames wait in a queue here,
-bounded in bytes and in time, and can still be dropped.
+does not take all bytes, the connection pauses until the kernel has taken the rest. Meanwhile frames
+wait in a queue here, bounded in bytes and in time, and can still be dropped.
 
-`indilog.link.frames` has another framing: it decodes link messages while it cuts. Here frames stay
-bytes, and a large one is received in place.
+`indilog.link.frames` has another framing: it decodes link messages while it cuts them out. Here
+frames stay bytes, and a large frame is received in place.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from indilog.runtime.transport.transport import (
 )
 
 WRITE_BYTES: Final = 1 * MIB
-"""Bytes written at once: what the event loop then holds can no longer be dropped."""
+"""Bytes written at once; bytes that the event loop then holds can no longer be dropped."""
 JOINED_BYTES_MAX: Final = 32 * KIB
-"""Frames up to this size are copied into one buffer, which is cheaper than a system call each."""
+"""Frames up to this size are copied into one buffer: cheaper than a system call per frame."""
 CONNECT_S_MAX: Final = 2.0
 RECONNECT_S: Final = 0.05
 """Seconds until the first retry to connect; doubled with each retry."""
@@ -142,7 +142,7 @@ class _Peer(asyncio.Protocol):
 
     Attributes:
         queue: frames that wait, in order.
-        writable: whether the connection takes more.
+        writable: whether the connection takes more frames.
     """
 
     __slots__ = (
@@ -288,7 +288,7 @@ class _Peer(asyncio.Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Queue frames: the connection takes no more."""
+        """From now on, queue frames: the connection takes no more."""
         self.writable = False
         self._note_progress()
 
@@ -299,7 +299,7 @@ class _Peer(asyncio.Protocol):
         self.drain()
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection: its peer does not answer."""
+        """Close the connection: a peer must not send on it."""
         self._counts.dropped[MALFORMED] += 1
         _log.warning("peer sends on a one-way connection", address=self._to.name, size=len(data))
         self._abort()
@@ -309,7 +309,7 @@ class _Peer(asyncio.Protocol):
         self.writable = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Keep the queued frames, and reconnect if there are any."""
+        """Keep the queued frames, and reconnect if any wait."""
         self._forget()
         if self._closed:
             return

@@ -1,12 +1,11 @@
 """Frames between processes: the guarantees of a transport (ARCHITECTURE 5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and does not report that to the sender: the protocols of the roles resend
-what matters. It never changes a frame, never blocks, and holds a bounded number of bytes for each
-peer.
+frames, as a network may, and does not report that to the sender: the roles resend the messages that
+matter. It never changes a frame, never blocks, and holds a bounded number of bytes for each peer.
 
-Two classes keep this promise: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
-(pyzmq, decision 0002). Several nodes may share an address, which is that of their process.
+Two classes implement this: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
+(pyzmq, decision 0002). Nodes of one process share its address.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ UNKNOWN_PEER: Final = "unknown peer"
 """The node has no address."""
 
 MALFORMED: Final = "malformed length"
-"""Received bytes are no frame, or one above `message_bytes_max`; the connection was closed."""
+"""A received frame is malformed or above `message_bytes_max`; the connection was closed."""
 TOO_MANY_CONNECTIONS: Final = "too many connections"
 """A connection beyond the limit was closed."""
 
@@ -51,9 +50,9 @@ class TransportCounts:
     """Frames that never left, and connections refused, by reason: `QUEUE_FULL` and so on."""
 
     def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
-        """Count a frame that can never arrive: its receiver is not `known`, or it is over `limit`.
+        """Count a frame that can never arrive: its receiver is not `known`, or it exceeds `limit`.
 
-        It is not retried, because a retry would fail too.
+        The frame is not sent again, because that would fail too.
         """
         if not known:
             self.dropped[UNKNOWN_PEER] += 1
@@ -74,12 +73,12 @@ class Transport(Protocol):
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """Send `frame` towards `receiver` with the next `flush`, or before; it may be lost.
 
-        Those frames to one peer that arrive do so in order. A frame that is larger than
-        `message_bytes_max`, or exceeds what may wait for its peer, is dropped and counted.
+        The frames to one peer that arrive do so in order. A frame above `message_bytes_max`, or
+        beyond the limits of the peer's queue, is dropped and counted.
         """
 
     def flush(self) -> None:
-        """Send the waiting frames that the peers take; called at the end of every iteration.
+        """Send as many waiting frames as the peers take; called at the end of every iteration.
 
         The other frames leave without a further call, as soon as the peers take them.
         """

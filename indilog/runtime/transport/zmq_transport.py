@@ -35,7 +35,7 @@ RECEIVE_HIGH_WATER_FRAMES: Final = 128
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 500
 HEARTBEAT_MS: Final = 2_000
-"""A peer that is silent for three of these is reconnected: its host may have vanished."""
+"""A peer that is silent for three of these intervals is reconnected: its host may have vanished."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,8 +60,8 @@ class ZmqTransport:
     """A `Transport` over pyzmq sockets, driven by the event loop (never by `zmq.asyncio`).
 
     zmq accepts no frame for a peer that is not connected (`ZMQ_IMMEDIATE`). Such frames wait here,
-    at most `send_queue_s_max` seconds and `send_queue_bytes_max` bytes. So a peer that returns is
-    not flooded with frames that were resent long ago.
+    at most `send_queue_s_max` seconds and `send_queue_bytes_max` bytes. So a restarted peer is not
+    flooded with outdated frames.
 
     Args:
         address: where this process receives, e.g. `ipc:///run/x/storage-0`, `tcp://10.0.0.7:7401`.
@@ -140,8 +140,8 @@ class ZmqTransport:
     def _frames_there(self) -> list[bytes]:
         """Return all received frames, up to the limit of one call.
 
-        At low load there is usually one frame. Reading the state is then cheaper than a second
-        receive that fails (1.4 µs against 3.2 µs).
+        At low load there is usually one frame. Reading the socket's state is then cheaper than a
+        second receive that fails (1.4 µs against 3.2 µs).
         """
         frames: list[bytes] = []
         receive, took = self._pull.recv, frames.append
@@ -150,7 +150,7 @@ class ZmqTransport:
             if self._events(self._pull) & zmq.POLLIN:
                 for _ in range(FRAMES_PER_ITERATION_MAX - 1):
                     took(receive(zmq.NOBLOCK))
-                self._loop.call_soon(self._receive)  # there may be more, and no edge will signal it
+                self._loop.call_soon(self._receive)  # no edge signals the frames that are left
         except zmq.Again:
             pass
         return frames
@@ -168,7 +168,7 @@ class ZmqTransport:
         return True
 
     def _enqueue(self, peer: _Peer, frame: bytes) -> None:
-        """Queue `frame` for `peer`, within the bounds, after the frames that wait already."""
+        """Queue `frame` for `peer`, within the bounds, after the frames that are queued already."""
         self._drop_old(peer)
         if not peer.queue:
             peer.waiting_since = self._loop.time()
@@ -190,9 +190,10 @@ class ZmqTransport:
     def _drain(self, peer: _Peer) -> None:
         """Send the queued frames of `peer`; watch its socket while some are left.
 
-        The state is read after every refused frame. That makes zmq process pending events, such as
-        a new connection or a reader that caught up; a send does this only every few milliseconds.
-        The descriptor may have signalled these events already, and would not signal them again.
+        The socket's state is read after every refused frame. Reading makes zmq process pending
+        events, such as a new connection or a reader that caught up; a send does this only every few
+        milliseconds. The descriptor may have signalled these events already, and would not signal
+        them again.
         """
         if self._context.closed:
             return

@@ -111,7 +111,7 @@ def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back_to_the_older(tmp_
     flip(newest, newest.stat().st_size - 3)
     again = Life(tmp_path)
     assert (again.role.restored, again.role.count) == (45, 62)
-    assert checkpoints(tmp_path) == [older], "the damaged one is put aside"
+    assert checkpoints(tmp_path) == [older], "the damaged one is renamed"
     again.write(3)
     again.checkpoint()
     assert len(checkpoints(tmp_path)) == FILES_KEPT

@@ -120,9 +120,9 @@ def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
             now += 10.0
             assert await store.get("leader") is None
             assert not await store.heartbeat("s")
-            with pytest.raises(SessionExpiredError, match="does not know"):
+            with pytest.raises(SessionExpiredError, match="has expired"):
                 await store.compare_and_set("x", b"", expected_version=0, session="s")
-            with pytest.raises(SessionExpiredError, match="does not know"):
+            with pytest.raises(SessionExpiredError, match="has expired"):
                 await store.delete("x", expected_version=0, session="s")
 
     asyncio.run(story())
@@ -186,9 +186,9 @@ def test_after_a_failed_sync_every_later_write_is_refused(
                 broken.setattr(os, "fsync", _fail)
                 with pytest.raises(DataDirectoryError, match="disk"):
                     await store.compare_and_set("view", b"two", expected_version=1)
-            with pytest.raises(DataDirectoryError, match="start the process anew"):
+            with pytest.raises(DataDirectoryError, match="restart the process"):
                 await store.compare_and_set("view", b"two", expected_version=1)
-            with pytest.raises(DataDirectoryError, match="start the process anew"):
+            with pytest.raises(DataDirectoryError, match="restart the process"):
                 await store.next_sequence("epoch")
 
     asyncio.run(story())
