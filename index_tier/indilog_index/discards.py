@@ -1,10 +1,11 @@
 """Which records storage has discarded, so that an index node may drop them (ARCHITECTURE 13).
 
-A record is dead below the floor of its log, or below the floors of all its tags. Index nodes know
-floors, but not which tags a record has: tags are hashes, in columns of their own. Storage reads the
-records and discards a batch when all its records are dead. So an index node asks storage which of
-its records were discarded. It asks after trims, when it has grown by an eighth since the last time.
-Each question is about a bounded number of runs of one shard.
+A record is dead below the floor of its log, or below the floors of all its tags. An index node
+knows all floors, but not which tags a record has, because it stores the records of each tag in a
+column. Storage nodes read the records, and discard a batch when all its records are dead. So an
+index node asks storage which of the records in its index were discarded. It asks after trims, when
+the index has grown by an eighth since the last time. Each question is about a bounded number of
+runs of one shard.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Discards:
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
         another incarnation, a seqnum may name another record. An answer that rests on trims not
-        known here is ignored: lookups would report its records as absent instead of trimmed.
+        known here is ignored: otherwise lookups would report its records as absent instead of
+        trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:
             return None, []
@@ -122,7 +124,9 @@ class Discards:
         return found[np.argsort(found[:, 0])]
 
     def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
-        """Ask another replica if one does not answer; skip the shard if none does."""
+        """Ask another replica if the asked one does not answer; skip the shard if no replica
+        does.
+        """
         if not self._resend.is_due(now):
             return None, []
         question = self._todo[0]._replace(attempt=self._todo[0].attempt + 1)

@@ -1,9 +1,9 @@
 """Fetching missed index data from storage nodes, page by page (thesis 5.6.2).
 
-After a restart an index node fetches what its snapshot and its checkpoint lack; after a lost
-message, what the message held. A storage node has index data of its own shards only. So the index
-node asks several storage nodes at once that together keep every shard. It pages through each of
-them separately.
+After a restart an index node fetches the index data that its snapshot and its checkpoint lack;
+after a lost message, the index data in that message. A storage node has index data of its own
+shards only. So the index node asks several storage nodes at once that together keep every shard.
+Each of them answers in pages of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
     """Return storage nodes that together keep every shard; the first one changes by attempt.
 
-    With n storage nodes, each is first in one of n attempts. So every replica of every shard is
+    With n storage nodes, each is the first in one of n attempts, so every replica of every shard is
     asked.
     """
     nodes = view.storage_nodes
@@ -54,7 +54,7 @@ class Fetch:
         self._end = end
         self._positions = positions
         self._cursors = dict.fromkeys(sources, start)
-        """For each source with further pages, the position that it was asked for last."""
+        """For each source with further pages, the first position of the last requested page."""
         self._held: set[NodeId] = set()
         """Sources whose next page begins beyond the positions that can be held now."""
 
@@ -75,7 +75,8 @@ class Fetch:
     def is_answer(self, source: NodeId, blocks: Sequence[IndexBlock]) -> bool:
         """Whether this is the answer of `source`, and not index data that it sent unasked.
 
-        An answer begins at the position asked for; an empty one says that there is nothing.
+        An answer begins at the requested position; an empty answer means that there is no index
+        data.
         """
         cursor = self._cursors.get(source)
         if cursor is None or source in self._held:
@@ -89,7 +90,7 @@ class Fetch:
         applied: MetalogPosition,
         horizon: MetalogPosition,
     ) -> list[Send]:
-        """Ask a source that has answered for its next page, unless that would bring nothing new.
+        """Ask a source that has answered for its next page, unless that page has nothing new.
 
         Args:
             source: the storage node that answered.

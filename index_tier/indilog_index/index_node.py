@@ -3,9 +3,8 @@
 The schedule gives each metalog position to one index shard (`indilog.kernel.index_schedule`). The
 node applies its positions strictly in order, each when the parts of all productive shards have
 arrived. It answers a lookup when it has applied all its positions below the lookup's `position`,
-and searches only below the lookup's `limit`. So all index shards answer about the same prefix of
-the log (ARCHITECTURE 9.2). Before it answers, it also knows all trims that the lookup names
-(`TrimFeed`).
+and knows all trims that the lookup names (`TrimFeed`). It searches only below the lookup's `limit`.
+So all index shards answer about the same prefix of the log (ARCHITECTURE 9.2).
 
 As the master of a lookup (thesis 5.2, "master-slave-mode") the node merges the answers of all index
 shards, like an aggregator.
@@ -13,12 +12,13 @@ shards, like an aggregator.
 A published metalog entry may be replaced by another one (`indilog.kernel.lineage`, decision 0031).
 So the node keeps the epoch of the entry at each of its positions: the incarnation of the primary
 that proposed it. A lookup names an incarnation. The node answers when storage has confirmed that
-all applied entries are in the metalog of that incarnation or of a later one. If one was replaced,
-the node rebuilds its index from below that position.
+all applied entries are in the metalog of that incarnation or of a later one. If an entry was
+replaced, the node rebuilds its index from a snapshot below that entry's position.
 
-The node writes snapshots to its disk, and into checkpoints what the newest snapshot lacks. After a
-restart it loads both and fetches the rest from storage. Memory is bounded: rarely used rows are in
-the snapshot only, and a lookup that needs them waits until they are read (`IndexStore`).
+The node writes snapshots to its disk. Index data that the newest snapshot lacks is in checkpoints.
+After a restart the node loads both and fetches the rest from storage. Memory is bounded: rarely
+used rows are in the snapshot only, and a lookup that needs them waits until they are read
+(`IndexStore`).
 """
 
 from __future__ import annotations
@@ -196,7 +196,9 @@ class IndexNode:
         return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
-        """Copy what the snapshot lacks; return what encodes the copy, in any thread."""
+        """Copy the rows that the snapshot lacks; return a function to encode them, in any
+        thread.
+        """
         self._unsaved = 0
         if self._snapshots.opening:
             kept = self._kept_payload
@@ -326,7 +328,7 @@ class IndexNode:
         if not all(self._is_plausible(block, data.copy_of) for block in blocks):
             return [Ignore(event, "index data that contradicts itself")]
         if self._snapshots.opening:
-            return []  # fetched later: the snapshot, when it is open, says from which position on
+            return []  # fetched later, from the position where the snapshot ends
         if data.copy_of < self._not_before:
             return [Ignore(event, _OUTDATED)]
         if (replaced := self._replaced_by(data)) is not None:

@@ -1,4 +1,4 @@
-"""The index of one index node, in memory and on the disk (in thesis 5.2 it grows without bound).
+"""The index of one index node, in memory and on the disk (unbounded in thesis 5.2).
 
 Index data arrives in log order, so the index is a sequence of *generations*, each a `TagIndex` of
 consecutive seqnums. When the newest generation is large enough, it is closed, and a snapshot is
@@ -104,9 +104,8 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
-        added: the index data from which `index` was made, kept for checkpoints. It may still have
-            records that are trimmed. None: the generation was restored from rows, or is in the
-            snapshot.
+        added: the index data from which `index` was made, kept for checkpoints; it may still have
+            trimmed records. None: the generation was restored from rows, or is in the snapshot.
         position, end: of a closed generation, the metalog position and the seqnum where it ends.
     """
 
@@ -160,7 +159,7 @@ class _Generation:
         self._forget_added()
 
     def _forget_added(self) -> None:
-        """Rebuild `added` from the index, once the index has dropped more than half of it.
+        """Rebuild `added` from the index, once the index has dropped more than half of its entries.
 
         So the work is proportional to the dropped entries, however many trims there were.
         """
@@ -179,7 +178,7 @@ class Unwritten(NamedTuple):
 
     Attributes:
         tail: all seqnums are below this one.
-        rows: returns the rows that the previous snapshot lacks; may be called in a thread.
+        rows: returns the rows that the previous snapshot lacks; may run in a thread.
         discarded: records with rows in the previous snapshot that the next one must leave out.
     """
 
@@ -403,8 +402,8 @@ class IndexStore:
     def _search_base(self, search: Search) -> ReadRows | None:
         """Search the part of the snapshot that is not in memory.
 
-        All matches of a row group are taken, also those in memory: they may have left the memory
-        when the search resumes after a wait.
+        All matches of a row group are taken, also those that memory has now: memory may have
+        dropped them when the search resumes after a wait.
         """
         base, directory = self._base, self._directory
         if base is None or directory is None or not base.tags.may_hold(search.tag):
@@ -497,7 +496,7 @@ class IndexStore:
     # --- checkpoints
 
     def unwritten_rows(self) -> Callable[[], Rows]:
-        """Copy what the snapshot lacks; return a function that makes rows of it, in any thread."""
+        """Copy the entries that the snapshot lacks; return a function that makes rows of them."""
         fresh = [g for g in self._closed if not self._is_covered(g)] + [self._newest]
         copies = [generation.copied() for generation in fresh]
         return lambda: sorted_rows([copy() for copy in copies])

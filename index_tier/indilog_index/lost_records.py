@@ -1,6 +1,4 @@
-"""Lookups that cross lost records (decision 0024): matches before them are an answer, matches after
-them are not.
-"""
+"""Lookups that cross lost records (decision 0024): only the matches before those are an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from indilog.wire.messages import Direction, IndexLookup
 from indilog_index.tag_index import Matches
 
 _RANGES_MAX: Final = 64
-"""Lost ranges in one answer. Adjacent ranges of different index shards are one to a reader."""
+"""Lost ranges in one answer. `nearest` joins adjacent ranges of different index shards."""
 
 
 def crossed(
@@ -39,7 +37,8 @@ def crossed(
 def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> LostRange | None:
     """Return the lost range that a lookup crosses first, of those that index shards found.
 
-    Parts below the floor are left out, and adjacent ranges are joined; None: there is none.
+    Parts below the floor are left out, and adjacent ranges are joined. None: the lookup crosses no
+    lost records.
     """
     left = sorted(LostRange(max(lost.start, floor), lost.end) for lost in found if lost.end > floor)
     if not left:

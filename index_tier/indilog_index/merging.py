@@ -1,8 +1,7 @@
 """Merging the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
 Part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
-"master-slave-mode"). It keeps no index data, only the lookups that are not yet answered by every
-index shard.
+"master-slave-mode"). It keeps no index data, only lookups that not every index shard has answered.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Lookup:
         self.matches: list[tuple[SeqNum, ShardId]] = []
         self.lost: list[LostRange] = []
         self.done = False
-        """An exact match was found; further answers only complete `answered`."""
+        """An exact match was found; further answers change `answered` only."""
 
     def fits(self, answer: IndexAnswer) -> bool:
         return (self.direction, self.count, self.bound) == (
@@ -85,9 +84,9 @@ class Merging:
     """The lookups that one node merges.
 
     Guarantees: a result is sent only when every index shard has answered, or one had an exact
-    match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. Each
-    is dropped after `read_timeout_s`; the engine starts again. A repeated answer counts once. An
-    answer that arrives after the result starts a new pending lookup, which expires.
+    match. At most `lookups_pending_max` lookups are pending, and the oldest is dropped first. A
+    lookup is dropped after `read_timeout_s`, and its engine starts it again. A repeated answer
+    counts once. An answer that arrives after the result starts a new pending lookup, which expires.
     """
 
     def __init__(self, views: Views, config: NodeConfig) -> None:

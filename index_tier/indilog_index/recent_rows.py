@@ -1,8 +1,8 @@
 """Index data that no snapshot has, in forms that are fast to copy and to load (decision 0028).
 
 `AddedParts` keeps the columns of index data as they arrived, beside the index made of them, so that
-a checkpoint copies them in one piece. `RecentIndex` searches sorted rows: those of a checkpoint are
-used as they are, not added again record by record.
+a checkpoint copies them in one piece. `RecentIndex` searches the sorted rows of a checkpoint as
+they are, so that a start need not add them record by record.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from indilog_index.tag_index import Matches
 
 
 class AddedParts:
-    """Index data in the order of its seqnums. It takes 8 bytes for each tag, 1 byte for each
-    record, and 18 bytes for each run of consecutive records of one shard.
+    """Index data in the order of its seqnums.
+
+    It takes 8 bytes for each tag, 1 byte for each record, and 18 bytes for each run of consecutive
+    records of one shard.
     """
 
     __slots__ = ("_counts", "_firsts", "_lengths", "_shards", "_tags")
@@ -107,7 +109,7 @@ class AddedParts:
 
 
 class RecentIndex:
-    """Finds the records of a tag among sorted rows; like a `TagIndex` that is never added to.
+    """Finds the records of a tag among sorted rows; like a `TagIndex` without `add`.
 
     Rows below a floor stay, as those of a snapshot do: lookups skip them.
 

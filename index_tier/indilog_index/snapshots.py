@@ -59,7 +59,7 @@ class Snapshots:
 
     @property
     def wanted(self) -> bool:
-        """Whether a snapshot was asked for and is not there yet."""
+        """Whether a snapshot was asked for and is not written yet."""
         return self._wanted is not None
 
     def is_ours(self, snapshot: Snapshot) -> bool:
@@ -89,7 +89,7 @@ class Snapshots:
     ) -> list[AskSnapshots]:
         """Request a snapshot of everything below `position`, if one is due.
 
-        One is also due when half of the records in the last one may have been trimmed since.
+        A snapshot is also due when half of the records in the last one may have been trimmed since.
         """
         if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
             return []
@@ -117,7 +117,7 @@ class Snapshots:
         return [AskSnapshots(write)]
 
     def _is_asked_for(self, store: IndexStore, position: MetalogPosition) -> bool:
-        """Whether a snapshot was asked for that could be written now; none is of an empty index."""
+        """Whether a requested snapshot can be written now; an empty index has none."""
         if self._wanted is None or position < self._wanted:
             return False
         base = store.base.info.position if store.base is not None else 0
@@ -145,7 +145,7 @@ class Snapshots:
         )
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
-        """Note that a snapshot was written, or that it failed; False: it is not the awaited one."""
+        """Note that a snapshot was written, or failed; False: it is not the awaited snapshot."""
         if self._writing is None or self._writing.position != position:
             return False
         self._writing = None
@@ -156,5 +156,5 @@ class Snapshots:
         return True
 
     def deadline(self) -> Instant | None:
-        """When to retry a snapshot that could not be written; None: none failed."""
+        """When to retry a snapshot that could not be written; None: the last one was written."""
         return self._retry_at

@@ -24,7 +24,7 @@ class GroupDirectory:
     """Finds the row groups that may hold the rows of a tag around a bound.
 
     The row groups of a tag are adjacent. All but the first begin with the tag, and all but the last
-    end with it. So the groups between have rows of that tag only, and their seqnums ascend.
+    end with it. So the groups between them have rows of that tag only, and their seqnums ascend.
     """
 
     __slots__ = ("_groups",)

@@ -1,9 +1,9 @@
 """Removing forgotten records from all tags of an index, step by step (ARCHITECTURE 13).
 
-Records are forgotten because their log was trimmed, or because storage has discarded them. Which
-tags such a record has is not known: tags are hashes in columns of their own. So a sweep visits all
-tags. The work is proportional to the number of tags, and is spread over many iterations of the
-event loop.
+Records are forgotten because their log was trimmed, or because storage has discarded them. The
+index does not know which tags such a record has, because it stores the records of each tag in a
+column. So a sweep visits all tags. Its work is proportional to the number of tags, and is spread
+over many iterations of the event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEW: Final = 16
 class Sweep:
     """Removes the seqnums in `dead`, ascending, from the columns that were there at its start.
 
-    Records added meanwhile have greater seqnums than all of them.
+    Records added meanwhile have greater seqnums than all in `dead`.
 
     Attributes:
         dead: the seqnums.
@@ -35,7 +35,7 @@ class Sweep:
     def __init__(
         self, columns: dict[TagHash, array[int]], dead: array[int], firsts: array[int]
     ) -> None:
-        assert dead, "there is something to remove"
+        assert dead, "a sweep removes at least one record"
         self._columns = columns
         self.dead = dead
         self._dead_view = np.frombuffer(dead, np.uint64)

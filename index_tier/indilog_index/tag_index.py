@@ -2,13 +2,13 @@
 
 The thesis keeps a shard id beside each seqnum. Here the shard is kept once for each run of
 consecutive seqnums, in *spans*, and found from a seqnum by bisection. The spans are needed anyway,
-as the index of the empty tag. So a tag takes one array with 8 bytes a record, instead of two arrays
-with 10 bytes.
+as the index of the empty tag. So a tag takes one array with 8 bytes per record, instead of two
+arrays with 10 bytes.
 
 Seqnums arrive in ascending order and are appended, so every array stays sorted.
 
-Added parts *wait* until the next lookup, or until there are many. They are then sorted by tag
-together, so that each tag takes one step for all its records in them.
+Added parts *wait* until the next lookup, or until many wait. They are then sorted by tag together,
+so that each tag takes one step for all its records in these parts.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class TagIndex:
     def rows(self) -> Rows:
         """Return everything as rows of a snapshot, those of the empty tag first.
 
-        Rows of forgotten records are left out, even if no sweep has removed them yet; later
-        snapshots would keep such rows. Another thread may call it if no part waits and the index
+        Rows of forgotten records are left out, even if no sweep has removed them yet: otherwise all
+        later snapshots would keep them. Another thread may call this if no part waits and the index
         does not change.
         """
         rows = self._all_rows()

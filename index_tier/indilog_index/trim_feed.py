@@ -5,9 +5,9 @@ has them. Two storage nodes send each trim unasked. Trims are numbered, so the n
 gap, and so does a lookup that names more trims than are known. The node then fetches all floors,
 page by page. Floors only grow, so a page may have newer floors than the trims that it names.
 
-The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary has one
-metalog. So the number of trims, and the incarnation that proposed the last of them, identify these
-trims (`TrimExtent`). Floors of a replaced trim stay.
+The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary proposes
+one metalog. So the number of trims, and the incarnation that proposed the last of them, identify a
+sequence of trims (`TrimExtent`). Floors of a replaced trim stay.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class TrimFeed:
         trimmed: the floors, at least those of the trims in `known`.
         known: which trims are known; `copy_of` is the newest incarnation whose metalog is known to
             have them.
-        position: a node that has applied this many metalog entries has applied all trims that
-            `trimmed` covers.
+        position: after this many metalog entries, all trims in `trimmed` are applied.
     """
 
     def __init__(self, sources: Sequence[NodeId], config: NodeConfig) -> None:
@@ -58,18 +57,18 @@ class TrimFeed:
         return self.known.trims
 
     def start(self, now: Instant) -> list[Send]:
-        """Fetch what there is."""
+        """Fetch all floors that storage has."""
         return self._fetch(now)
 
     def restore(self, trims: int, epoch: Epoch) -> None:
         """Start from `trims` known trims, whose floors are in `trimmed`."""
-        assert not self.known.trims, "a checkpoint is restored at first"
+        assert not self.known.trims, "a checkpoint is restored before any trim"
         self.known = TrimExtent(epoch, trims, epoch)
 
     def on_floors(
         self, sender: NodeId, message: TagFloors, now: Instant
     ) -> tuple[list[Floor], list[Send]]:
-        """Apply floors; return those that were not known, and the next requests."""
+        """Apply floors; return the new ones, and the next requests."""
         risen = self.trimmed.apply(message.floors)
         self.position = max(self.position, message.position)
         if message.copy_of >= self.known.copy_of:
@@ -115,7 +114,7 @@ class TrimFeed:
             return []
         extent, is_first = message.extent, self._cursor == NO_FLOORS
         if not is_first and extent.copy_of != self._promised.copy_of:
-            return self._fetch(now)  # what the pages before say may have been replaced
+            return self._fetch(now)  # trims on earlier pages may have been replaced
         # A later page may be from the same node after a restart, when the node knows fewer trims.
         self._promised = extent if is_first else min(self._promised, extent)
         self._resend.stop()
@@ -135,7 +134,7 @@ class TrimFeed:
             self._resend.stop()
             return []
         if self._resend.due is None:
-            self._resend.sent(now)  # what is missed may be on its way
+            self._resend.sent(now)  # the missed trims may be on their way
         return self._fetch(now) if self._resend.is_due(now) else []
 
     def deadline(self) -> Instant | None:

@@ -17,7 +17,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 class ColdPayloads:
-    """The objects that were read last, and of each the row group that was read last."""
+    """The most recently used objects, and the last row group that was read of each."""
 
     def __init__(self) -> None:
         self._folders: dict[tuple[str, str], ColdFolder] = {}
@@ -25,13 +25,13 @@ class ColdPayloads:
         self._groups: dict[ColdFile, tuple[int, dict[LocalId, bytes]]] = {}
 
     def close(self) -> None:
-        """Forget all objects."""
+        """Close all objects."""
         self._readers.clear()
         self._groups.clear()
 
     def batch(self, source: ColdFile, first: LocalId) -> memoryview | None:
-        """Return the batch of an object that begins at localid `first`; None: it is damaged or not
-        there.
+        """Return the batch of an object that begins at localid `first`; None: it is damaged or
+        missing.
 
         Raises:
             NotReadyError: cold storage does not answer.

@@ -1,10 +1,11 @@
-"""A log as Parquet files, each record once, also if exports are killed: `indilog export`.
+"""A log as Parquet files, each record exactly once, also if exports are killed: `indilog export`.
 
-Chunks of the log become files, one for each date and bucket of tags. A chunk is committed like
-this: its files are written and synced in `_staged`; a new manifest, renamed into place, says where
-the next chunk begins and names these files; they are renamed to where readers look. An export
-begins with the last step of the chunk before it, and deletes what no manifest names. So readers
-never see a file that is not committed, and a killed export goes on where its manifest says.
+A chunk of the log becomes files, one for each date and bucket of tags. They are committed in three
+steps. First, the files are written and synced in `_staged`. Second, a new manifest, renamed into
+place, names these files and the beginning of the next chunk. Third, the files are renamed to where
+readers look. An export begins with the third step for the last chunk, and deletes staged files that
+the manifest does not name. So readers never see a file that is not committed, and an export
+continues after a killed one.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ VERSION: Final = 1
 BUCKETS: Final = 8
 BUCKETS_MAX: Final = 1024
 CHUNK_BYTES: Final = 128 * MIB
-"""A chunk ends when its records take so many bytes of memory."""
+"""A chunk ends when its records take this many bytes of memory."""
 _MANIFEST: Final = "_indilog_export.json"
 _LOCK: Final = "_indilog_export.lock"
 _STAGED: Final = "_staged"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """How far an export has come.
+    """The progress of an export.
 
     Attributes:
-        version: of this form.
+        version: of this format.
         log: name of the log.
-        buckets: of tags.
+        buckets: number of buckets of tags.
         next: seqnum at which the next chunk begins.
-        files: of the last chunk; perhaps not yet renamed into place.
+        files: of the last chunk; they may not be renamed into place yet.
     """
 
     version: int
@@ -63,7 +64,7 @@ class Exported(NamedTuple):
 
     Attributes:
         records: how many.
-        start, end: it has all records of the log with seqnums in [start, end).
+        start, end: the exported range: all records of the log with seqnums in [start, end).
         skipped: how many seqnums of trimmed, lost and corrupt records it skipped.
     """
 
@@ -84,21 +85,21 @@ def export(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[SeqNum, SeqNum, SeqNum], None] = lambda _start, _at, _end: None,
 ) -> Exported:
-    """Export what a directory does not have yet of a log, up to the log's end now.
+    """Export the records of a log that a directory lacks, up to the present end of the log.
 
     Args:
-        log: its name.
-        directory: of the Parquet files; made if it is not there.
+        log: name of the log.
+        directory: for the Parquet files; created if missing.
         path: data directory to read; empty: read through `url`.
         url: of a platform.
-        buckets: into how many buckets records are divided by their first tag.
+        buckets: number of buckets into which records are divided by their first tag.
         skips_gaps: skip records that are lost, or trimmed since the last export.
         chunk_bytes: bytes of memory of a chunk, about.
-        progress: called after each chunk: where the export began, has come to, and ends.
+        progress: called after each chunk with the seqnums of the export's start, progress and end.
 
     Raises:
         ConfigError: the directory has an export of another log or with other buckets, another
-            export writes to it now, or an argument is not valid.
+            export is writing to it, or an argument is not valid.
         GapError: records are lost, or were trimmed before they were exported.
         DataDirectoryError: the directory cannot be written.
     """
@@ -182,7 +183,7 @@ class _Files:
             left.unlink()
 
     def commit(self, batches: list[pa.RecordBatch], end: SeqNum) -> None:
-        """Add records, which are those of the log from `next` on, below `end`."""
+        """Add the records of the log from `next` to `end`."""
         names = self._stage(batches, end) if batches else []
         self.manifest = msgspec.structs.replace(self.manifest, next=end, files=tuple(names))
         written = self._staged / _MANIFEST
@@ -211,11 +212,11 @@ class _Files:
         return self._staged / name.replace("/", ",")
 
     def _publish(self) -> None:
-        """Rename the files of the last chunk into place, as far as that was not done."""
+        """Rename those files of the last chunk into place that are still staged."""
         folders = set()
         for name in self.manifest.files:
             if not self._place(name).exists():
-                continue  # done before; readers may have moved it on
+                continue  # renamed before; readers may have moved it since
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._place(name).replace(path)
@@ -257,12 +258,12 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"Another export writes to {directory} now.") from error
+            raise ConfigError(f"Another export is writing to {directory}.") from error
         yield
 
 
 def _sync(path: Path) -> None:
-    """Write what the system holds of a file or folder to the disk."""
+    """Sync a file or folder to the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -32,7 +32,7 @@ def records_by_log(spark: SparkSession, data: str) -> list[tuple[str, int, int, 
 
 
 def sentence_in(message: str) -> str | None:
-    """Return what an error of IndiLog in a process of Spark says; None: it is no such error."""
+    """Return the message of an IndiLog error in a process of Spark; None: no such error."""
     found = re.findall(r"^indilog\S*Error: (.*)$", message, flags=re.MULTILINE)
     return found[-1] if found else None
 

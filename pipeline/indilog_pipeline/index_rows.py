@@ -21,10 +21,10 @@ LOST_MAX = 1024
 
 
 class TakesRows(Protocol):
-    """Takes sorted rows; of a tag, later ones have greater seqnums."""
+    """Takes sorted rows; the rows of a tag come with ascending seqnums."""
 
     def add(self, rows: Rows) -> None:
-        """Take some."""
+        """Take further rows."""
 
 
 class RowsOfImage:
@@ -34,11 +34,11 @@ class RowsOfImage:
         image: of the data directory.
         eras: which positions go to which index shard.
         starts: for each index shard to rebuild, the metalog position where its rows begin.
-        end: where all end.
-        runs: where the rows of each of them go.
+        end: the metalog position where all rows end.
+        runs: takes the rows of each of them.
 
     Attributes:
-        lost: the records of each of them whose tags are lost.
+        lost: for each of them, the records whose tags are lost.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RowsOfImage:
     def collect(
         self, start: SeqNum, end: SeqNum, note: Callable[[SeqNum], None] = lambda _done: None
     ) -> None:
-        """Read the records of `[start, end)` once; `note` is given how far it is.
+        """Read the records of `[start, end)` once; `note` is called with the progress.
 
         Raises:
             DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.
@@ -141,7 +141,7 @@ def snapshot_info(
     end: MetalogPosition,
     lost: Iterable[LostRange],
 ) -> SnapshotInfo:
-    """Return what the snapshot of an index shard covers below `end`; `lost`: its lost records."""
+    """Return the extent of an index shard's snapshot below `end`; `lost`: its lost records."""
     ordered = image.ordered
     mine = (ordered.positions < end) & (owners_of(eras, ordered.positions) == index_shard)
     last = int(np.flatnonzero(mine)[-1]) if mine.any() else None
@@ -157,10 +157,10 @@ def snapshot_info(
 
 
 def follows(image: LogImage, eras: Eras, info: SnapshotInfo) -> bool:
-    """Whether an image has the metalog that a snapshot was made of, and its schedule.
+    """Whether a snapshot was made of the image's metalog, with the image's schedule.
 
     The snapshot of a running index node may end after the image: at the next position of its index
-    shard, of which there is no entry yet.
+    shard, which has no entry yet.
     """
     return (
         info.logspace == image.view.logspace

@@ -1,8 +1,8 @@
-"""The state of all nodes of a data directory, as their journals give it (decision 0035).
+"""The state of all nodes of a data directory, restored from their journals (decision 0035).
 
-The roles themselves are restored and replayed, as by a start of the platform. Then every storage
-node is given the committed metalog entries that its own journal does not hold yet: it journals them
-many together, and unsynced.
+The roles themselves are restored and replayed, as by a start of the platform. Storage nodes journal
+metalog entries in groups and unsynced, so a journal may lack the last ones. Each storage node is
+then given the committed entries that its journal lacks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from indilog_storage.node import StorageNode
 from indilog_storage.ordering import Ordering
 
 ATTEMPTS_MAX: Final = 10
-"""How often a directory is read in which a platform replaces files meanwhile."""
+"""Attempts to read a directory while a platform replaces files in it."""
 _ENTRIES_AT_ONCE: Final = 4096
 _NOWHERE: Final = Location(0, 0, 0)
 
@@ -42,9 +42,9 @@ class FilesChangedError(Exception):
 
 
 class StoredNode(NamedTuple):
-    """A storage node as its journal gives it, and where its batches are.
+    """A storage node restored from its journal, and where its batches are.
 
-    `cold`: place and folder of its objects on cold storage; None: there are none.
+    `cold`: place and folder of its objects on cold storage; None: it has no objects.
     """
 
     role: StorageNode
@@ -56,8 +56,8 @@ class StoredNode(NamedTuple):
 class StoredNodes(NamedTuple):
     """All storage nodes of a data directory, and the extent of the committed metalog.
 
-    Below the committed length, every node in `nodes` has applied entries of that metalog only; some
-    may lack the last ones. `ordering` lacks none.
+    Below the committed length, the nodes in `nodes` have applied only entries of that metalog; some
+    nodes may lack the last entries. `ordering` has all of them.
     """
 
     view: View
@@ -78,7 +78,7 @@ def read_journals(directory: Path) -> StoredNodes:
     if arrangement == "embedded":
         journals = [(directory / "journal", [*view.sequencers, *view.storage_nodes])]
     else:
-        # Sequencers first: what their copies order is on the disks of storage nodes by then.
+        # Sequencers first: records that their copies order are then on the disks of storage nodes.
         journals = [(directory / node, [node]) for node in (*view.sequencers, *view.storage_nodes)]
     roles: dict[NodeId, Role] = {}
     stored: list[StoredNode] = []
@@ -143,9 +143,9 @@ def _role_of(node: NodeId, view: View, config: Config) -> Role:
 def _completed(nodes: Sequence[StorageNode], sequencers: Sequence[Sequencer]) -> Extent:
     """Give all nodes the committed entries that they lack; return the extent of the metalog.
 
-    Storage nodes apply published entries only, so what any of them has applied is committed. More
-    may be committed according to the sequencers. Storage nodes may also be ahead of the sequencers
-    if they were read later.
+    Storage nodes apply published entries only, so the entries that any of them has applied are
+    committed. The sequencers may show that more are. Storage nodes may also be ahead of the
+    sequencers, because they were read later.
 
     Raises:
         DataDirectoryError: no node has the whole order.
@@ -174,8 +174,8 @@ def _committed_length(
 ) -> MetalogPosition:
     """Return how many entries of the greatest copy are committed, at least.
 
-    What a majority has is committed if its last entry is of the newest term: each later primary
-    then adopts it (Raft 5.4.2).
+    Entries that a majority has are committed if the last one is of the newest term: each later
+    primary then adopts them (Raft 5.4.2).
     """
     known = max(source.committed.position, source.base.position)
     equal = sorted((_equal_length(source, other) for other in voters), reverse=True)
@@ -193,13 +193,13 @@ def _equal_length(one: StoredMetalog, other: StoredMetalog) -> MetalogPosition:
 
 
 def _complete(node: StorageNode, source: StoredMetalog, committed: Extent) -> None:
-    """Give a node the committed entries that it lacks, or has others in place of."""
+    """Give a node the committed entries that it lacks, or that it has other entries for."""
     metalog, ordering = source, node.ordering
     if ordering.extent >= committed:
         return
     start = max(metalog.agreement(*ordering.extent), metalog.base.position)
     if start > ordering.position:
-        return  # its checkpoints are gone: it would fetch the history from another node
+        return  # its checkpoints are gone: a start would fetch the history from another node
     while start < committed.length:
         end = min(start + _ENTRIES_AT_ONCE, committed.length)
         payload = entries_encoded(metalog.page(start, end))

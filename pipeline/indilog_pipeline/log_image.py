@@ -1,9 +1,9 @@
-"""A data directory as one image: which records it holds below one metalog position, and where their
-batches are (decision 0035).
+"""The image of a data directory: its records below one metalog position, and where their batches
+are (decision 0035).
 
-An image is read without the platform, and beside a running one: it takes no lock and writes
-nothing. It holds records that are ordered and durable only. Its columns are numpy arrays, one row
-for each batch, so an image of millions of records is small.
+An image can be read without the platform or beside a running one: reading takes no lock and writes
+nothing. An image has only records that are ordered and durable. Its columns are numpy arrays, one
+row for each batch, so an image of millions of records is small.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import OrderedColumns
 
 NO_FILE: Final = -1
-"""The file of a batch that a replica does not have."""
+"""Instead of a file: the replica does not have the batch."""
 
 
 class ColdFile(NamedTuple):
-    """An object on cold storage: its place, the folder of its node, its name, and the CRC of its
-    end.
-    """
+    """An object on cold storage: place, the folder of its node, name, and the CRC of its end."""
 
     place: str
     folder: str
@@ -50,12 +48,12 @@ class BatchPlaces(NamedTuple):
 
     Attributes:
         seqnums, records: the first seqnum of each batch, and the number of its records.
-        shards, localids: its shard, and the first localid.
-        positions, ordered_us: the metalog entry that ordered it, and its stamp (µs since 1970).
-        files, offsets, lengths: where its replicas are, a row each with a column for each replica:
-            an index of `LogImage.files` (`NO_FILE`: that replica lacks it), the offset of the
-            batch in that file (in a `ColdFile` its first localid), and how many bytes it takes, at
-            most.
+        shards, localids: the shard of each batch, and its first localid.
+        positions, ordered_us: the metalog entry that ordered it, and that entry's time (µs since
+            1970).
+        files, offsets, lengths: where its replicas are, with a row for each batch and a column for
+            each replica: an index of `LogImage.files` (`NO_FILE`: the replica lacks the batch), the
+            offset in that file (in a `ColdFile` the first localid), and the most bytes it takes.
     """
 
     seqnums: NDArray[np.int64]
@@ -80,12 +78,13 @@ class BatchPlaces(NamedTuple):
 
 
 class LogImage(NamedTuple):
-    """What a data directory holds below the metalog position `position`.
+    """The content of a data directory below the metalog position `position`.
 
     Attributes:
         directory: the data directory.
         view: its newest view: shards, replicas, and the schedule of index shards.
-        position: how many metalog entries it covers; `tail`: all its seqnums are below this one.
+        position: how many metalog entries it covers.
+        tail: all its seqnums are below this one.
         lineage: the incarnations that proposed the entries (`indilog.kernel.lineage`).
         floors: of all trims below `position`, and perhaps of later ones.
         ordered: what each entry ordered.
@@ -111,7 +110,7 @@ class LogImage(NamedTuple):
     def read(cls, directory: Path) -> LogImage:
         """Read the image of a data directory.
 
-        Beside a running platform, it holds at least all records that were acknowledged before.
+        Beside a running platform, it has at least all records acknowledged before the call.
 
         Raises:
             DataDirectoryError: there is no data directory, or another release wrote it.
@@ -133,7 +132,7 @@ class LogImage(NamedTuple):
         )
 
     def seqnum_at(self, time_us: int) -> SeqNum:
-        """Return the first seqnum ordered at `time_us` (µs since 1970) or later; `tail`: none."""
+        """Return the first seqnum ordered at `time_us` (µs since 1970) or later, else `tail`."""
         entry = int(np.searchsorted(self.ordered.times, np.uint64(max(time_us, 0))))
         return int(self.ordered.tails[entry - 1]) if entry else 0
 
@@ -261,7 +260,8 @@ def _spans_of(ordered: OrderedColumns, shard: int) -> _Spans:
 def _replica(node: StoredNode, shard: ShardId, cut: int, files: _Files) -> _Replica | None:
     """Return the ordered batches of a node's replica; None: it keeps none of the shard.
 
-    Records beyond what the node knows to be ordered may be others than those of the image.
+    Records that the node does not know to be ordered are left out: they may differ from the
+    image's.
     """
     if (kept := node.role.shards.get(shard)) is None:
         return None
@@ -287,7 +287,7 @@ def _replica(node: StoredNode, shard: ShardId, cut: int, files: _Files) -> _Repl
 
 
 def _file_of(node: StoredNode, segment: int) -> Path | ColdFile | None:
-    """Return the file of a segment, or the object that its number names; None: it is not there."""
+    """Return the file of a segment, or the object that its number names; None: it is missing."""
     if segment >= FIRST_COLD_SEGMENT:
         made = node.role.cold_objects.get(segment - FIRST_COLD_SEGMENT)
         if made is None or node.cold is None:
@@ -329,8 +329,8 @@ def _batches_of(
 def _not_in_batches(
     replicas: Sequence[_Replica], cut: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the localids below `cut` that a replica has discarded and none holds, and those that
-    no replica knows of, as ranges.
+    """Return two sets of localids below `cut` that no replica has, as ranges: those that a replica
+    has discarded, and those that no replica knows.
     """
     held = [np.stack((r.firsts, r.ends), axis=1).astype(np.int64) for r in replicas]
     gone = [r.gone.astype(np.int64) for r in replicas]
@@ -342,7 +342,7 @@ def _not_in_batches(
 
 
 def _gaps(ranges: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Return what of [0, end) joined ranges leave out."""
+    """Return the parts of [0, end) that are in none of the joined ranges."""
     starts = np.concatenate(([0], ranges[:, 1]))
     ends = np.concatenate((ranges[:, 0], [end]))
     return np.stack((starts, ends), axis=1)[starts < ends]

@@ -19,7 +19,7 @@ from indilog_pipeline.log_image import NO_FILE, BatchPlaces, ColdFile, LogImage
 
 ROWS: Final = 65_536
 BYTES: Final = 16 * 1024 * 1024
-"""A chunk has at most so many records and bytes, but at least one batch."""
+"""A chunk has at most this many records and bytes, but at least one batch."""
 _GAP_BYTES: Final = 64 * 1024
 """Unneeded bytes between two batches that one read covers."""
 _OPEN_FILES_MAX: Final = 64
@@ -29,10 +29,10 @@ class Chunk(NamedTuple):
     """The batches of seqnums `[start, stop)`.
 
     Attributes:
-        image: which the batches are of.
-        batches: of the image; the first and last may have other seqnums, too.
-        columns: their content.
-        broken: those with damaged data, by their index in `columns.batches`; only if data was
+        image: the image of the batches.
+        batches: the first and the last may have seqnums outside the range, too.
+        columns: the content of the batches.
+        broken: batches with damaged data, by their index in `columns.batches`; only if data was
             requested.
     """
 
@@ -47,11 +47,11 @@ class Chunk(NamedTuple):
 class Payloads:
     """Reads chunks of an image; a damaged batch is taken from another replica.
 
-    A batch that cannot be read may have been moved or discarded by a platform meanwhile. So the
-    image is read again, until a damaged batch is found in the same places twice.
+    A platform may have moved or discarded a batch that cannot be read. So the image is read again,
+    until a damaged batch is found in the same places twice.
 
     Attributes:
-        image: the newest one.
+        image: the image that was read last.
     """
 
     def __init__(self, image: LogImage) -> None:
@@ -129,9 +129,7 @@ class Payloads:
         *,
         with_data: bool,
     ) -> bool:
-        """Put intact batches of another replica in place of bad ones; return whether there are
-        any.
-        """
+        """Replace bad batches by those of another replica; return whether any was intact there."""
         some = BatchPlaces._make(column[bad] for column in batches)
         found = self._fetch(some, np.full(len(bad), replica))
         columns = BatchColumns(found, _expected(some))
@@ -143,7 +141,7 @@ class Payloads:
         return bool(intact)
 
     def _fetch(self, batches: BatchPlaces, replicas: NDArray[np.intp]) -> list[memoryview | None]:
-        """Read each batch from one of its replicas; None: it is not there or not readable."""
+        """Read each batch from one of its replicas; None: it is missing or unreadable there."""
         every = np.arange(len(replicas))
         files = batches.files[every, replicas]
         offsets = batches.offsets[every, replicas]

@@ -1,7 +1,7 @@
 """Records of a data directory as Arrow record batches (decision 0035).
 
 `read_records` decodes the batches of a range of seqnums, many at once, in order. Trimmed records
-are left out, as in reads of the platform. Lost and damaged ones raise `DataLossError`, or are
+are left out, as in reads of the platform. Lost and damaged records raise `DataLossError`, or are
 counted.
 """
 
@@ -27,9 +27,9 @@ from indilog_pipeline.payloads import Chunk, Payloads
 SCHEMA: Final = pa.schema(RECORD_FIELDS)
 """The columns of a record.
 
-`tags` are the hashes of its tags without that of its log, as signed integers: the 64 bits of
-`indilog.base.ids.tag_hash`. `tag_names` are the tags as text, in the same order. `position` is the
-metalog position of the entry that ordered it.
+`tags` are the hashes of the record's tags without that of its log, as signed integers: the 64 bits
+of `indilog.base.ids.tag_hash`. `tag_names` are the tags as text, in the same order. `position` is
+the metalog position of the entry that ordered the record.
 """
 COLUMNS: Final = tuple(SCHEMA.names)
 PART_BYTES: Final = 32 * 1024 * 1024
@@ -37,7 +37,7 @@ PART_BYTES: Final = 32 * 1024 * 1024
 
 @dataclasses.dataclass
 class Counts:
-    """What one or more calls of `read_records` met.
+    """Counts of records that one or more calls of `read_records` found.
 
     Attributes:
         records: yielded.
@@ -51,7 +51,7 @@ class Counts:
 
 
 class Filter(NamedTuple):
-    """Which records are wanted: of a log, with a tag of that log, or all.
+    """Which records are wanted: all, those of a log, or those with a tag of that log.
 
     Attributes:
         log: the name of a log; None: all logs.
@@ -63,7 +63,7 @@ class Filter(NamedTuple):
 
     @property
     def hash(self) -> int | None:
-        """The hash that every wanted record has; None: all are wanted."""
+        """The hash that every wanted record has; None: all records are wanted."""
         if self.log is None:
             assert self.tag is None, "a tag belongs to a log"
             return None
@@ -93,7 +93,7 @@ def parts_of(
 ) -> list[Part]:
     """Return the ranges of about `part_bytes` that `[start, end)` consists of, ascending.
 
-    Every seqnum below the tail is in one part, also where there is nothing to read.
+    Every seqnum below the tail is in exactly one part, also if no record is there.
     """
     end = image.tail if end is None else min(end, image.tail)
     if start >= end:
@@ -124,24 +124,22 @@ def read_records(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of `[start, end)` in order of seqnums, as record batches of `columns`.
 
-    A batch has about 65,536 rows, or fewer of 16 MiB; those of one log or tag may have fewer.
-
-    If a platform replaces files meanwhile, their records are read by a fresh image, up to the same
-    end.
+    A batch has about 65,536 rows or 16 MiB; batches of one log or tag may be smaller. If a platform
+    replaces files meanwhile, their records are read through a new image, up to the same end.
 
     Args:
         image: of the data directory.
         start: the first seqnum.
         end: the seqnum after the last; None, or beyond the tail: the tail of the image.
-        columns: which columns of `SCHEMA` the batches have, in this order. The data of records is
-            neither copied nor verified without `data`.
+        columns: the columns of `SCHEMA` that the batches have, in this order. Without `data`, the
+            data of records is neither copied nor verified.
         wanted: which records.
         skip_lost: count lost and damaged records instead of raising an error.
-        counts: is added to.
+        counts: the counts of this call are added to it.
 
     Raises:
-        DataLossError: records are lost whose tags could be wanted, or the data of wanted ones.
-            `next_seqnum` says where to read on.
+        DataLossError: records that might be wanted are lost, or the data of wanted records is.
+            Continue at `next_seqnum`.
         DataDirectoryError, NotReadyError: as `LogImage.read`.
     """
     end = image.tail if end is None else min(end, image.tail)
@@ -179,7 +177,7 @@ class _Reader:
         damaged = damaged[chosen[damaged]]
         chosen[damaged] = False
         lost = _lost_in(chunk, floor)
-        broken = records.seqnums[damaged]  # `arrow` leaves `records` with those batches it needs
+        broken = records.seqnums[damaged]  # before `arrow`, which drops batches from `records`
         if not self._skip_lost and (len(lost) or len(damaged)):
             first = min([*lost[:1, 0].tolist(), *broken[:1].tolist()])
             chosen &= records.seqnums < first

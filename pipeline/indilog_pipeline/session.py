@@ -1,4 +1,4 @@
-"""A Spark session that can read and write logs: `start()`, and why there can be none.
+"""A Spark session that can read and write logs (`start`), or why it cannot start (`why_not`).
 
 PySpark is an extra (`indilog[spark]`), and it needs Java 17 or newer. This module imports neither
 before `start`, so every command can ask `why_not()`.
@@ -40,10 +40,10 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "8",
 }
-"""Of a session whose executors are on this machine: masters `local...` and `local-cluster...`."""
+"""Settings of a session with all executors on this machine (`local...`, `local-cluster...`)."""
 _SHORT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""`spark-submit` sets it for the program that it runs."""
+"""`spark-submit` sets this variable for the program that it runs."""
 
 
 class NoSparkError(IndilogError):
@@ -51,9 +51,9 @@ class NoSparkError(IndilogError):
 
 
 def why_not(environment: Mapping[str, str] = os.environ) -> str:
-    """Return one sentence that says why Spark cannot start here; empty: it can.
+    """Return one sentence that says why Spark cannot start here; empty: it can start.
 
-    It runs `java -version`, unless `spark-submit` started this program.
+    Runs `java -version`, unless `spark-submit` started this program.
     """
     if importlib.util.find_spec("pyspark") is None:
         return NO_PYSPARK
@@ -80,7 +80,7 @@ def start(
         master: where it runs, e.g. `local[2]`: two threads of this machine.
         memory: heap of the JVM, e.g. `512m` or `4g`.
         short: start faster and compute slower, for a session that lives for seconds.
-        settings: further settings of Spark; they win over the ones of this function.
+        settings: further settings of Spark; they override those of this function.
 
     Raises:
         NoSparkError: PySpark or Java is missing.
@@ -103,7 +103,7 @@ def start(
 
 
 def _java_version(environment: Mapping[str, str]) -> int:
-    """Return the major version of the Java that Spark would run; 0: there is none."""
+    """Return the major version of the Java that Spark would run; 0: no Java is found."""
     home = environment.get("JAVA_HOME", "")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=_path(environment))
     if java is None:

@@ -1,6 +1,6 @@
-"""What a snapshot covers, computed from the schedule and the order of the log; and its rows.
+"""The extent and the rows of a snapshot, computed from the schedule and the order of the log.
 
-An index node collects the same from the index data that it receives.
+An index node derives the same from the index data that it receives.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_of(
         seqnums: of the records, ascending.
         shards: of the records.
         tag_counts: how many tags each record has; 0: its tags are lost, or it is a tombstone.
-        tags: of all records, one after the other.
+        tags: of all records, concatenated.
         trimmed: floors.
     """
     of_record = np.repeat(np.arange(len(seqnums)), tag_counts)

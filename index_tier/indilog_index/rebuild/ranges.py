@@ -1,4 +1,4 @@
-"""Ranges of rows of about equal size, so that several processes sort a part each.
+"""Ranges of rows of about equal size, so that each of several processes sorts a part.
 
 Half of all rows may have the empty tag or the tag of one log. So a range is bounded by tag and
 seqnum, not by tag alone.
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(sample: Rows, ranges: int) -> Bounds:
-    """Return the bounds of at most `ranges` ranges that have about as many rows of a sample each.
+    """Return the bounds of at most `ranges` ranges with about equally many rows of a sample.
 
     Args:
         sample: rows in any order.

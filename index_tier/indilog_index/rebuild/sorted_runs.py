@@ -1,8 +1,8 @@
 """Rows sorted with bounded memory: sorted runs in files, merged block by block.
 
-Pieces come in log order. So of one tag, the rows of an earlier run have smaller seqnums, and a
-merge compares tags only. A tag with more rows than a block (the empty tag has a quarter or a half
-of all) is copied run after run.
+Rows are added in log order. So the rows of a tag in an earlier run have smaller seqnums than in a
+later run, and a merge compares tags only. A tag with more rows than a block (the empty tag has a
+quarter or a half of all) is copied run by run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from indilog.kernel.index_snapshot import ROW_BYTES, Rows, sorted_rows
 
 _COPIES: Final = 4
-"""How often rows are in memory at once while they are sorted."""
+"""Copies of the rows in memory while they are sorted."""
 
 
 class SortedRuns:
@@ -40,7 +40,7 @@ class SortedRuns:
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Add sorted rows; of a tag, their seqnums are greater than all before."""
+        """Add sorted rows; the seqnums of each tag are greater than all added before."""
         self._pieces.append(rows)
         self._held += len(rows.tags)
         self.rows += len(rows.tags)
@@ -49,7 +49,7 @@ class SortedRuns:
             self._pieces, self._held = [], 0
 
     def add_run(self, pieces: Iterable[Rows]) -> None:
-        """Add sorted rows in sorted pieces; they are not held in memory."""
+        """Add sorted rows in sorted pieces, without holding them in memory."""
         assert not self._pieces, "of a tag, their seqnums are greater than all before"
         self.rows += self._write(pieces)
 
@@ -99,7 +99,7 @@ def write_run(directory: Path, name: str, pieces: Iterable[Rows]) -> int:
 
 
 def mapped_run(directory: Path, name: str) -> Rows:
-    """Return rows that were written, mapped from their files; there is at least one."""
+    """Return the rows of a written run, mapped from its files; a run has at least one row."""
     tags, seqnums, shards = _paths(directory, name)
     return Rows(
         np.memmap(tags, np.uint64, "r"),

@@ -288,7 +288,7 @@ class _Peer(asyncio.Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """From now on, queue frames: the connection takes no more."""
+        """Queue frames: the connection takes no more."""
         self.writable = False
         self._note_progress()
 

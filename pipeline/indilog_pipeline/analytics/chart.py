@@ -1,4 +1,4 @@
-"""A bar chart as SVG, without further packages."""
+"""A bar chart as SVG, without dependencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
 
     Args:
         title: above the bars.
-        unit: of the values, said below the title.
+        unit: of the values, shown below the title.
         bars: from top to bottom.
     """
     largest = max((value for _, value in bars), default=0.0)

@@ -21,13 +21,13 @@ class JobError(IndilogError):
 
 
 class Source(NamedTuple):
-    """What is analysed.
+    """The records to analyse.
 
     Attributes:
         path: a data directory; empty: `url`.
         url: a platform; empty: `path`.
         log: name of the log; None: all logs of the directory.
-        at: of `objects`, the last record that counts; None: the end.
+        at: for the job `objects`, the seqnum of the last record that counts; None: the end.
         skips_gaps: skip trimmed, lost and corrupt records instead of failing.
     """
 
@@ -39,12 +39,12 @@ class Source(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """What the picture of a job shows: a bar for each row of the table.
+    """The picture of a job: a bar for each row of the table.
 
     Attributes:
         labels: the columns that name a bar.
         value: the column of its length.
-        unit: of the value, in words.
+        unit: the unit of the value, in words.
     """
 
     labels: Sequence[str]
@@ -119,7 +119,7 @@ OBJECTS: Final = """
 
 
 def records_of(session: SparkSession, source: Source, columns: str) -> DataFrame:
-    """Return the records of a source, with the columns of a schema in Spark's words."""
+    """Return the records of a source, with the columns of a schema in Spark's DDL."""
     reader = session.read.format("indilog").schema(columns)
     given = {"path": source.path, "url": source.url, "log": source.log or ""}
     for option, value in given.items():
@@ -178,7 +178,7 @@ JOBS: Final[dict[str, Job]] = {
 
 
 def check_job(name: str, source: Source) -> None:
-    """Refuse what no job can do, before Spark starts.
+    """Refuse an impossible job, before Spark starts.
 
     Raises:
         ConfigError: there is no job of that name, or the source is not one it can read.
@@ -226,9 +226,9 @@ def _number(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> floa
 
 
 def _sentence(text: str) -> str:
-    """Return the message of the exception of this project in what Spark says, else its first line.
+    """Return the message of this project's exception in an error of Spark, else the first line.
 
-    Spark hands on the whole traceback of a task.
+    Spark's error contains the whole traceback of a task.
     """
     raised = _RAISED.findall(text)
     return raised[-1] if raised else text.strip().partition("\n")[0]

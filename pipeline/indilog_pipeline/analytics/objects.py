@@ -1,6 +1,6 @@
 """All BokiStore objects as of one place of the log, as a DataFrame: a consistent snapshot.
 
-BokiStore itself replays them, with its own rules for transactions, checkpoints and trims.
+BokiStore itself replays the objects, with its own rules for transactions, checkpoints and trims.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FIELDS: Final[list[pa.Field[Any]]] = [
 SCHEMA: Final = pa.schema(_FIELDS)
 """The columns of an object.
 
-`version` is the seqnum of its last committed write, `tags` are those that its last `put` gave it,
-and `value` is its JSON without them.
+`version` is the seqnum of the object's last committed write. `tags` are those of its last `put`,
+and `value` is its JSON without these tags.
 """
 
 
@@ -64,14 +64,14 @@ def objects(
         session: makes the DataFrame.
         path: data directory to read, also beside a running platform.
         url: platform to read through, instead of `path`.
-        log: of the objects; None: every log of the directory. By `url` it is needed.
+        log: of the objects; None: every log of the directory. Required with `url`.
         at: seqnum of the last record that counts; None: the end of the log now.
 
     Raises:
         ConfigError: both or none of `path` and `url` are given, or `url` without `log`.
         ValueError: `at` is beyond the end of the log.
-        TrimmedError: `at` is below what BokiStore has collected, or an object's history there was
-            trimmed.
+        TrimmedError: BokiStore's garbage collection, or a trim, has removed history that `at`
+            needs.
         DataLossError: a record of the log is lost.
     """
     return session.createDataFrame(object_table(path, url=url, log=log, at=at))
@@ -80,7 +80,7 @@ def objects(
 def object_table(
     path: str = "", *, url: str = "", log: str | None = None, at: SeqNum | None = None
 ) -> pa.Table:
-    """Return the same as an Arrow table, without Spark."""
+    """Return the objects as an Arrow table, without Spark; see `objects`."""
     if bool(path) == bool(url):
         raise ConfigError("Give a data directory (path) or a platform (url), not both.")
     rows: list[dict[str, object]] = []
@@ -112,7 +112,7 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
     store = Store(log)
     async with store.snapshot() if at is None else store.at(at) as snapshot:
         end = snapshot.end
-        assert end is not None, "an entered snapshot has its place"
+        assert end is not None, "an entered snapshot has a seqnum"
         rows: list[dict[str, object]] = []
         for name in await _names(log):
             obj = await snapshot.get(name)
@@ -120,7 +120,7 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
                 value = msgspec.json.encode(obj.value).decode()
                 row = {"name": name, "version": obj.view.version, "value": value}
                 rows.append({"log": log.name, "tags": list(obj.tags), **row})
-    # Below, objects that no record names any more may have existed.
+    # Below this seqnum, objects may have existed that no record names any more.
     if end and end < (collected := await collected_until(log)):
         raise TrimmedError(collected)
     await log.read_next(None, max(end - 1, 0))
@@ -128,8 +128,8 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
 
 
 async def _names(log: Log) -> list[str]:
-    """Return the names of the objects of a log, sorted; also of those that were written later, as
-    their history may be trimmed.
+    """Return the sorted names of all objects of a log, also of those that were written after the
+    place of the snapshot: their earlier history may be trimmed.
     """
     names: set[str] = set()
     start = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RunRow(NamedTuple):
-    """What is known of a run.
+    """The row of a run.
 
     Attributes:
         workflow: its name.

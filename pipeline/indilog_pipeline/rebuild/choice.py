@@ -1,4 +1,4 @@
-"""Which engine rebuilds a log faster, by figures that `bench.pipeline.rebuild` measured."""
+"""Chooses the faster engine for a rebuild, by figures that `bench.pipeline.rebuild` measured."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ EngineName: TypeAlias = Literal["local", "spark"]
 LOCAL_S: Final = 1.7
 """Processor seconds of one process for 10^6 records with 4 rows each."""
 SPARK_S: Final = 2.6
-"""Processor seconds of Spark for the same, in tasks that all cores share."""
+"""Processor seconds of Spark for these records, in tasks that all cores share."""
 SPARK_WRITE_S: Final = 0.7
-"""Processor seconds of Spark for writing the same, in one task for each index shard."""
+"""Processor seconds of Spark for writing these records, in one task for each index shard."""
 SPARK_START_S: Final = 12.0
 """Seconds until a local session and its Python workers run."""
 _MILLION: Final = 1_000_000
@@ -29,12 +29,12 @@ class Choice(NamedTuple):
 
 
 def local_s(records: int) -> float:
-    """Return about how long one process rebuilds so many records, in seconds."""
+    """Return about how many seconds one process takes to rebuild this many records."""
     return LOCAL_S * records / _MILLION
 
 
 def spark_s(records: int, *, cores: int, index_shards: int) -> float:
-    """Return about how long a local Spark session does, with its start."""
+    """Return about how many seconds a local Spark session takes, with its start."""
     each = SPARK_S / cores + SPARK_WRITE_S / max(1, min(cores, index_shards))
     return SPARK_START_S + each * records / _MILLION
 

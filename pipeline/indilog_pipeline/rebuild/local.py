@@ -26,7 +26,7 @@ class LocalEngine:
     """Rebuilds in this process.
 
     Args:
-        note: is given how many seqnums were read, and of how many.
+        note: called with how many seqnums were read, and how many there are.
         memory_bytes_max: bytes of rows in memory.
     """
 
@@ -67,7 +67,7 @@ class LocalEngine:
 
 
 def write_snapshot(file: Path, info: SnapshotInfo, pieces: Iterable[Rows], rows: int) -> Built:
-    """Write a snapshot of sorted rows; `rows`: how many there are."""
+    """Write a snapshot of sorted rows; `rows` is their number."""
     if not rows:
         return Built(None, 0)
     filter_bytes = Config().node.index_tier.index_memory_bytes_max // _FILTER_SHARE

@@ -1,4 +1,4 @@
-"""What a rebuild has to do: which index shards lack which positions, and where they go on from."""
+"""The plan of a rebuild: which positions each index shard lacks, and which snapshot it extends."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class RebuildPlan(NamedTuple):
         workspace: an empty folder in the data directory; it is removed afterwards.
         image: of the data directory.
         eras: which positions go to which index shard, in the rebuilt snapshots.
-        starts: of each index shard to rebuild, the metalog position where the new rows begin.
-        bases: the snapshots that have the rows before; an index shard that has none begins at 0.
+        starts: for each index shard to rebuild, the metalog position where the new rows begin.
+        bases: the snapshots with the earlier rows; an index shard without a base begins at 0.
     """
 
     workspace: Path
@@ -73,7 +73,7 @@ class RebuildPlan(NamedTuple):
         return folder
 
     def info(self, index_shard: int, lost: Sequence[LostRange]) -> SnapshotInfo:
-        """Return what a snapshot covers; `lost`: the lost records among the new rows."""
+        """Return the extent of a snapshot; `lost`: the lost records among the new rows."""
         base = self.bases.get(index_shard)
         before = base.snapshot.info.lost if base is not None else ()
         return snapshot_info(self.image, self.eras, index_shard, self.end, (*before, *lost))

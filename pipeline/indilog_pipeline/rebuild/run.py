@@ -1,7 +1,7 @@
 """Runs a rebuild: plans it, lets an engine write the snapshots, and installs them.
 
-The index tier must not run meanwhile: its processes write snapshots, too. A node that starts then
-begins with the rebuilt snapshot, and fetches only what came later.
+The index tier must not run meanwhile, because its processes write snapshots, too. An index node
+that starts afterwards begins with the rebuilt snapshot, and fetches only newer index data.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TEMPORARY: Final = "rebuild-"
 
 
 class Rebuilt(NamedTuple):
-    """What became of one index shard.
+    """The result for one index shard.
 
     Attributes:
         index_shard: the index shard.
-        start: the position of the snapshot that it was continued from; 0: there was none.
+        start: the position of the snapshot that was extended; 0: there was none.
         position: the position of the new snapshot.
-        rows: how many rows it has; 0: it has no records, and no snapshot was written.
+        rows: rows of the new snapshot; 0: the index shard has no records, so none was written.
     """
 
     index_shard: int
@@ -52,8 +52,8 @@ class Sharding(NamedTuple):
 
     Attributes:
         index_shards: how many there will be.
-        anew: distribute all metalog positions again; else only those that are still to come, so
-            that existing snapshots stay.
+        anew: distribute all metalog positions again; otherwise only future positions, so that
+            existing snapshots stay.
     """
 
     index_shards: int
@@ -63,7 +63,7 @@ class Sharding(NamedTuple):
         """Return the view with that number.
 
         Raises:
-            ConfigError: there must be at least one index shard.
+            ConfigError: the number is below 1.
         """
         return with_index_shards(image.view, self.index_shards, 0 if self.anew else image.position)
 
@@ -74,13 +74,13 @@ def rebuild_index(
     """Write a snapshot of everything below the image's end, for each replica of each index shard.
 
     An index shard continues from its newest intact snapshot of the same metalog and schedule.
-    Without an engine, this process does it. With `sharding`, the data directory gets a new view at
-    the end. The configuration of later starts must name that number of index shards.
+    Without an engine, this process rebuilds. With `sharding`, the data directory gets a new view at
+    the end, and the configuration of later starts must name that number of index shards.
 
     Raises:
-        ConfigError: `sharding` names no index shard.
-        DataDirectoryError: the index tier runs (with `sharding`: any part of the platform), or as
-            `LogImage.read`.
+        ConfigError: `sharding` has fewer than 1 index shard.
+        DataDirectoryError: the index tier is running (with `sharding`: any part of the platform),
+            or as `LogImage.read`.
         DataLossError, NotReadyError: as `LogImage.read`.
     """
     engine = engine or LocalEngine()
@@ -101,7 +101,7 @@ def rebuild_index(
 def _planned(
     directory: Path, workspace: Path, image: LogImage, view: View
 ) -> tuple[RebuildPlan, dict[int, list[Path]]]:
-    """Return what is to do, and the folders of the snapshots of each index shard."""
+    """Return the plan, and the folders of the snapshots of each index shard."""
     folders, starts, bases = {}, {}, {}
     for shard in range(len(view.index_shards)):
         folders[shard] = snapshot_folders(directory, view, shard)
@@ -143,7 +143,7 @@ def _locked(directory: Path, *, whole: bool) -> Iterator[EmbeddedMetadataStore |
     Gives the metadata of the whole platform.
 
     Raises:
-        DataDirectoryError: one runs.
+        DataDirectoryError: such a process is running.
     """
     view, arrangement = layout_in(directory)
     nodes = view.nodes if whole else view.index_nodes

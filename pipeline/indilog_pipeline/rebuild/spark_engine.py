@@ -53,7 +53,7 @@ _RANGE_ROWS_MIN: Final = 200_000
 _SAMPLES: Final = 512
 _SAMPLES_MIN: Final = 16
 _SAMPLE_RECORDS: Final = 50_000
-"""The sample has 16 to 512 batches, of about so many records together."""
+"""The sample has 16 to 512 batches, with about this many records in all."""
 _PIECE_ROWS: Final = 1 << 20
 _PYTHON_ERROR: Final = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
 _TASKS_EACH: Final = 3
@@ -61,7 +61,7 @@ _TASKS_EACH: Final = 3
 
 
 class _Job(NamedTuple):
-    """What every task knows.
+    """The data that every task gets.
 
     Attributes:
         bounds: of the ranges of each index shard.
@@ -78,11 +78,11 @@ class _Job(NamedTuple):
     image: LogImage
 
     def part_file(self, part: int) -> Path:
-        """Where the batches and spans of a part of the log are."""
+        """The file with the batches and spans of a part of the log."""
         return self.workspace / f"part-{part}.npz"
 
     def range_folder(self, number: int) -> Path:
-        """Where the rows of a range are."""
+        """The folder with the rows of a range."""
         return self.workspace / f"range-{number}"
 
 
@@ -90,7 +90,7 @@ class _Block(NamedTuple):
     """Sorted rows of one range, from one part of the log.
 
     Attributes:
-        order: of all blocks of a range, ascending in log order.
+        order: sort key of the blocks of a range; ascending in log order.
         lost: records of the index shard that are lost in this part.
     """
 
@@ -129,7 +129,7 @@ class SparkEngine:
     Args:
         spark: the session. Its executors need Python with IndiLog, and the data directory at the
             same place.
-        part_bytes: of segments that one task reads; None: by the size of the log.
+        part_bytes: bytes of segments that one task reads; None: by the size of the log.
         range_rows: rows that one task sorts; None: by the size of the log.
     """
 
@@ -205,7 +205,7 @@ class SparkEngine:
         }
 
     def _write_parts(self, plan: RebuildPlan, job: _Job) -> int:
-        """Write what each task must know of the image; return how many parts there are.
+        """Write a file with each task's part of the image; return how many parts there are.
 
         An image may be large, so it does not go through the memory of the JVM.
         """
@@ -230,7 +230,7 @@ class SparkEngine:
         lost: dict[int, list[LostRange]] = {shard: [] for shard in plan.starts}
         for found in ranges:
             lost[_owner(job, found.number)] += found.lost
-        # Numbers of files and of rows that tasks need; everything else they find in the workspace.
+        # Tasks get the numbers of files and rows; all other data is in the workspace.
         counts = {found.number: found.rows for found in ranges}
         writers = {
             shard: partial(
@@ -249,8 +249,10 @@ class SparkEngine:
 
 
 class _Sample:
-    """Takes the rows of a sample. Each batch of it stands for all records up to the next one, so
-    its seqnums are spread over theirs.
+    """Takes the rows of sampled batches.
+
+    Each sampled batch represents all records up to the next one, so its seqnums are spread over
+    their range.
 
     Attributes:
         count: how many rows there are.
@@ -263,7 +265,7 @@ class _Sample:
         self.count = 0
 
     def stands_for(self, first: SeqNum, records_each: float) -> None:
-        """Say which seqnum the next rows begin at, and for how many records each record stands."""
+        """Set the seqnum at which the next rows begin, and how many records each one represents."""
         self._first, self._records_each = first, records_each
 
     def add(self, rows: Rows) -> None:
@@ -283,7 +285,7 @@ class _Sample:
 
 def _blocks_of(job: _Job, number: int) -> Iterator[tuple[int, _Block]]:
     """Yield the rows of a part of the log, with the ranges that they belong to."""
-    # What the imports made lives as long as the process: no collection looks through it again.
+    # Imported objects live as long as the process, so exclude them from garbage collection.
     gc.freeze()
     with np.load(job.part_file(number)) as file:
         seqnums, *columns = (file[name] for name in file.files)

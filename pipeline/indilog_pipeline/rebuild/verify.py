@@ -26,8 +26,8 @@ class Difference(NamedTuple):
 
     Attributes:
         file: the snapshot.
-        has: its row `(tag, seqnum, shard)`; None: it ends before.
-        wanted: the row that follows from the records; None: there is none.
+        has: the snapshot's row `(tag, seqnum, shard)`; None: the snapshot ends before.
+        wanted: the row that follows from the records; None: no further row follows.
     """
 
     file: Path
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
     Attributes:
         file: the snapshot.
         position: the metalog position where it ends.
-        rows: how many it has, with those of trimmed records.
+        rows: how many rows it has, including those of trimmed records.
     """
 
     file: Path
@@ -58,8 +58,8 @@ def verify_index(
     """Compare the newest snapshot of each index node with the records; return the snapshots that
     were compared, and the first difference.
 
-    It may run beside a platform. Rows of trimmed records count as equal. `note` is given how many
-    seqnums were read for a snapshot, and of how many.
+    The platform may run meanwhile. Rows of trimmed records count as equal. `note` is called with
+    how many seqnums were read for a snapshot, and how many there are.
 
     Raises:
         DataDirectoryError, DataLossError, NotReadyError: as `LogImage.read`.

@@ -11,7 +11,7 @@ from indilog.base.errors import ConfigError
 
 
 class Column(NamedTuple):
-    """One column: its type in Spark's words, and in Arrow's."""
+    """One column: its type in Spark, as DDL, and in Arrow."""
 
     spark: str
     arrow: pa.DataType
@@ -58,7 +58,7 @@ def check_columns(columns: dict[str, Column], given: Iterable[tuple[str, str]]) 
         given: name and Spark type of each column of the schema.
 
     Raises:
-        ConfigError: there is none, or a column is not known or has another type.
+        ConfigError: the schema is empty, or a column is unknown or has another type.
     """
     names = []
     for name, spark_type in given:

@@ -19,7 +19,7 @@ from indilog_pipeline.spark.options import Access
 
 _ValueT = TypeVar("_ValueT")
 _PATIENCE_S: Final = 60.0
-"""For how long errors that a repetition may heal are ridden out, such as a restart."""
+"""Seconds for which calls are retried after transient errors, such as during a restart."""
 _PAUSE_S: Final = 0.2
 
 
@@ -27,7 +27,7 @@ class Connection:
     """A session with a platform, whose calls block.
 
     Its event loop runs in a thread of its own, so that the connection stays up while Spark consumes
-    what was read.
+    records.
     """
 
     def __init__(self, access: Access, position: MetalogPosition) -> None:
@@ -43,11 +43,11 @@ class Connection:
 
     @property
     def position(self) -> MetalogPosition:
-        """What this session has seen."""
+        """The metalog position that this session has seen."""
         return self._client.session.position
 
     def log(self, name: str) -> Log:
-        """Return a log of the platform; its calls are for `ask`."""
+        """Return a log of the platform; call its methods through `ask`."""
         return self._client.log(name)
 
     def ask(self, call: Callable[[], Coroutine[Any, Any, _ValueT]]) -> _ValueT:
@@ -93,8 +93,8 @@ def connected(access: Access, position: MetalogPosition = 0) -> Iterator[Connect
 def with_token(access: Access) -> Access:
     """Return `access` with the platform's token, as tasks on other machines need it.
 
-    It is looked for where this runs: the option, INDILOG_TOKEN, or the token file of a platform of
-    this user on this machine (`indilog.link.access`).
+    The token is searched on this machine: the option, INDILOG_TOKEN, or the token file of a
+    platform of this user (`indilog.link.access`).
 
     Raises:
         ConfigError, ValueError: as `indilog.connect`.

@@ -23,7 +23,7 @@ _BATCH_BYTES: Final = 16 * 1024 * 1024
 
 
 class _ImagePart(NamedTuple):
-    """What a task has to know besides its range: the records, and where they are."""
+    """A task's input besides its range: the wanted records, and where they are."""
 
     wanted: Filter
     image: LogImage
@@ -110,8 +110,8 @@ class DirectoryReads:
 
     def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
         """Yield the records of a part in log order, and the gaps between them."""
-        del bounds  # the part says it all
-        assert isinstance(part.source, _ImagePart), "parts come back to those who planned them"
+        del bounds  # the part has all that is needed
+        assert isinstance(part.source, _ImagePart), "the part was planned by this class"
         wanted, image = part.source
         waiting: list[pa.RecordBatch] = []
         for found in _records(image, wanted, part.start, part.end, columns):
@@ -128,7 +128,7 @@ class DirectoryReads:
         yield from self._joined(waiting)
 
     def _joined(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches as one, unless that has too many rows: a tag leaves few rows of each."""
+        """Join batches up to the row limit: with a tag, each batch has few rows."""
         if batches:
             table = pa.Table.from_batches(batches).combine_chunks()
             yield from table.to_batches(max_chunksize=self._batch_rows)

@@ -25,7 +25,7 @@ class _Comparison(Protocol):
 
 
 def narrowed(bounds: Bounds, filters: Iterable[object]) -> Bounds:
-    """Return `bounds` narrowed by all filters that say something about them."""
+    """Return `bounds` narrowed by all filters on their columns."""
     for found in filters:
         if _compares(found) and len(found.attribute) == 1:
             kind, column = type(found).__name__, found.attribute[0]
@@ -79,7 +79,7 @@ def _of_logs(bounds: Bounds, kind: str, value: object) -> Bounds:
 
 
 def _number(column: str, value: object) -> int | None:
-    """Return a value of a column as bounds count it; None: no bound follows from it."""
+    """Return a column's value in the unit of bounds; None: no bound follows from it."""
     if column == "seqnum" and type(value) is int:
         return value
     if column == "ordered_at" and isinstance(value, datetime.datetime):

@@ -1,6 +1,6 @@
 """The options of `spark.read.format("indilog")`, checked (docs/SPARK.md, "Options").
 
-Spark hands over text. A mistake is one sentence that names the option.
+Spark hands options over as text. Each error message is one sentence that names the option.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Access(msgspec.Struct, frozen=True):
 
     Attributes:
         url: of its gateway.
-        token: that it wants; empty: it is looked for where the reader runs.
+        token: of the platform; empty: the reader searches it on its machine.
         ca: file with the certificates that `https://` trusts; empty: as `indilog.connect`.
     """
 
@@ -158,7 +158,7 @@ def integer_option(given: Mapping[str, str], name: str, smallest: int, largest: 
     """Return an option that is an integer; None: it is not given.
 
     Raises:
-        ConfigError: it is none, or out of range.
+        ConfigError: the option is no integer, or out of range.
     """
     return _value(given, name, _integer(smallest, largest))
 

@@ -1,7 +1,8 @@
 """Reads through a running platform: pages of one log, in parallel by ranges of seqnums.
 
-Tasks read in a session that has seen the end of the log, so no node answers with less than the
-plan knew. The platform's reads return no shard, localid and position; these columns are null.
+Tasks read in a session that has seen the end of the log, so each answer has at least the records
+that the plan knew. The platform's reads return no shard, localid and position, so these columns are
+null.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _SAMPLE: Final = 1_000
 _PARTS_MAX: Final = 10_000
 _RECORD_OVERHEAD_BYTES: Final = 64
 _BATCH_BYTES: Final = 16 * 1024 * 1024
-"""An Arrow batch is closed when it has so many bytes of data."""
+"""An Arrow batch is closed when it has this many bytes of data."""
 _TOP_BIT: Final = 1 << 63
 
 
 class _LogPart(NamedTuple):
-    """What a task has to know besides its range.
+    """A task's input besides its range.
 
     Attributes:
         log: name of the log.
-        position: the session of the plan, which had seen the end of the log.
+        position: the metalog position of the plan's session, which had seen the end of the log.
     """
 
     log: str
@@ -82,7 +83,7 @@ class PlatformReads:
         with connected(self._access) as platform:
             for name in _logs(bounds):
                 log = platform.log(name)
-                # Its answer carries the position that the tasks' reads have to reflect.
+                # This answer carries the position that the tasks' reads must reflect.
                 check_end(end, platform.ask(log.tail))
                 step = self._seqnums_per_part(platform, log, start, end)
                 source = _LogPart(name, platform.position)
@@ -111,7 +112,7 @@ class PlatformReads:
         """Return the greatest seqnum up to `end` so that [start, seqnum) has at most that many
         records and bytes of data, but at least one record if there is one.
 
-        Without limits that is `end`. With one, the records of the batch are read here, too.
+        Without limits that is `end`. With a limit, the records of the batch are also read here.
         """
         if records_max is None and bytes_max is None:
             return end
@@ -123,8 +124,8 @@ class PlatformReads:
 
     def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
         """Yield the records of a part in log order, and the gaps between them."""
-        del bounds  # the part's range says it all
-        assert isinstance(part.source, _LogPart), "parts come back to those who planned them"
+        del bounds  # the part has all that is needed
+        assert isinstance(part.source, _LogPart), "the part was planned by this class"
         with connected(self._access, part.source.position) as platform:
             log = platform.log(part.source.log)
             waiting: list[Record] = []
@@ -150,7 +151,7 @@ def _logs(bounds: Bounds) -> list[str]:
     """Return the names of the logs to read.
 
     Raises:
-        ConfigError: none is named, and a platform reads one log at a time.
+        ConfigError: no log is named, and a platform reads one log at a time.
     """
     if bounds.logs is None:
         raise ConfigError("A read through a platform is of one log: give option log.")
@@ -169,7 +170,7 @@ def _pages(
     """Yield the records of [start, end) in pages, and the gaps between them.
 
     Raises:
-        DataLossError: records are lost, and it is not known up to where.
+        DataLossError: records are lost, and the end of the loss is unknown.
     """
     while start < end:
         try:

@@ -1,6 +1,6 @@
-"""What a read of a log is to Spark: a plan of partitions, and the batches of one partition.
+"""The interface of reads for Spark: a plan of partitions, and the batches of one partition.
 
-A platform (`platform_reads`) and a data directory (`directory_reads`) each are a `LogReads`.
+A platform (`platform_reads`) and a data directory (`directory_reads`) implement `LogReads`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Gap(NamedTuple):
 
     Attributes:
         kind: `trimmed`, or `lost`: no intact copy is left.
-        start, end: they are in [start, end). Trimmed seqnums may have been of any log; lost ones,
-            too, where their tags are lost.
-        error: what the log's own read would raise.
+        start, end: their seqnums are in [start, end). Trimmed records may have been of any log; so
+            may lost records whose tags are lost.
+        error: the error that a read of the log itself would raise.
     """
 
     kind: str
@@ -32,11 +32,11 @@ class Gap(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one task reads.
+    """The part of a read that one task does.
 
     Attributes:
         start, end: the seqnums in [start, end).
-        source: what the `LogReads` that planned it has to know besides.
+        source: further input for the `LogReads` that planned the part.
     """
 
     start: SeqNum
@@ -77,7 +77,7 @@ def check_end(end: SeqNum, tail: SeqNum) -> None:
     """Refuse a batch of a stream that ends beyond the log.
 
     Raises:
-        ConfigError: it does; the stream was begun on another log.
+        ConfigError: the batch ends beyond the log; the stream was begun on another log.
     """
     if end > tail:
         raise ConfigError(

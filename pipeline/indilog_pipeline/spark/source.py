@@ -1,7 +1,7 @@
 """The data source `indilog` as Spark talks to it (PySpark's Python Data Source API).
 
-Spark makes these objects in Python processes beside the JVM: one that plans, and one per task. They
-are pickled in between, so they hold options and plans, and connect where they read.
+Spark makes these objects in Python processes beside the JVM: one that plans, and one per task. The
+objects are pickled in between, so they hold options and plans only, and connect where they read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class IndilogSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """All columns; a read with `.schema(...)` decodes and moves only those it names."""
+        """All columns; a read with `.schema(...)` decodes and moves only the columns named
+        there.
+        """
         return ddl(GAPS if read_options(self.options).shows_gaps else COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -72,10 +74,10 @@ class IndilogSource(DataSource):
 class _OptionalPushdown:
     """`pushFilters` as a method that Spark calls if filter pushdown is on.
 
-    Where it is off (`spark.sql.python.filterPushdown.enabled`, off by default), Spark refuses a
-    reader that overrides the method, so that no filter is ignored silently. A reader of this source
-    returns every filter to Spark, which evaluates it either way. So it is right without pushdown,
-    and Spark has to take the method for the inherited one.
+    Pushdown is off by default (`spark.sql.python.filterPushdown.enabled`). Spark then refuses a
+    reader that overrides the method, so that no filter is ignored silently. This reader is also
+    correct without pushdown, because it returns every filter to Spark, which evaluates it anyway.
+    So this class makes Spark take the method for the inherited one.
     """
 
     def __get__(self, reader: LogReader | None, _owner: type) -> object:
@@ -107,14 +109,14 @@ class LogReader(DataSourceReader):
         self._reads = reads_of(options)
 
     def narrow(self, filters: Iterable[object]) -> None:
-        """Read less, as far as filters say so."""
+        """Narrow the read by filters."""
         self._bounds = narrowed(self._bounds, filters)
 
     def partitions(self) -> list[InputPartition]:
         """Plan the read up to the end of the log as it is now."""
         start, end = self._reads.range_of(self._bounds)
         parts = self._reads.parts(self._bounds, start, end)
-        # For an empty list Spark would make a partition of its own.
+        # Spark would replace an empty list by a partition of its own.
         return [RecordPartition(part) for part in parts or [Part(end, end)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -31,10 +31,10 @@ def columns_of(options: ReadOptions, schema: Iterable[tuple[str, str]]) -> list[
 
 
 def reads_of(options: ReadOptions) -> LogReads:
-    """Return what reads the platform or the directory that options name.
+    """Return the reads of the platform or the directory that options name.
 
     Raises:
-        ConfigError, ValueError: it cannot be reached so.
+        ConfigError, ValueError: the platform cannot be reached with these options.
     """
     sizes = {"partition_bytes": options.partition_bytes, "batch_rows": options.batch_rows}
     if options.access is None:
@@ -47,17 +47,17 @@ def read_part(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a part: of records, or of gaps if options ask for them.
 
-    Skipped gaps are counted on standard error, one line a part; as rows they are in
-    `option("rows", "gaps")`.
+    Skipped gaps are counted on standard error, one line for each part. `option("rows", "gaps")`
+    returns them as rows.
 
     Raises:
         GapError: records are trimmed or lost, and options do not say to skip them.
     """
-    # What the imports made lives as long as the process: no collection looks through it again.
+    # Imported objects live as long as the process, so exclude them from garbage collection.
     gc.freeze()
     if part.start >= part.end:
         return
-    # Where only gaps are of interest, records are read all the same: data is checked by reading it.
+    # For gaps alone, records are read too, because only reading checks their data.
     found = reads.batches(part, options.bounds, ["data"] if options.shows_gaps else columns)
     skipped: list[Gap] = []
     for each in found:
