@@ -162,7 +162,9 @@ class ColdConfig(Group):
     cold_cache_bytes_max: int = 64 * MIB
     """Bytes of row groups read from cold storage that a storage node keeps in memory."""
     cold_timeout_s: float = 5.0
-    """Seconds after which a read of cold storage fails as retryable; at most `read_timeout_s`."""
+    """Seconds after which a read of cold storage fails as retryable; at most `read_timeout_s`. A
+    stop waits as long for requests that are under way.
+    """
     cold_retry_s: float = 10.0
     """Seconds after which work that cold storage refused is tried again."""
 

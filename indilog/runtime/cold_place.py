@@ -245,7 +245,7 @@ class ColdFolder:
 
 
 class OpenObject:
-    """An object of which parts can be read, by one thread at a time."""
+    """An object of which parts can be read, by several threads: a read states its offset."""
 
     def __init__(self, file: object) -> None:
         self._file = file

@@ -12,10 +12,10 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 import structlog
 
@@ -59,6 +59,8 @@ _OPEN_OBJECTS_MAX: Final = 64
 
 log = structlog.get_logger(__name__)
 
+_Request = TypeVar("_Request", bound=ColdRequest)
+
 
 class ColdObjects:
     """The objects of one node, for several threads.
@@ -81,8 +83,9 @@ class ColdObjects:
         self._groups: OrderedDict[tuple[int, int], dict[LocalId, bytes]] = OrderedDict()
         self._cached_bytes = 0
 
-    def list(self) -> ObjectsListed:
+    def list(self, request: ListObjects) -> ObjectsListed:
         """Return all objects."""
+        del request
         if self._note is not None:
             return ObjectsListed(())  # nothing was ever written
         try:
@@ -255,6 +258,8 @@ class ColdStore:
         self._reading: ThreadPoolExecutor | None = None
         self._working: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._works: set[Future[ColdAnswer]] = set()
+        """What runs in a thread, or waits for one."""
 
     def ask(self, node: NodeId, request: ColdRequest) -> None:
         """Serve a request of a node; its answer is delivered later, or at once."""
@@ -291,13 +296,37 @@ class ColdStore:
         return self._nodes[node]
 
     async def close(self) -> None:
-        """Stop; an object that is being written is finished or not, and both are correct."""
+        """Stop, and wait for what the threads are doing, for `cold_timeout_s` at most.
+
+        An object that is being written is finished or not, and both are correct: no note names it.
+        But it must not appear after the next incarnation has listed the objects, which would then
+        keep it until a further start.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for executor in (self._reading, self._working):
             if executor is not None:
                 executor.shutdown(wait=False, cancel_futures=True)
+        if not (works := [asyncio.wrap_future(work) for work in tuple(self._works)]):
+            return
+        _, late = await asyncio.wait(works, timeout=self._config.cold_timeout_s)
+        if late:
+            log.warning("cold storage does not answer; stopped all the same", requests=len(late))
+        for work in works:
+            work.cancel()  # the thread must not call a loop that is closed
+
+    def _run(
+        self,
+        executor: ThreadPoolExecutor,
+        work: Callable[[_Request], ColdAnswer],
+        request: _Request,
+    ) -> asyncio.Future[ColdAnswer]:
+        """Serve a request in a thread, which `close` waits for."""
+        running = executor.submit(work, request)
+        self._works.add(running)
+        running.add_done_callback(self._works.discard)
+        return asyncio.wrap_future(running)
 
     async def _serve(
         self,
@@ -307,24 +336,24 @@ class ColdStore:
         reading: ThreadPoolExecutor,
         working: ThreadPoolExecutor,
     ) -> None:
-        loop = asyncio.get_running_loop()
         match request:
             case ReadColdBatch(token):
-                read = loop.run_in_executor(reading, objects.read, request)
-                done, _ = await asyncio.wait([read], timeout=self._config.cold_timeout_s)
-                answer: ColdAnswer = (
-                    read.result() if done else ColdBatchRead(token, None, away=True)
-                )
+                read = self._run(reading, objects.read, request)
+                try:
+                    done, _ = await asyncio.wait([read], timeout=self._config.cold_timeout_s)
+                finally:
+                    read.cancel()  # if it has not begun
+                answer = read.result() if done else ColdBatchRead(token, None, away=True)
             case ReadColdTags():
-                answer = await loop.run_in_executor(working, objects.tags, request)
+                answer = await self._run(working, objects.tags, request)
             case ListObjects():
-                answer = await loop.run_in_executor(working, objects.list)
+                answer = await self._run(working, objects.list, request)
             case WriteObject():
-                answer = await loop.run_in_executor(working, objects.write, request)
+                answer = await self._run(working, objects.write, request)
             case DeleteObject():
                 if not await self._settled():
                     return
-                answer = await loop.run_in_executor(working, partial(objects.delete, request))
+                answer = await self._run(working, objects.delete, request)
             case unreachable:
                 assert_never(unreachable)
         self._deliver(node, answer)

@@ -140,7 +140,10 @@ class BatchReads:
         self._reading_bytes_max = reading_bytes_max
         self._tasks_max = tasks_max
         self._reading_bytes = 0
-        self._reading: dict[Location, list[BatchTask]] = {}
+        self._reading: dict[Location, list[tuple[BatchTask, Location]]] = {}
+        """Places being read, with the tasks that wait for each and how they call it."""
+        self._moved: dict[Location, Location] = {}
+        """Where batches are now that moved while tasks in the queues had yet to request them."""
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
@@ -185,8 +188,21 @@ class BatchReads:
         """Drop all tasks without an answer: their seqnums are wrong now."""
         self._queue.clear()
         self._cold_queue.clear()
+        self._moved.clear()
         for tasks in self._reading.values():
             tasks.clear()
+
+    def note_moved(self, places: Sequence[tuple[Location, Location]]) -> None:
+        """Note that batches have moved, as pairs of the former and the new place.
+
+        A task that waits for cold storage may have yet to request one of them. The rewrite of its
+        segment may by then have left it out.
+        """
+        if not places:
+            return
+        awaited = {place for task in (*self._queue, *self._cold_queue) for place in task.todo}
+        known = (*self._moved.items(), *places)
+        self._moved = {before: place for before, place in known if before in awaited}
 
     def advance(self) -> list[Effect]:
         """Serve tasks from memory, and start reads for them within the bound."""
@@ -199,20 +215,24 @@ class BatchReads:
                 task.queued = False
                 effects += _finished(task)
                 continue
-            location = task.todo[0]
+            named = task.todo[0]
+            location = self._place_of(named)
             if (batch := self._cache.get(location)) is not None:
                 task.todo.popleft()
                 self._cache.move_to_end(location)
-                task.take(location, batch)
+                task.take(named, batch)
             elif self._must_wait(location):
                 self._cold_queue.append(queue.popleft())
             else:
                 task.todo.popleft()
-                effects += self._read(location, task)
+                effects += self._read(location, task, named)
         return effects
 
+    def _place_of(self, named: Location) -> Location:
+        return self._moved.get(named, named)
+
     def _has_enough(self, task: BatchTask) -> bool:
-        location = task.todo[0]
+        location = self._place_of(task.todo[0])
         if task.cold_left_bytes is None or task.cold_left_bytes > 0:
             return False
         return cold_number(location) is not None and location not in self._cache
@@ -221,28 +241,30 @@ class BatchReads:
         is_cold = cold_number(location) is not None and location not in self._reading
         return is_cold and len(self._cold_tokens) >= self._cold_max
 
-    def _read(self, location: Location, task: BatchTask) -> list[Effect]:
+    def _read(self, location: Location, task: BatchTask, named: Location) -> list[Effect]:
         task.awaited += 1
         if task.cold_left_bytes is not None and cold_number(location) is not None:
             task.cold_left_bytes -= location.length
         if (tasks := self._reading.get(location)) is not None:
-            tasks.append(task)
+            tasks.append((task, named))
             return []
         if (number := cold_number(location)) is not None:
-            return self._read_cold(location, number, task)
-        self._reading[location] = [task]
+            return self._read_cold(location, number, task, named)
+        self._reading[location] = [(task, named)]
         self._reading_bytes += location.length
         self._next_token += 1
         self._tokens[self._next_token] = location
         return [ReadFrame(location, self._next_token)]
 
-    def _read_cold(self, location: Location, number: int, task: BatchTask) -> list[Effect]:
+    def _read_cold(
+        self, location: Location, number: int, task: BatchTask, named: Location
+    ) -> list[Effect]:
         if (source := self._objects.get(number)) is None:
             # It was deleted after the task began: all its records are trimmed.
             task.awaited -= 1
-            task.take(location, None)
+            task.take(named, None)
             return []
-        self._reading[location] = [task]
+        self._reading[location] = [(task, named)]
         self._next_token += 1
         self._tokens[self._next_token] = location
         self._cold_tokens.add(self._next_token)
@@ -259,9 +281,9 @@ class BatchReads:
         self.cold_misses += 1
         location = self._tokens.pop(answer.token)
         effects: list[Effect] = [Ignore(location, "cold storage does not answer")]
-        for task in self._reading.pop(location):
+        for task, named in self._reading.pop(location):
             task.awaited -= 1
-            task.miss(location)
+            task.miss(named)
             effects += _finished(task)
         return effects
 
@@ -280,9 +302,9 @@ class BatchReads:
             effects.append(Ignore(location, "a record batch on disk is damaged"))
         elif batch is not None:
             self.remember(location, batch)
-        for task in self._reading.pop(location):
+        for task, named in self._reading.pop(location):
             task.awaited -= 1
-            task.take(location, batch)
+            task.take(named, batch)
             effects += _finished(task)
         return effects
 

@@ -84,8 +84,10 @@ class ColdObjectsKept:
         self.released: list[Location] = []
         self.is_in_doubt = False
 
-    def note(self, made: ColdObject, shards: Mapping[ShardId, Shard]) -> list[Location]:
-        """Place the batches of an object there; return where they were."""
+    def note(
+        self, made: ColdObject, shards: Mapping[ShardId, Shard]
+    ) -> list[tuple[Location, Location]]:
+        """Place the batches of an object there; return where each was and is."""
         if (shard := shards.get(made.shard)) is None:
             return []
         self.objects[made.number] = made
@@ -150,6 +152,7 @@ class ColdTier:
         self._move_at = self._check_at = Instant(0.0)
         self._stamp: tuple[int, Instant] = 0, Instant(0.0)
         """The newest stamp of the log, and when it was noticed."""
+        self._moved: list[tuple[Location, Location]] = []
         self.moved_bytes = 0
         self.deleted = 0
 
@@ -426,13 +429,19 @@ class ColdTier:
     def on_persisted(self, token: int) -> list[Effect]:
         """Continue with an object whose note, or whose end, is written."""
         if (made := self._notes.pop(token, None)) is not None:
-            before = self._kept.note(made, self._shards)
+            moved = self._kept.note(made, self._shards)
             self._to_check.append(made.number)  # floors may have risen meanwhile
-            self.moved_bytes += sum(place.length for place in before)
-            return [Discard(place, elsewhere=True) for place in before]
+            self.moved_bytes += sum(before.length for before, _ in moved)
+            self._moved += moved
+            return [Discard(before, elsewhere=True) for before, _ in moved]
         if (made := self._drops.pop(token, None)) is not None:
             return [AskCold(DeleteObject(made))]
         return []
+
+    def pop_moved(self) -> list[tuple[Location, Location]]:
+        """Return the batches that moved since the last call, as pairs of former and new place."""
+        moved, self._moved = self._moved, []
+        return moved
 
     def on_answer(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
         """Take in an answer of the cold store, except batches that were read."""

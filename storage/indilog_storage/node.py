@@ -422,6 +422,7 @@ class StorageNode:
             Ignore(read, "waited too long for its metalog position")
             for read in self._waiting.pop_expired(now)
         ]
+        self._reads.note_moved(self._care.cold.pop_moved())
         effects += self._reads.advance()
         effects += self._care.conclude(now, self._reads.damaged)
         wanted = self._catch_up.ask(now, waiting=self._awaits_entries())

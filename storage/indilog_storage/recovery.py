@@ -59,7 +59,8 @@ class Recovery:
                 case FrameKind.GONE_RECORDS | FrameKind.DISCARDED:
                     self._gone_records(kind, payload, location)
                 case FrameKind.COLD:
-                    self._cold.released += self._cold.note(cold_decoded(payload), self._shards)
+                    moved = self._cold.note(cold_decoded(payload), self._shards)
+                    self._cold.released += [before for before, _ in moved]
                 case (
                     FrameKind.CHECKPOINT
                     | FrameKind.MOVED

@@ -486,18 +486,21 @@ class Shard:
     def _is_local_or_gone(self, index: int) -> bool:
         return _HOLE < self._segments[index] < _COLD or self._segments[index] == _GONE
 
-    def move(self, first: LocalId, end: LocalId, number: int) -> list[Location]:
-        """Note that the batches of [first, end) are in a cold object; return where they were."""
+    def move(self, first: LocalId, end: LocalId, number: int) -> list[tuple[Location, Location]]:
+        """Note that the batches of [first, end) are in a cold object; return from where to where
+        each has moved.
+        """
         index = bisect_left(self._firsts, first)
         self._row_packs.changed(index)
-        before: list[Location] = []
+        moved: list[tuple[Location, Location]] = []
         while index < len(self._firsts) and self._end_of(index) <= end:
             if _HOLE < self._segments[index] < _COLD:
-                place = Location(self._segments[index], self._offsets[index], self._lengths[index])
-                before.append(place)
-                self._segments[index], self._offsets[index] = _COLD + number, self._firsts[index]
+                before = Location(self._segments[index], self._offsets[index], self._lengths[index])
+                place = Location(_COLD + number, self._firsts[index], before.length)
+                self._segments[index], self._offsets[index] = place.segment, place.offset
+                moved.append((before, place))
             index += 1
-        return before
+        return moved
 
     def cold_runs(self, moved: ColdObject) -> list[tuple[LocalId, LocalId]]:
         """Return which records are known to be in an object, as ranges."""

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 import uvloop
+from pyarrow.fs import FileSystem
 
 from indilog.base.errors import ConfigError, DataLossError, NotReadyError, TrimmedError
 from indilog.base.ids import SeqNum
@@ -15,8 +18,10 @@ from indilog.base.log import Entry
 from indilog.config import MIB
 from indilog.kernel.cold import MARKER
 from indilog.runtime.cluster.assembly import embedded
+from indilog.runtime.cold_place import ColdFolder, OpenObject
 from indilog_pipeline.log_image import ColdFile, LogImage
 from indilog_pipeline.record_batches import Filter, read_records
+from indilog_storage.node import StorageNode
 from tests.support.cold_storage import (
     RECORDS,
     TAGS,
@@ -44,6 +49,79 @@ def test_moved_records_are_read_like_all_others_also_after_a_restart(tmp_path: P
             await reached(lambda: figures(platform, "cold_objects") == len(objects(tmp_path)))
 
     uvloop.run(story())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_stop_waits_for_an_object_that_is_being_written_as_long_as_for_a_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    put = ColdFolder._put
+
+    def slow_put(system: FileSystem, path: str, content: bytes) -> None:
+        if content:
+            begun.set()
+            may_end.wait()
+        put(system, path, content)
+        if content:
+            ended.set()
+
+    monkeypatch.setattr(ColdFolder, "_put", staticmethod(slow_put))
+    config = configured(tmp_path, cold_timeout_s=10.0 if answers else 0.05)
+
+    async def story() -> None:
+        async with embedded(config) as platform:
+            await filled(platform.logs.log("orders"))
+            await reached(begun.is_set)
+            if answers:
+                asyncio.get_running_loop().call_later(0.1, may_end.set)
+        assert ended.is_set() == answers
+
+    try:
+        uvloop.run(story())
+    finally:
+        may_end.set()
+        ended.wait()
+
+
+def test_a_page_continues_when_its_next_batch_moves_while_cold_storage_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for more batches than are read at once; the last one was in the journal."""
+    may_read = threading.Event()
+    read = OpenObject.read
+
+    def slow_read(opened: OpenObject, offset: int, size: int) -> bytes:
+        may_read.wait()
+        return read(opened, offset, size)
+
+    monkeypatch.setattr(OpenObject, "read", slow_read)
+    config = configured(tmp_path, cold_requests_max=1, cold_timeout_s=60.0, read_timeout_s=60.0)
+
+    async def story() -> None:
+        async with embedded(config) as platform:
+            log = platform.logs.log("orders")
+            records = await filled(log)
+            await reached(lambda: figures(platform, "cold_objects") > 2)
+            edge = int(objects(tmp_path)[-1].name.split("-")[2])
+            expected = sorted(records)[edge - 6 * RECORDS : edge + RECORDS]
+            (storage,) = (r for r in platform.shell.roles.values() if isinstance(r, StorageNode))
+            (shard,) = storage._shards.values()
+            last = shard.location_of(edge)
+            assert last is not None
+            page = asyncio.create_task(log.read_range(bound=expected[0], limit=len(expected)))
+            await reached(lambda: figures(platform, "cold_reads") > 0)
+            async with asyncio.timeout(60):
+                while platform.shell._journal.read(last) is not None:
+                    await filled(log, 1)
+            may_read.set()
+            assert [record.seqnum for record in await page] == expected
+            assert not platform.shell.metrics.ignored.get("a record batch on disk is damaged")
+
+    try:
+        uvloop.run(story())
+    finally:
+        may_read.set()
 
 
 def test_moved_records_leave_the_local_disk(tmp_path: Path) -> None:
