@@ -5,6 +5,8 @@ records a call. Every side appends to the same platform: embedded in this proces
 `--processes` to 3 sequencers and one replica in processes of their own.
 
     python -m bench.log_append [--seconds 2] [--rounds 5] [--callers 1 64 256] [--processes]
+
+`--link` says how the processes are connected: Unix sockets, TCP, or TCP with TLS (decision 0044).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 from itertools import count, cycle
+from pathlib import Path
+from typing import Any, Final
 
 from bench.support import platforms
 from bench.support.harness import (
@@ -25,9 +29,11 @@ from bench.support.harness import (
     table_of,
 )
 from indilog.base.log import Entry, Log
+from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
 
 RECORD_BYTES = 1024
 BATCH_RECORDS = 10
+_PORT: Final = 27_400
 
 
 def sides_of(log: Log) -> dict[str, Operation]:
@@ -57,6 +63,17 @@ def sides_of(log: Log) -> dict[str, Operation]:
     }
 
 
+def link_settings(link: str, directory: Path) -> dict[str, Any]:
+    """Return the settings of a link between processes; keys are made in `directory`."""
+    if link == "unix":
+        return {}
+    settings: dict[str, Any] = {"node_host": "127.0.0.1", "node_port": _PORT}
+    if link == "tls":
+        make_authority(directory / "keys")
+        settings["node_keys"] = make_node_keys(directory / "keys", "node")
+    return settings
+
+
 async def main(asked: argparse.Namespace) -> None:
     """Measure every side at every number of callers."""
     report = Report("log_append", asked, record_bytes=RECORD_BYTES, durability=asked.durability)
@@ -68,7 +85,10 @@ async def main(asked: argparse.Namespace) -> None:
     for callers in asked.callers:
         with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
             config = platforms.configured(
-                path, processes=asked.processes, cluster={"durability": asked.durability}
+                path,
+                processes=asked.processes,
+                cluster={"durability": asked.durability},
+                node=link_settings(asked.link, Path(path)),
             )
             async with platforms.running(config, processes=asked.processes) as bench:
                 before = bench.usage()
@@ -105,5 +125,6 @@ if __name__ == "__main__":
             (__doc__ or "").partition("\n")[0],
             durability={"choices": ("fsync", "memory"), "default": "fsync"},
             processes={"action": "store_true", "help": "tiers as processes"},
+            link={"choices": ("unix", "tcp", "tls"), "default": "unix"},
         ),
     )

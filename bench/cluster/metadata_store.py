@@ -48,7 +48,7 @@ Clients: TypeAlias = dict[str, tuple[MetadataStore, MetadataStore]]
 async def serve(directory: Path) -> None:
     """Serve an embedded store in this process until its standard input ends."""
     with EmbeddedMetadataStore(directory / "metadata", NodeConfig()) as store:
-        server = MetadataServer(store, f"ipc://{directory}/m", NodeConfig())
+        server = MetadataServer(store, f"unix://{directory}/m", NodeConfig())
         await asyncio.to_thread(sys.stdin.read)
         await server.close()
 
@@ -66,7 +66,7 @@ async def opened(directory: Path) -> AsyncIterator[Clients]:
             subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)  # noqa: ASYNC220 before it
         )
         stack.callback(process.terminate)
-        address = f"ipc://{served}/m"
+        address = f"unix://{served}/m"
         pair = [
             await stack.enter_async_context(MetadataClient(address, NodeConfig())) for _ in range(2)
         ]

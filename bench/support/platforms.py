@@ -91,7 +91,8 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(supervised(config, left_out=names))
         metadata = cluster.metadata_address
-        engines = [await stack.enter_async_context(_engine(name, metadata)) for name in names]
+        keys = config.node.messages.node_keys
+        engines = [await stack.enter_async_context(_engine(name, metadata, keys)) for name in names]
         pids = {name: process.pid for name, process in cluster.processes.items()}
         yield _bench_of(
             tuple(engines), config, {name: pid for name, pid in pids.items() if pid is not None}
@@ -106,8 +107,10 @@ async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
 
 
 @asynccontextmanager
-async def _engine(node: NodeId, metadata: str) -> AsyncIterator[LocalLogs]:
-    async with node_running(node, metadata, _raise) as running:
+async def _engine(
+    node: NodeId, metadata: str, keys: Path | None = None
+) -> AsyncIterator[LocalLogs]:
+    async with node_running(node, metadata, _raise, keys) as running:
         logs = logs_of(running.shell, node, running.start.config)
         assert logs is not None, "it is an engine"
         await joined(logs)

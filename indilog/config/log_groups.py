@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from ipaddress import ip_address
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from indilog.base.errors import ConfigError
+from indilog.base.loopback import is_loopback
 from indilog.config.group import KIB, MIB, Group
 
+_PORT_MAX: Final = 65_535
 _COLD_PARAMETERS: Final = frozenset({"endpoint_override", "scheme", "region"})
 """Parameters of `cold_place`, named as those of `pyarrow.fs.S3FileSystem`."""
 
@@ -70,6 +73,17 @@ class MessagesConfig(Group):
     transport: Literal["stream", "zmq"] = "stream"
     """What carries messages between processes: raw streams or pyzmq. All nodes must use the same.
     """
+    node_host: str = ""
+    """IP address at which the processes of a platform receive each other's messages, over TCP.
+    Empty: Unix sockets, for one machine. One other than loopback needs `node_keys`.
+    """
+    node_port: int = 7400
+    """First TCP port (1 to 65535) for `node_host`: of the metadata store. The nodes use the next.
+    """
+    node_keys: Path | None = None
+    """Directory with the keys of this node, made by `indilog cluster init`. With it, TCP
+    connections between processes are encrypted, and both sides authenticate themselves.
+    """
     resend_s: float = 0.25
     """Seconds without an answer after which a message that needs one is sent again; at most
     `append_timeout_s`.
@@ -88,6 +102,37 @@ class MessagesConfig(Group):
     """
     send_queue_s_max: float = 2.0
     """Seconds without progress after which a peer counts as unreachable; its queue is dropped."""
+
+    def __post_init__(self) -> None:
+        """Refuse to send messages in plain text to other machines."""
+        super().__post_init__()
+        if not self.node_host:
+            return
+        if not _is_address(self.node_host):
+            raise ConfigError(
+                "node_host is an IP address at which the other nodes reach this one, not "
+                f"{self.node_host!r}."
+            )
+        if self.node_port > _PORT_MAX:
+            raise ConfigError(f"node_port is 1 to {_PORT_MAX:,}, not {self.node_port:,}.")
+        if self.node_keys is None and not is_loopback(self.node_host):
+            raise ConfigError(
+                f"Nodes do not listen on {self.node_host} without keys, because every machine that "
+                "reaches it could read and append; make keys with `indilog cluster init` and set "
+                "node_keys, or listen on 127.0.0.1."
+            )
+        if self.node_keys is not None and self.transport == "zmq":
+            raise ConfigError(
+                'transport = "zmq" does not encrypt; set transport to "stream", or leave out '
+                "node_keys."
+            )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return not ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from indilog.runtime.metadata.zookeeper import ZooKeeperMetadataStore
 
 async def store_at(address: str) -> MetadataClient | ZooKeeperMetadataStore:
     """Return a client of the store at an address of `tests.support.metadata_places`."""
-    if address.startswith("ipc:"):
+    if address.startswith("unix:"):
         return MetadataClient(address, NodeConfig())
     hosts, _, root = address.partition("/")
     config = node_config(zookeeper_hosts=hosts, zookeeper_root=root)

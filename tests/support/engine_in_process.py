@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from indilog.base.errors import IndilogError
 from indilog.base.ids import NodeId
@@ -16,10 +17,10 @@ ENGINE = NodeId("engine-0")
 
 
 @asynccontextmanager
-async def engine_of(supervisor: Supervisor) -> AsyncIterator[Log]:
+async def engine_of(supervisor: Supervisor, keys: Path | None = None) -> AsyncIterator[Log]:
     """Run the cluster's engine in this process, and yield one of its logs."""
     failures: list[BaseException] = []
-    async with node_running(ENGINE, supervisor.metadata_address, failures.append) as node:
+    async with node_running(ENGINE, supervisor.metadata_address, failures.append, keys) as node:
         logs = logs_of(node.shell, ENGINE, node.start.config)
         assert logs is not None
         await joined(logs)

@@ -32,7 +32,7 @@ class Place(ABC):
 
     @property
     def address(self) -> str:
-        return f"ipc://{self.directory}/m"
+        return f"unix://{self.directory}/m"
 
     async def __aenter__(self) -> Self:
         await self.back()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from indilog.base.errors import ConfigError
-from indilog.config import NodeConfig, config_from
+from indilog.config import NodeConfig, config_from, node_config
 from indilog.runtime.metadata.client import MetadataClient
 from indilog.runtime.metadata.store import MetadataStore
 
@@ -53,15 +53,20 @@ def published_address(config: NodeConfig, run: Path) -> str:
 
 
 @asynccontextmanager
-async def metadata_at(address: str) -> AsyncIterator[MetadataStore]:
+async def metadata_at(address: str, keys: Path | None = None) -> AsyncIterator[MetadataStore]:
     """Connect to the metadata store at an address that the first process gave to a node.
 
+    Args:
+        address: a socket of the first process, or a file that says where ZooKeeper is.
+        keys: directory with the keys of this node; for a TCP address.
+
     Raises:
-        ConfigError: it is no such address, or ZooKeeper refuses this client.
+        ConfigError: it is no such address, the keys cannot be used, or ZooKeeper refuses this
+            client.
         QuorumUnavailableError: no server of the ZooKeeper ensemble answers.
     """
     if not address.startswith(_SCHEME):
-        async with MetadataClient(address, NodeConfig()) as client:
+        async with MetadataClient(address, node_config(node_keys=keys)) as client:
             yield client
         return
     from indilog.runtime.metadata.zookeeper import ZooKeeperMetadataStore

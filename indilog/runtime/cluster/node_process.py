@@ -2,7 +2,7 @@
 until it must stop (ARCHITECTURE 5, "Cluster").
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
-ipc:///tmp/indilog-x/metadata`. `node_running` runs a node inside another program, such as a
+unix:///tmp/indilog-x/metadata`. `node_running` runs a node inside another program, such as a
 benchmark that is itself the compute node.
 """
 
@@ -72,9 +72,14 @@ class RunningNode(NamedTuple):
 
 @asynccontextmanager
 async def node_running(
-    name: NodeId, metadata: str, on_fatal: Callable[[BaseException], None]
+    name: NodeId,
+    metadata: str,
+    on_fatal: Callable[[BaseException], None],
+    keys: Path | None = None,
 ) -> AsyncIterator[RunningNode]:
     """Run the node `name` of the cluster whose metadata store is at `metadata`.
+
+    `keys` is the directory with the keys of this node, which a store at a TCP port asks for.
 
     It is recovered from its journal when the block begins, and synced and closed when it ends.
 
@@ -84,7 +89,7 @@ async def node_running(
         NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
     """
     with contextlib.ExitStack() as undo:
-        async with metadata_at(metadata) as store:
+        async with metadata_at(metadata, keys) as store:
             start = await node_start(store)
             config, view = start.config, start.view
             role = role_of(name, [view], config)
@@ -132,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
     parser.add_argument("--name", required=True, help="the node's name in the view")
     parser.add_argument("--metadata", required=True, help="address of the metadata store")
+    parser.add_argument("--keys", type=Path, help="directory with the keys of this node")
     parser.add_argument("--supervisor-fd", type=int, help="socket to the process that started it")
     parser.add_argument("--control", type=Path, help="where the next supervisor may adopt it")
     given = parser.parse_args(arguments)
@@ -155,7 +161,7 @@ async def _run(given: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop.set)
     supervisor = SupervisorLink(given.supervisor_fd, given.control, stop.set)
     name = NodeId(given.name)
-    serving = asyncio.create_task(_serve(name, given.metadata, supervisor, stop, fail))
+    serving = asyncio.create_task(_serve(name, given, supervisor, stop, fail))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,14 +185,14 @@ async def _run(given: argparse.Namespace) -> int:
 
 async def _serve(
     name: NodeId,
-    metadata: str,
+    given: argparse.Namespace,
     supervisor: SupervisorLink,
     stop: asyncio.Event,
     fail: Callable[[BaseException], None],
 ) -> None:
     """Run the node, with what only a compute node has, until `stop`."""
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(node_running(name, metadata, fail))
+        node = await stack.enter_async_context(node_running(name, given.metadata, fail, given.keys))
         detail = ""
         await stack.enter_async_context(
             figures_published(node.start.directory, name, lambda: _figures_of(node.shell))

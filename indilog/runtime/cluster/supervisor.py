@@ -7,7 +7,8 @@ serving what they can without it. The next supervisor adopts them if its setting
 otherwise it stops them and starts its own.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
-faster than TCP here (decision 0002), and need no free port.
+faster than TCP here (decision 0002), and need no free port. With `node_host` they are TCP ports,
+and with `node_keys` encrypted and authenticated (decision 0044).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import uvloop
 
 from indilog.base.errors import ConfigError, DataDirectoryError
 from indilog.base.ids import NodeId
-from indilog.config import Config, NodeConfig, config_from
+from indilog.config import Config, NodeConfig, config_from, node_config
 from indilog.kernel.view import View
 from indilog.runtime.cluster.cluster_state import (
     Run,
@@ -49,9 +50,13 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """Defaults of a cluster of processes: with them the loss of any one disk loses no data."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
-_SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
-"""The scheme of the nodes' addresses, by the setting `transport`. The metadata store always uses
-pyzmq.
+_PORT_MAX: Final = 65_535
+_SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
+    "stream": ("unix", "stream"),
+    "zmq": ("ipc", "tcp"),
+}
+"""The schemes of the nodes' Unix sockets and TCP ports, by the setting `transport`. The metadata
+store always uses streams.
 """
 
 _log = structlog.get_logger(__name__)
@@ -78,7 +83,12 @@ class Supervisor:
     """
 
     def __init__(self, config: Config, *, left_out: Collection[NodeId] = ()) -> None:
-        node = dataclasses.replace(config.node, data_dir=config.node.data_dir.absolute())
+        keys = config.node.messages.node_keys
+        node = node_config(
+            config.node,
+            data_dir=config.node.data_dir.absolute(),
+            node_keys=None if keys is None else keys.absolute(),
+        )
         self._config = dataclasses.replace(config, node=node)
         self._left_out = left_out
         self._metadata = AsyncExitStack()
@@ -107,11 +117,10 @@ class Supervisor:
         self.view = await view_in(store, self._config, "processes")
         await metadata.copy_layout()
         self._directory = self._directory or RunDirectory()
-        scheme = _SCHEMES[self._config.node.messages.transport]
-        addresses = {node: self._address(scheme, node) for node in self.view.nodes}
+        addresses = self._addresses(self.view)
         await publish_run(store, self._config, addresses, self._directory.path)
         if store is metadata.file:
-            self.metadata_address = self._address("ipc", "metadata")
+            self.metadata_address = self._metadata_address()
             server = MetadataServer(metadata.file, self.metadata_address, self._config.node)
             self._metadata.push_async_callback(server.close)
         else:
@@ -176,7 +185,7 @@ class Supervisor:
             if node not in self._left_out:
                 command = [*NODE_PROGRAM, "--name", node, "--metadata", self.metadata_address]
                 control = control_address(self._directory.path, node)
-                command += ["--control", str(control)]
+                command += ["--control", str(control), *self._keys_given()]
                 self.processes[node] = SupervisedProcess(
                     node,
                     command,
@@ -188,6 +197,34 @@ class Supervisor:
         for process in self.processes.values():
             process.start()
 
+    def _keys_given(self) -> list[str]:
+        keys = self._config.node.messages.node_keys
+        return [] if keys is None else ["--keys", str(keys)]
+
+    def _metadata_address(self) -> str:
+        messages = self._config.node.messages
+        if messages.node_host:
+            return _at_port("stream", messages.node_host, messages.node_port)
+        return self._address("unix", "metadata")
+
+    def _addresses(self, view: View) -> dict[NodeId, str]:
+        """Return where each node receives; ports follow that of the metadata store."""
+        messages = self._config.node.messages
+        socket, port = _SCHEMES[messages.transport]
+        if not messages.node_host:
+            return {node: self._address(socket, node) for node in view.nodes}
+        last = messages.node_port + len(view.nodes)
+        if last > _PORT_MAX:
+            raise ConfigError(
+                f"{len(view.nodes)} nodes need the ports after node_port ({messages.node_port:,}), "
+                f"and {last:,} is above {_PORT_MAX:,}; set a smaller node_port."
+            )
+        ports = range(messages.node_port + 1, last + 1)
+        return {
+            node: _at_port(port, messages.node_host, number)
+            for node, number in zip(view.nodes, ports, strict=True)
+        }
+
     def _address(self, scheme: str, name: str) -> str:
         assert self._directory is not None, "it was made"
         path = f"{self._directory.path}/{name}"
@@ -196,6 +233,10 @@ class Supervisor:
                 f"The path {path} is too long for a Unix socket; set TMPDIR to a shorter one."
             )
         return f"{scheme}://{path}"
+
+
+def _at_port(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """The client of the embedded metadata store, for other processes (ARCHITECTURE 11).
 
-A request (zmq DEALER) may be lost with a connection, so it is resent every `resend_s` until its
+A request may be lost with a connection, so it is resent every `resend_s` until its
 deadline. Repeated requests are harmless: a read changes nothing, a sequence skips a number, a
 compare-and-set identifies its write, and a deleted key stays deleted.
 
@@ -18,16 +18,15 @@ from typing import Final, Self
 
 import msgspec
 import structlog
-import zmq
 
 from indilog.base.errors import (
-    ConfigError,
     DataDirectoryError,
     IndilogError,
     OverloadedError,
     QuorumUnavailableError,
 )
 from indilog.config import NodeConfig
+from indilog.runtime.metadata.links import MetadataLink
 from indilog.runtime.metadata.messages import (
     Changed,
     CloseSession,
@@ -50,7 +49,6 @@ from indilog.runtime.metadata.messages import (
     Value,
     Watch,
     WatchDirectory,
-    WatchedSocket,
     encoder,
     replies,
 )
@@ -73,7 +71,11 @@ _log = structlog.get_logger(__name__)
 
 
 class MetadataClient:
-    """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop."""
+    """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop.
+
+    Raises:
+        ConfigError: it is no such address, or needs keys that are not there.
+    """
 
     def __init__(self, address: str, config: NodeConfig) -> None:
         self._address = address
@@ -81,12 +83,7 @@ class MetadataClient:
         self._name = os.urandom(8).hex()
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._link = WatchedSocket(zmq.DEALER, self._on_message, config)
-        try:
-            self._link.socket.connect(address)
-        except zmq.ZMQError as error:
-            self._link.close()
-            raise ConfigError(f"{address} is no address of a metadata store: {error}.") from error
+        self._link = MetadataLink(address, self._on_message, config)
 
     async def __aenter__(self) -> Self:
         """Close the client on leaving."""
@@ -242,7 +239,7 @@ class MetadataClient:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request.request] = answered
-        frame = [encoder.encode(request)]
+        frame = encoder.encode(request)
         try:
             async with asyncio.timeout(self._config.metadata.metadata_timeout_s):
                 while not answered.done():
@@ -269,9 +266,9 @@ class MetadataClient:
             "which does not answer the request; does it run the same version?"
         )
 
-    def _on_message(self, parts: list[bytes]) -> None:
+    def _on_message(self, message: bytes) -> None:
         try:
-            reply = replies.decode(parts[-1])
+            reply = replies.decode(message)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("metadata reply ignored", reason=str(error))
             return

@@ -1,19 +1,10 @@
-"""What the clients and the server of the embedded metadata store say to each other, and the sockets
-that carry it.
-"""
+"""What the clients and the server of the embedded metadata store say to each other."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
-import zmq
-
-from indilog.config import NodeConfig
-
-_FRAME_BYTES_OVER_VALUE: Final = 4096
 
 
 class _Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -175,49 +166,3 @@ Reply: TypeAlias = (
 encoder: Final = msgspec.msgpack.Encoder()
 requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
 replies: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
-
-
-class WatchedSocket:
-    """A zmq socket for a few small messages, watched by the event loop.
-
-    After every receive *and* every send, the socket is polled for further messages: both may
-    consume the event of its descriptor, which is edge triggered.
-    """
-
-    def __init__(
-        self, kind: zmq.SocketType, on_message: Callable[[list[bytes]], None], config: NodeConfig
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
-        self._context = zmq.Context()
-        self.socket = self._context.socket(kind)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.setsockopt(zmq.SNDHWM, config.metadata.metadata_watchers_max)
-        self.socket.setsockopt(zmq.RCVHWM, config.metadata.metadata_watchers_max)
-        limit = config.metadata.metadata_value_bytes_max + _FRAME_BYTES_OVER_VALUE
-        self.socket.setsockopt(zmq.MAXMSGSIZE, limit)
-        self._loop.add_reader(self.socket.fileno(), self._receive)
-
-    def send(self, parts: list[bytes]) -> bool:
-        """Send a message; return whether the other side can take it now. If not, the message is
-        lost.
-        """
-        if self._context.closed:
-            return False
-        self._loop.call_soon(self._receive)
-        try:
-            self.socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def _receive(self) -> None:
-        while not self._context.closed and int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._on_message(self.socket.recv_multipart(zmq.NOBLOCK))
-
-    def close(self) -> None:
-        """Stop at once. May be called again."""
-        if not self._context.closed:
-            self._loop.remove_reader(self.socket.fileno())
-            self._context.destroy(linger=0)

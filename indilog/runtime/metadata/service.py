@@ -1,7 +1,7 @@
 """The server that lets other processes use the embedded metadata store (ARCHITECTURE 11).
 
-The first process of a cluster serves its store at one address (zmq ROUTER); every other process
-asks through a `MetadataClient`.
+The first process of a cluster serves its store at one address; every other process asks through a
+`MetadataClient`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 import structlog
-import zmq
 
-from indilog.base.errors import ConfigError, IndilogError
+from indilog.base.errors import IndilogError
 from indilog.config import NodeConfig
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.links import MetadataConnection, MetadataListener
 from indilog.runtime.metadata.messages import (
     Changed,
     CloseSession,
@@ -38,7 +38,6 @@ from indilog.runtime.metadata.messages import (
     Value,
     Watch,
     WatchDirectory,
-    WatchedSocket,
     encoder,
     requests,
 )
@@ -62,7 +61,7 @@ class MetadataServer:
     """Answers other processes' requests to an embedded store.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or needs keys that are not there.
     """
 
     def __init__(self, store: EmbeddedMetadataStore, address: str, config: NodeConfig) -> None:
@@ -70,29 +69,24 @@ class MetadataServer:
         self._page_bytes = config.metadata.metadata_value_bytes_max
         self._waiting_max = config.metadata.metadata_watchers_max
         self._watch_s = config.metadata.metadata_timeout_s / 2
-        self._answers: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._answers: dict[tuple[MetadataConnection, int], asyncio.Task[None]] = {}
         self.ignored = 0
-        """Frames that were no requests, or beyond what may wait."""
-        self._link = WatchedSocket(zmq.ROUTER, self._on_message, config)
-        try:
-            self._link.socket.bind(address)
-        except zmq.ZMQError as error:
-            self._link.close()
-            raise ConfigError(f"Cannot serve metadata at {address}: {error}.") from error
+        """Messages that were no requests, or beyond what may wait."""
+        self._listener = MetadataListener(address, self._on_message, config)
+        self.counts = self._listener.counts
         store.expire_in_time()  # sessions of the process before
 
     async def close(self) -> None:
         """Stop answering. May be called again."""
-        self._link.close()
+        self._listener.close()
         tasks = list(self._answers.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _on_message(self, parts: list[bytes]) -> None:
+    def _on_message(self, client: MetadataConnection, message: bytes) -> None:
         try:
-            client, frame = parts
-            request = requests.decode(frame)
+            request = requests.decode(message)
         except (ValueError, msgspec.DecodeError) as error:
             self._ignore(f"not a request: {error}")
             return
@@ -110,7 +104,7 @@ class MetadataServer:
         self.ignored += 1
         _log.warning("metadata request ignored", reason=reason)
 
-    async def _answer(self, client: bytes, request: Request) -> None:
+    async def _answer(self, client: MetadataConnection, request: Request) -> None:
         reply: Reply
         try:
             reply = await self._reply_to(request)
@@ -118,7 +112,7 @@ class MetadataServer:
             reply = SessionState(request.request, is_alive=False)
         except IndilogError as error:
             reply = Refused(request.request, str(error), error.retryable)
-        self._link.send([client, encoder.encode(reply)])
+        client.send(encoder.encode(reply))
 
     async def _reply_to(self, request: Request) -> Reply:
         match request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -56,16 +57,22 @@ class StreamAddress(NamedTuple):
             raise ConfigError(f"Cannot receive at {self.name}: {error}.") from error
         return listener
 
-    async def connect(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
-        """Connect `protocol` to the listener at this address.
+    async def connect(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.Protocol,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connect `protocol` to the listener at this address; with `tls` both authenticate.
 
         Raises:
+            ssl.SSLError: the listener is of another cluster, or refuses this process.
             OSError: there is none, or it cannot be reached.
         """
         if self.path:
             await loop.create_unix_connection(lambda: protocol, self.path)
         else:
-            await loop.create_connection(lambda: protocol, self.host, self.port)
+            await loop.create_connection(lambda: protocol, self.host, self.port, ssl=tls)
 
     def _family(self) -> socket.AddressFamily:
         if self.path:

@@ -16,7 +16,7 @@ frames stay bytes, and a large frame is received in place.
 from __future__ import annotations
 
 import asyncio
-import socket
+import ssl
 from collections import deque
 from collections.abc import Mapping
 from typing import Final, cast
@@ -25,11 +25,14 @@ import structlog
 
 from indilog.base.ids import NodeId
 from indilog.config import KIB, MIB, Config
+from indilog.runtime.transport.peer_keys import keys_for
 from indilog.runtime.transport.stream_address import StreamAddress, parsed, tune
 from indilog.runtime.transport.stream_incoming import LENGTH, Incoming
+from indilog.runtime.transport.stream_server import StreamServer
 from indilog.runtime.transport.transport import (
     MALFORMED,
     QUEUE_FULL,
+    REFUSED_PEER,
     TOO_OLD,
     OnFrames,
     TransportCounts,
@@ -56,6 +59,8 @@ class StreamTransport:
     addition the event loop may hold one write of `WRITE_BYTES` or one larger frame, which is lost
     when the connection breaks.
 
+    With keys (`node_keys`) TCP connections are encrypted, and both sides authenticate themselves.
+
     Args:
         address: where this process receives: `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
         addresses: where each node of the cluster receives. Nodes at `address` are in this process:
@@ -63,7 +68,8 @@ class StreamTransport:
         loop: the running event loop; all methods are called on it.
 
     Raises:
-        ConfigError: an address is of another kind, or ours cannot be bound.
+        ConfigError: an address is of another kind, or ours cannot be bound; or one is not on
+            loopback and there are no keys.
     """
 
     def __init__(
@@ -77,8 +83,10 @@ class StreamTransport:
         self._loop = loop
         self._frame_bytes_max = config.cluster.message_bytes_max
         self._incoming: set[Incoming] = set()
-        self._server: asyncio.Task[asyncio.Server] | None = None
+        self._server: StreamServer | None = None
         self._closed = False
+        own = parsed(address)
+        self._keys = keys_for(own, config.node)
         remote = {node: to for node, to in addresses.items() if to != address}
         self._processes = {
             to: _Peer(parsed(to), loop, config, self.counts)
@@ -87,7 +95,7 @@ class StreamTransport:
         self._peers = {node: self._processes[to] for node, to in remote.items()}
         self._spoken_to: dict[_Peer, None] = {}
         """Peers with frames since the last flush, in order: a role sends the most urgent first."""
-        self._listener = parsed(address).listener()
+        self._listener = own.listener()
 
     def start(self, on_frames: OnFrames) -> None:
         """See `Transport.start`."""
@@ -96,12 +104,8 @@ class StreamTransport:
         def accepted() -> Incoming:
             return Incoming(self._incoming, on_frames, self._frame_bytes_max, self.counts)
 
-        serve = (
-            self._loop.create_unix_server(accepted, sock=self._listener)
-            if self._listener.family == socket.AF_UNIX
-            else self._loop.create_server(accepted, sock=self._listener)
-        )
-        self._server = self._loop.create_task(serve)
+        self._server = StreamServer(self._listener, accepted, self._loop, self._keys, self.counts)
+        self._server.start()
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """See `Transport.send`."""
@@ -125,8 +129,8 @@ class StreamTransport:
         if self._closed:
             return
         self._closed = True
-        if self._server is not None and not self._server.cancel():
-            self._server.result().close()
+        if self._server is not None:
+            self._server.close()
         self._listener.close()
         for peer in self._processes.values():
             peer.close()
@@ -146,8 +150,8 @@ class _Peer(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_loop",
-        "_next_at",
+        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_keys",
+        "_loop", "_next_at", "_paused",
         "_queue_bytes_max", "_queue_s_max", "_to", "_untaken_bytes", "_write_bytes", "queue",
         "queued_bytes", "waiting_since", "writable",
     )  # fmt: skip
@@ -162,11 +166,14 @@ class _Peer(asyncio.Protocol):
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.writable = False
+        self._paused = False
+        """Whether the event loop asked for a pause of writes."""
         self.waiting_since = 0.0
         """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
         """The bytes that the event loop held for the peer at `waiting_since`."""
         self._to = to
+        self._keys = keys_for(to, config.node)
         self._loop = loop
         self._counts = counts
         self._queue_bytes_max = config.node.messages.send_queue_bytes_max
@@ -271,7 +278,13 @@ class _Peer(asyncio.Protocol):
     async def _connect_once(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                await self._to.connect(self._loop, self)
+                tls = self._keys.client if self._keys is not None else None
+                await self._to.connect(self._loop, self, tls)
+        except ssl.SSLError as error:
+            self._counts.dropped[REFUSED_PEER] += 1
+            _log.warning("peer refused", peer=self._to.name, reason=str(error))
+            self._forget()
+            self._drop_old()
         except (OSError, TimeoutError):
             self._forget()  # a connection made just now is closed unused
             self._drop_old()
@@ -282,18 +295,23 @@ class _Peer(asyncio.Protocol):
         if self._closed:
             self._abort()
             return
-        self._connection.set_write_buffer_limits(high=0)
+        # A TLS connection compares with "at least", so the limit 0 would pause it for ever.
+        self._connection.set_write_buffer_limits(high=0 if self._keys is None else 1)
         tune(self._connection)
         self._connected_at = self._loop.time()
-        self.resume_writing()
+        if not self._paused:  # TLS pauses for the end of its handshake, and then resumes
+            self.resume_writing()
 
     def pause_writing(self) -> None:
         """Queue frames: the connection takes no more."""
-        self.writable = False
-        self._note_progress()
+        self._paused = True
+        if self.writable:
+            self.writable = False
+            self._note_progress()
 
     def resume_writing(self) -> None:
         """Send the queued frames that are not too old."""
+        self._paused = False
         self._drop_old()
         self.writable = True
         self.drain()
@@ -313,6 +331,8 @@ class _Peer(asyncio.Protocol):
         self._forget()
         if self._closed:
             return
+        if isinstance(exc, ssl.SSLError):
+            _log.warning("refused by a peer", address=self._to.name, reason=str(exc))
         _log.debug("peer lost", address=self._to.name, reason=str(exc or "end of stream"))
         if self._loop.time() - self._connected_at > RECONNECT_S_MAX:
             self._backoff_s, self._next_at = RECONNECT_S, 0.0
@@ -330,7 +350,7 @@ class _Peer(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._connection = None
-        self.writable = False
+        self.writable = self._paused = False
         self._untaken_bytes = 0
 
     def _abort(self) -> None:

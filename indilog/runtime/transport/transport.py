@@ -33,6 +33,9 @@ MALFORMED: Final = "malformed length"
 TOO_MANY_CONNECTIONS: Final = "too many connections"
 """A connection beyond the limit was closed."""
 
+REFUSED_PEER: Final = "refused peer"
+"""A peer did not authenticate itself as a node of this cluster; the connection was closed."""
+
 _log = structlog.get_logger(__name__)
 
 OnFrames: TypeAlias = Callable[[list[bytes]], None]

@@ -13,12 +13,14 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 import zmq
 
 from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
+from indilog.base.loopback import is_loopback
 from indilog.config import Config
 from indilog.runtime.transport.transport import (
     QUEUE_FULL,
@@ -70,7 +72,8 @@ class ZmqTransport:
         loop: the running event loop; all methods are called on it.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or one is not on loopback: pyzmq does not encrypt
+            here (decision 0044).
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class ZmqTransport:
         loop: asyncio.AbstractEventLoop,
         config: Config,
     ) -> None:
+        for to in {address, *addresses.values()}:
+            _check_is_local(to)
         self.counts = TransportCounts()
         self._loop = loop
         self._frame_bytes_max = config.cluster.message_bytes_max
@@ -245,3 +250,12 @@ class ZmqTransport:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+
+
+def _check_is_local(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
+        raise ConfigError(
+            f"Messages to or from {address} would not be encrypted; set transport to "
+            '"stream", which encrypts, or use a loopback address.'
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -40,8 +41,9 @@ def on_uvloop(
                 async with asyncio.timeout(30):
                     await test(**fixtures)
             finally:
-                if isinstance(network := fixtures.get("network"), Network):
-                    network.close()
+                for network in fixtures.values():
+                    if isinstance(network, Network):
+                        network.close()
 
         uvloop.run(whole())
 
@@ -77,17 +79,33 @@ class Inbox:
 
 
 class Network(Generic[TransportT]):
-    """Transports of one kind, closed at the end of their test; `b` and `c` share an address."""
+    """Transports of one kind, closed at the end of their test; `b` and `c` share an address.
 
-    def __init__(self, kind: type[TransportT], directory: Path) -> None:
+    With `keys` they use TCP ports, and authenticate each other.
+    """
+
+    def __init__(self, kind: type[TransportT], directory: Path, keys: Path | None = None) -> None:
         self._kind: type[TransportT] = kind
-        self._port_scheme, scheme = _SCHEMES[kind.__name__]
-        self.addresses = {node: f"{scheme}://{directory}/{node}" for node in (A, B)}
+        self._directory = directory
+        self._keys = keys
+        self._port_scheme, self._scheme = _SCHEMES[kind.__name__]
+        self.addresses = {node: self.new_address(node) for node in (A, B)}
         self.addresses[C] = self.addresses[B]
         self._open: list[TransportT] = []
 
+    def new_address(self, name: str) -> str:
+        """Return an address at which nothing receives."""
+        if self._keys is None:
+            return f"{self._scheme}://{self._directory}/{name}"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"stream://127.0.0.1:{probe.getsockname()[1]}"
+
     def transport(self, node: NodeId, config: Config = CONFIG) -> TransportT:
         loop = asyncio.get_running_loop()
+        if self._keys is not None:
+            config = copy.deepcopy(config)
+            object.__setattr__(config.node.messages, "node_keys", self._keys)
         made: TransportT = self._kind(self.addresses[node], self.addresses, loop, config)
         self._open.append(made)
         return made

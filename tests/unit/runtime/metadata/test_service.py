@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pytest
-import zmq
 
 from indilog.base.errors import ConfigError, DataDirectoryError, QuorumUnavailableError
 from indilog.config import node_config
@@ -18,13 +17,14 @@ from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.metadata.messages import CompareAndSet, Decided, Reply, Request
 from indilog.runtime.metadata.service import MetadataServer
 from indilog.runtime.metadata.store import Versioned, Written
+from indilog.runtime.transport.stream_incoming import LENGTH
 
 CONFIG = node_config(metadata_timeout_s=10.0, resend_s=0.05)
 pytestmark = pytest.mark.asyncio
 
 
 def address_in(directory: Path) -> str:
-    return f"ipc://{directory}/m"
+    return f"unix://{directory}/m"
 
 
 async def test_a_request_sent_before_the_server_starts_is_answered(tmp_path: Path) -> None:
@@ -94,19 +94,38 @@ async def test_a_failure_of_the_store_reaches_the_client(tmp_path: Path) -> None
     await server.close()
 
 
-@contextmanager
-def raw(address: str) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.connect(address)
-        yield socket
+class Raw:
+    """A client that sends any bytes."""
 
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address.removeprefix("unix://"))
+        self._socket.settimeout(10)
 
-async def received(socket: zmq.Socket[bytes]) -> Reply:
-    """Read one reply in a thread, so that the server on this loop can send it."""
-    frame = await asyncio.to_thread(socket.recv)
-    reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
-    return reply
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, message: bytes) -> None:
+        self._socket.sendall(LENGTH.pack(len(message)) + message)
+
+    async def received(self) -> Reply:
+        """Read one reply in a thread, so that the server on this loop can send it."""
+        frame = await asyncio.to_thread(self._frame)
+        reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
+        return reply
+
+    def _frame(self) -> bytes:
+        (size,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        return self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        got = b""
+        while len(got) < size:
+            got += self._socket.recv(size - len(got))
+        return got
 
 
 async def test_a_resent_write_is_executed_once_and_answered_twice(tmp_path: Path) -> None:
@@ -114,10 +133,10 @@ async def test_a_resent_write_is_executed_once_and_answered_twice(tmp_path: Path
     request: Request = CompareAndSet(7, "view", b"one", 0, "client-7")
     with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
         server = MetadataServer(store, address, CONFIG)
-        with raw(address) as socket:
+        with Raw(address) as client:
             for _ in range(2):
-                socket.send(msgspec.msgpack.encode(request))
-                assert await received(socket) == Decided(7, written=True, version=1)
+                client.send(msgspec.msgpack.encode(request))
+                assert await client.received() == Decided(7, written=True, version=1)
         assert await store.get("view") == Versioned(b"one", 1)
         await server.close()
 
@@ -127,20 +146,19 @@ async def test_malformed_requests_are_counted_and_later_requests_are_answered(
 ) -> None:
     address = address_in(tmp_path)
     rubbish = [
-        [b""],
-        [b"\xff\xff"],
-        [msgspec.msgpack.encode(["Get", "not a number", "view"])],
-        [msgspec.msgpack.encode(["Unknown", 1])],
-        [b"a", b"b"],
+        b"",
+        b"\xff\xff",
+        msgspec.msgpack.encode(["Get", "not a number", "view"]),
+        msgspec.msgpack.encode(["Unknown", 1]),
     ]
     with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
         server = MetadataServer(store, address, CONFIG)
         request: Request = CompareAndSet(1, "view", b"one", 0, "w")
-        with raw(address) as socket:
-            for parts in rubbish:
-                socket.send_multipart(parts)
-            socket.send(msgspec.msgpack.encode(request))
-            assert await received(socket) == Decided(1, written=True, version=1)
+        with Raw(address) as client:
+            for message in rubbish:
+                client.send(message)
+            client.send(msgspec.msgpack.encode(request))
+            assert await client.received() == Decided(1, written=True, version=1)
         assert server.ignored == len(rubbish)
         await server.close()
 
@@ -148,10 +166,10 @@ async def test_malformed_requests_are_counted_and_later_requests_are_answered(
 async def test_an_address_that_cannot_be_bound_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with (
         EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store,
-        pytest.raises(ConfigError, match="Cannot serve metadata at ipc:///nowhere"),
+        pytest.raises(ConfigError, match="Cannot receive at unix:///nowhere"),
     ):
-        MetadataServer(store, "ipc:///nowhere/at/all/m", CONFIG)
-    with pytest.raises(ConfigError, match="no address of a metadata store"):
+        MetadataServer(store, "unix:///nowhere/at/all/m", CONFIG)
+    with pytest.raises(ConfigError, match=r"The address of a stream is .* not post://card"):
         MetadataClient("post://card", CONFIG)
 
 

@@ -245,7 +245,7 @@ async def test_an_exception_in_one_connection_attempt_does_not_end_the_attempts(
     tries: list[object] = []
 
     async def connect(
-        to: object, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol
+        to: object, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, tls: object
     ) -> None:
         tries.append(to)
         raise RuntimeError("the loop has a fault")
@@ -270,7 +270,10 @@ async def test_a_connection_made_at_its_timeout_is_not_written_to(
     tries: list[asyncio.Protocol] = []
 
     async def connect(
-        to: object, loop: asyncio.AbstractEventLoop, protocol: stream_transport._Peer
+        to: object,
+        loop: asyncio.AbstractEventLoop,
+        protocol: stream_transport._Peer,
+        tls: object,
     ) -> None:
         tries.append(protocol)
         protocol.writable = True

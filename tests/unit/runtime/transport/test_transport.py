@@ -11,6 +11,7 @@ import pytest
 
 from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
+from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
 from indilog.runtime.transport.stream_transport import StreamTransport
 from indilog.runtime.transport.transport import QUEUE_FULL, TOO_LARGE, TOO_OLD, UNKNOWN_PEER
 from indilog.runtime.transport.zmq_transport import ZmqTransport
@@ -20,8 +21,19 @@ AnyTransport: TypeAlias = StreamTransport | ZmqTransport
 AnyNetwork: TypeAlias = Network[StreamTransport] | Network[ZmqTransport]
 
 
-@pytest.fixture(params=["stream", "zmq"])
+@pytest.fixture(params=["stream", "tls", "zmq"])
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> AnyNetwork:
+    if request.param == "stream":
+        return Network(StreamTransport, tmp_path)
+    if request.param == "tls":
+        make_authority(tmp_path)
+        return Network(StreamTransport, tmp_path, make_node_keys(tmp_path, "node"))
+    return Network(ZmqTransport, tmp_path)
+
+
+@pytest.fixture(params=["stream", "zmq"])
+def unencrypted(request: pytest.FixtureRequest, tmp_path: Path) -> AnyNetwork:
+    """A network whose receivers take bytes before they are started, as far as buffers reach."""
     if request.param == "stream":
         return Network(StreamTransport, tmp_path)
     return Network(ZmqTransport, tmp_path)
@@ -76,8 +88,8 @@ async def test_frames_travel_in_both_directions_at_the_same_time(network: AnyNet
 
 
 @on_uvloop
-async def test_frames_are_received_only_after_the_start(network: AnyNetwork) -> None:
-    a, b, inbox = network.transport(A), network.transport(B), Inbox()
+async def test_frames_are_received_only_after_the_start(unencrypted: AnyNetwork) -> None:
+    a, b, inbox = unencrypted.transport(A), unencrypted.transport(B), Inbox()
     sent = [b"%d" % i for i in range(50)]
     send(a, B, *sent)
     await until(lambda: a.counts.frames_sent == len(sent))
@@ -121,10 +133,10 @@ async def test_a_restarted_peer_is_reached_again(network: AnyNetwork) -> None:
 
 @on_uvloop
 async def test_frames_for_a_slow_peer_wait_and_arrive_in_order(
-    network: AnyNetwork,
+    unencrypted: AnyNetwork,
 ) -> None:
     """More than fits into the kernel (and zmq): the sender is refused, and notified later."""
-    a, b, inbox = network.transport(A), network.transport(B), Inbox()
+    a, b, inbox = unencrypted.transport(A), unencrypted.transport(B), Inbox()
     sent = [i.to_bytes(4, "big") * 2048 for i in range(3000)]
     send(a, B, *sent)
     await until(lambda: a.counts.frames_sent > 0)
@@ -190,7 +202,7 @@ async def test_a_frame_at_the_limit_arrives_and_a_larger_one_is_dropped(
 @on_uvloop
 async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork) -> None:
     """The sender's limit is larger: the receiver closes that connection and keeps the others."""
-    network.addresses[C] = network.addresses[A] + "-other"
+    network.addresses[C] = network.new_address("other")
     a, other = network.transport(A), network.transport(C)
     _, inbox = network.receiving(B, limited(message_bytes_max=5000))
     send(a, B, b"y" * 5001)

@@ -1,0 +1,201 @@
+"""The connections between the clients and the server of the embedded metadata store.
+
+A message follows its length, a little-endian u32. Messages are few and small, and go both ways on
+one connection. A message may be lost with its connection: clients resend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+import structlog
+
+from indilog.config import KIB, MIB, NodeConfig
+from indilog.runtime.transport.peer_keys import keys_for
+from indilog.runtime.transport.stream_address import parsed, tune
+from indilog.runtime.transport.stream_incoming import CONNECTIONS_MAX, LENGTH
+from indilog.runtime.transport.stream_server import StreamServer
+from indilog.runtime.transport.transport import (
+    MALFORMED,
+    QUEUE_FULL,
+    REFUSED_PEER,
+    TOO_MANY_CONNECTIONS,
+    TransportCounts,
+)
+
+_BESIDE_VALUE_BYTES: Final = 4 * KIB
+_UNSENT_BYTES_MAX: Final = 16 * MIB
+"""Bytes that may wait for one peer; further messages to it are lost."""
+_CONNECT_S_MAX: Final = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class MetadataConnection(asyncio.Protocol):
+    """One connection, at either end.
+
+    Args:
+        on_message: gets this connection and each message.
+        connections: the open connections of this end; this one adds and removes itself.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[MetadataConnection, bytes], None],
+        connections: set[MetadataConnection],
+        config: NodeConfig,
+        counts: TransportCounts,
+    ) -> None:
+        self._on_message = on_message
+        self._connections = connections
+        self._message_bytes_max = config.metadata.metadata_value_bytes_max + _BESIDE_VALUE_BYTES
+        self._counts = counts
+        self._connection: asyncio.Transport | None = None
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, unless there are too many."""
+        self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self._refuse(TOO_MANY_CONNECTIONS)
+            return
+        tune(transport)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Deliver the complete messages."""
+        self._received += data
+        while len(self._received) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._received)
+            if size > self._message_bytes_max:
+                self._refuse(MALFORMED, size=size, limit=self._message_bytes_max)
+                return
+            end = LENGTH.size + size
+            if len(self._received) < end:
+                return
+            message = bytes(self._received[LENGTH.size : end])
+            del self._received[:end]
+            self._on_message(self, message)
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; return whether the connection takes it. If not, it is lost."""
+        connection = self._connection
+        if connection is None or connection.is_closing():
+            return False
+        if connection.get_write_buffer_size() + len(message) > _UNSENT_BYTES_MAX:
+            self._counts.dropped[QUEUE_FULL] += 1
+            return False
+        connection.write(LENGTH.pack(len(message)) + message)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection."""
+        if isinstance(exc, ssl.SSLError):
+            _log.warning("refused by a peer of the metadata store", reason=str(exc))
+        self._connections.discard(self)
+        self._connection = None
+
+    def close(self) -> None:
+        """Stop at once."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _refuse(self, reason: str, **details: object) -> None:
+        self._counts.dropped[reason] += 1
+        _log.warning("metadata connection closed", reason=reason, **details)
+        self._received.clear()
+        self.close()
+
+
+class MetadataListener:
+    """The server's end: accepts connections at `address`, with keys only those of known peers.
+
+    Raises:
+        ConfigError: the address cannot be bound, or needs keys that are not there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_message: Callable[[MetadataConnection, bytes], None],
+        config: NodeConfig,
+    ) -> None:
+        at = parsed(address)
+        keys = keys_for(at, config)
+        self.counts = TransportCounts()
+        self._connections: set[MetadataConnection] = set()
+
+        def accepted() -> MetadataConnection:
+            return MetadataConnection(on_message, self._connections, config, self.counts)
+
+        loop = asyncio.get_running_loop()
+        self._server = StreamServer(at.listener(), accepted, loop, keys, self.counts)
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop at once. May be called again."""
+        self._server.close()
+        for connection in self._connections.copy():
+            connection.close()
+
+
+class MetadataLink:
+    """A client's end: one connection, made when there is something to send, and made again.
+
+    Raises:
+        ConfigError: it is no such address, or needs keys that are not there.
+    """
+
+    def __init__(
+        self, address: str, on_message: Callable[[bytes], None], config: NodeConfig
+    ) -> None:
+        self._to = parsed(address)
+        self._keys = keys_for(self._to, config)
+        self._on_message = on_message
+        self._config = config
+        self._connections: set[MetadataConnection] = set()
+        self._attempt: asyncio.Task[None] | None = None
+        self._closed = False
+        self.counts = TransportCounts()
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; return whether there is a connection. If not, one is attempted."""
+        for connection in self._connections:
+            return connection.send(message)
+        if self._attempt is None and not self._closed:
+            self._attempt = asyncio.get_running_loop().create_task(self._connect())
+        return False
+
+    async def _connect(self) -> None:
+        tls = self._keys.client if self._keys is not None else None
+        protocol = MetadataConnection(
+            lambda _, message: self._on_message(message),
+            self._connections,
+            self._config,
+            self.counts,
+        )
+        try:
+            async with asyncio.timeout(_CONNECT_S_MAX):
+                await self._to.connect(asyncio.get_running_loop(), protocol, tls)
+        except ssl.SSLError as error:
+            self.counts.dropped[REFUSED_PEER] += 1
+            _log.warning("metadata store refused", peer=self._to.name, reason=str(error))
+        except (OSError, TimeoutError):
+            protocol.close()
+        finally:
+            self._attempt = None
+            if self._closed:
+                protocol.close()
+
+    def close(self) -> None:
+        """Stop at once. May be called again."""
+        self._closed = True
+        if self._attempt is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._attempt.cancel()
+        for connection in self._connections.copy():
+            connection.close()

@@ -1,0 +1,99 @@
+"""Keys with which the processes of a platform authenticate each other (decision 0044).
+
+A directory has three files: `cluster.pem`, the certificate of the cluster's authority; `node.pem`,
+the certificate that the authority gave to this node; and `node.key`, its private key. `indilog
+cluster init` makes them. With them a connection is TLS 1.3 in which *both* sides show a certificate
+of the authority. A peer without one is refused in the handshake, before any message of it is read.
+
+All certificates of the authority are equal: a node does not check which name a peer has.
+`cluster.pem` may have several authorities, so that all nodes can get new keys one after the other.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from indilog.base.errors import ConfigError
+from indilog.base.loopback import is_loopback
+from indilog.config import NodeConfig
+from indilog.runtime.transport.stream_address import StreamAddress
+
+AUTHORITY_FILE: Final = "cluster.pem"
+CERTIFICATE_FILE: Final = "node.pem"
+KEY_FILE: Final = "node.key"
+_OTHERS: Final = 0o077
+"""The mode bits that let other users read, write or execute a file."""
+
+
+class PeerKeys(NamedTuple):
+    """TLS contexts for accepted connections and for those that this process makes."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def keys_for(address: StreamAddress, config: NodeConfig) -> PeerKeys | None:
+    """Return the keys for connections to or from `address`; None: they are not encrypted.
+
+    Unix sockets are in a directory of this user, so their peers are processes of this user.
+
+    Raises:
+        ConfigError: the address is not on loopback and there are no keys, or the keys cannot be
+            used.
+    """
+    if address.path:
+        return None
+    if (directory := config.messages.node_keys) is not None:
+        return keys_in(directory)
+    if not is_loopback(address.host):
+        raise ConfigError(
+            f"Nodes do not exchange messages at {address.name} without keys, because every machine "
+            "that reaches it could read and append; make keys with `indilog cluster init` and set "
+            "node_keys, or use a loopback address."
+        )
+    return None
+
+
+def keys_in(directory: Path) -> PeerKeys:
+    """Return the keys in a directory.
+
+    Raises:
+        ConfigError: a file is missing, damaged, or does not fit the others; or other users may
+            read the private key.
+    """
+    key = directory / KEY_FILE
+    try:
+        if key.stat().st_mode & _OTHERS:
+            raise ConfigError(
+                f"The private key {key} is open to other users; run `chmod 600 {key}`, and make "
+                "new keys if others may have read it."
+            )
+        return PeerKeys(
+            _context(directory, ssl.PROTOCOL_TLS_SERVER),
+            _context(directory, ssl.PROTOCOL_TLS_CLIENT),
+        )
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"The keys in {directory} cannot be used: {error}; make them with `indilog cluster "
+            "init`."
+        ) from error
+
+
+def _context(directory: Path, kind: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(kind)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # nodes move; the authority vouches for them
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(directory / AUTHORITY_FILE)
+    context.load_cert_chain(
+        directory / CERTIFICATE_FILE, directory / KEY_FILE, password=_no_password
+    )
+    if kind == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # sessions are never resumed
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key needs a password; give one without")

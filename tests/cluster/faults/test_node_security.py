@@ -1,0 +1,86 @@
+"""A platform whose processes are connected over TCP with keys, and strangers that attack them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from indilog.base.errors import QuorumUnavailableError
+from indilog.config import Config
+from indilog.runtime.cluster.supervisor import processes_config, supervised
+from tests.support.engine_in_process import ENGINE, appended, engine_of
+from tests.support.strangers import ATTACKS, two_clusters
+
+pytestmark = pytest.mark.cluster
+
+NODES_MAX = 16
+"""Ports that a platform of these tests uses, at most."""
+
+
+def free_ports() -> int:
+    """Return the first of some ports that are all free."""
+    for first in range(23_000, 60_000, NODES_MAX):
+        try:
+            for port in range(first, first + NODES_MAX):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+def config_in(directory: Path, keys: Path) -> Config:
+    node = {
+        "data_dir": str(directory / "data"), "port": 0, "segment_bytes": 5 * 1024 * 1024,
+        "node_host": "127.0.0.1", "node_port": free_ports(), "node_keys": keys,
+    }  # fmt: skip
+    return processes_config(overrides={"cluster": {}, "node": node})
+
+
+def test_a_platform_serves_while_strangers_attack_all_its_ports(tmp_path: Path) -> None:
+    clusters = two_clusters(tmp_path)
+    config = config_in(tmp_path, clusters.own)
+    first = config.node.messages.node_port
+
+    async def attack(count: int) -> None:
+        for port in range(first, first + count):
+            for stranger in ATTACKS:
+                await asyncio.to_thread(stranger, ("127.0.0.1", port), clusters)
+
+    async def scenario() -> None:
+        async with (
+            supervised(config, left_out=[ENGINE]) as supervisor,
+            engine_of(supervisor, clusters.own) as log,
+        ):
+            assert supervisor.view is not None
+            attacking = asyncio.create_task(attack(1 + len(supervisor.view.nodes)))
+            sent: list[int] = []
+            while not attacking.done():
+                sent.append(await appended(log, b"%d" % len(sent)))
+            await attacking
+            sent.append(await appended(log, b"after"))
+            assert len(sent) > 1
+            assert sent == sorted(set(sent))
+            found = await log.read_range(tag="t", limit=len(sent) + 1)
+            assert [record.seqnum for record in found] == sent
+
+    uvloop.run(scenario())
+
+
+def test_the_platform_does_not_start_with_keys_of_two_clusters(tmp_path: Path) -> None:
+    """The compute node has a key of another cluster: it gets nothing, and says so."""
+    clusters = two_clusters(tmp_path)
+    config = config_in(tmp_path, clusters.own)
+
+    async def scenario() -> None:
+        async with supervised(config, left_out=[ENGINE]) as supervisor:
+            with pytest.raises(QuorumUnavailableError, match="did not answer"):
+                async with engine_of(supervisor, clusters.other):
+                    raise AssertionError("it joined")
+
+    uvloop.run(scenario())
