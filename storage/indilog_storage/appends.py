@@ -4,12 +4,13 @@
 A batch is accepted if its writer has opened the shard and the batch continues the records that were
 accepted before. It counts as stored when the journal has it. Once per iteration of the loop the
 node reports to the primary how far its shards are stored. It repeats the report while stored
-records are not ordered. A writer whose batch is refused learns, once per iteration, how far its
-shard is stored here. It then resends the rest, or finds that a newer writer has the shard.
+records are not ordered. If it refuses a batch, it notifies the writer once per iteration how far
+the shard is stored here. The writer then resends the rest, or finds that a newer writer has the
+shard.
 
-A shard's state is its writer and where the writer opened it. States change in memory in the order
-of their frames, so replay gives the same states. The writer gets its answer when the state is
-durable.
+A shard's state is its writer and the localid where the writer opened it. States change in memory in
+the order of their frames, so replay gives the same states. The writer gets its answer when the
+state is durable.
 """
 
 from __future__ import annotations
@@ -101,8 +102,9 @@ class Appends:
         return []
 
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
-        """Return the function that persists a batch; None: it is refused. A batch of the shard's
-        writer is persisted if it is the next one or fills a hole.
+        """Return the function that persists a batch; None: the batch is refused.
+
+        A batch of the shard's writer is persisted if it is the next one or fills a hole.
         """
         if not (shard.open and header.epoch == shard.opened):
             return None
@@ -113,8 +115,7 @@ class Appends:
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
         """Note that a writer must be answered: how much is stored here, and under which writer.
 
-        A writer that has not opened the shard here learns which writer has opened it, or that none
-        has.
+        A writer that has not opened the shard here is told which writer has, if any.
         """
         unopened = epoch >= shard.claimed and epoch != shard.writer
         self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed
@@ -123,7 +124,7 @@ class Appends:
         """Note that a writer must be answered how much is stored here."""
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "a question about a shard that is not kept here")]
-        if not (shard.changing and message.epoch >= shard.claimed):  # else a durable state answers
+        if not (shard.changing and message.epoch >= shard.claimed):  # else answered when durable
             self._refuse(event.sender, shard, message.epoch)
         return []
 
@@ -157,7 +158,7 @@ class Appends:
             return self._on_state_persisted(*self._states.pop(token))
         shard, batch = written
         if batch.header.epoch != shard.opened:
-            # An opening that was written after the batch dropped it.
+            # The batch was dropped by an opening that was written after it.
             return []
         shard.fill(batch.header.first, batch.header.end, location)
         self._progressed.add(shard.id)
@@ -210,11 +211,11 @@ class Appends:
         return (self._resume if known else self._change)(event.sender, shard, state)
 
     def _resume(self, writer: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
-        """Let a writer continue whose opening was lost while its batches were not.
+        """Let a writer continue whose opening was lost, but not its batches.
 
-        No frame is written: replay concludes the opening from the same batches again.
+        No frame is written: replay derives the opening from the same batches again.
         """
-        assert state.start is not None, "it is an opening"
+        assert state.start is not None, "the state is an opening"
         shard.resume(state.start)
         self._progressed.add(shard.id)
         return [Send(writer, ShardOpened(shard.id, state.epoch, state.start))]

@@ -1,8 +1,8 @@
 """Batches read from memory or disk: a cache, and shared, bounded reads (ARCHITECTURE 8 and 9).
 
-A task names the batches that it needs, in order, and receives them one by one. It keeps only what
-it takes out of them. Tasks are served in the order of their arrival. Bytes being read are bounded
-over all tasks, so neither many readers nor a long page can exhaust memory.
+A task names the batches that it needs, in order, and receives them one by one. It keeps only the
+parts of them that it needs. Tasks are served in the order of their arrival. Bytes being read are
+bounded over all tasks, so neither many readers nor a long page can exhaust memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DamagedBatch(NamedTuple):
 
     Attributes:
         location: where it was written.
-        readable: whether there was anything to read.
+        readable: whether any bytes could be read.
         records: the damaged records, if only the data of some is damaged.
     """
 

@@ -1,8 +1,8 @@
 """The state of a storage node in a checkpoint (decision 0028, docs/FORMATS.md).
 
-It is the state that replay of all earlier frames would give. It has the applied metalog positions,
-what each one ordered, and the floors of trims. For each shard it has the writers, the places of
-batches and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
+It equals the state after replay of all earlier frames: the applied metalog entries, the spans that
+each one ordered, and the floors of trims. For each shard it has the writers, the places of batches
+and the seqnums of records. Long parts are packed columns (`indilog.base.columns`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Covered:
     taken those. So the node may request again all entries that the older one does not cover.
 
     Attributes:
-        older: the extent applied at the older checkpoint; of no entries: there is none.
+        older: the extent applied at the older checkpoint; without entries if there is none.
         newest: the extent applied at the newest durable checkpoint.
         is_unreported: whether the primary is still to be notified of `older`.
     """
@@ -57,7 +57,7 @@ class Covered:
         self.is_unreported = False
 
     def take(self, applied: Extent) -> Extent:
-        """Note a checkpoint that is being written; return what the newest durable one covers."""
+        """Note a checkpoint that is being written; return the extent of the newest durable one."""
         self._taken = applied
         return self.newest
 

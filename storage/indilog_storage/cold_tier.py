@@ -71,11 +71,11 @@ _CHECK_REST_S: Final = 0.01
 
 
 class ColdObjectsKept:
-    """The objects of a node, as its notes say; recovery and checkpoints restore them.
+    """The objects of a node according to its notes; recovery and checkpoints restore them.
 
     Attributes:
         objects: by number.
-        released: where batches were whose notes recovery has replayed.
+        released: former places of the batches whose notes recovery has replayed.
         is_in_doubt: whether a note may have been lost; then no object is deleted as unknown.
     """
 
@@ -134,7 +134,7 @@ class ColdTier:
         self._config = config.cold
         self._started = False
         self._released: list[Location] = []
-        """Batches that recovery found to be elsewhere, to be reported."""
+        """Former places of batches that recovery found on cold storage, to be reported."""
         self._is_listed = False
         self._is_asking = False
         """Whether the store was asked for a list, or for the tags of an object."""
@@ -146,7 +146,7 @@ class ColdTier:
         """Objects to be deleted, by the token of the note of their last discarded records."""
         self._last_token = FIRST_TOKEN
         self._unfit: dict[ShardId, LocalId] = {}
-        """Up to where records of a shard stay, because they cannot be moved."""
+        """By shard, the end of the records that stay because they cannot be moved."""
         self._to_check: list[int] = []
         self._to_read: ColdObject | None = None
         self._move_at = self._check_at = Instant(0.0)
@@ -302,7 +302,7 @@ class ColdTier:
         wanted = self._config.cold_object_bytes
         at = self._unfit.get(shard.id, 0)
         while (run := shard.local_run(at, end, wanted)) is not None:
-            # A run that something else ends never becomes longer.
+            # A run that a hole or a cold batch ends never becomes longer.
             if run.bounded or sum(place.length for _, place in run.batches) >= wanted:
                 return run
             at = run.end

@@ -66,7 +66,7 @@ class DiskCare:
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
-        """Handle that a repaired batch, or a note of discarded ones, was written."""
+        """Note that a repaired batch, or a note of discarded batches, was written."""
         if token < FIRST_COLD_TOKEN:
             return self.cold.on_persisted(token)
         if token < FIRST_TOKEN:
@@ -75,10 +75,10 @@ class DiskCare:
         return []
 
     def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
-        """Continue reading, and fetch what is missing; `met` is damage that readers found, emptied
-        here.
+        """Continue reading, and fetch missing batches.
 
-        Damage that is known already is not counted again.
+        `met` is the damage that readers found; it is emptied here. Damage that is known already is
+        not counted again.
         """
         effects = self.scrub.conclude(now) + self.reclaim.conclude(now) + self.cold.conclude(now)
         for found in (met, self.scrub.damaged):
@@ -96,8 +96,8 @@ class DiskCare:
     def status(self) -> dict[str, int]:
         """Return figures for operators.
 
-        `lost_records` are missing records that no replica has. They count also after a trim,
-        because their log is unknown. `first_lost_seqnum` is given if there are any.
+        `lost_records` are missing records that no replica has. They are counted also after a trim,
+        because their log is unknown. `first_lost_seqnum` is given if there are lost records.
         """
         first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
         return {

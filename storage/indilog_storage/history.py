@@ -1,14 +1,14 @@
 """How a storage node fetches the order of records that the primary keeps no longer (decision 0030).
 
-A node whose disk lost old metalog entries receives the primary's base instead. The entries below it
-are in the checkpoints of all other storage nodes. One of them, the source, sends first the floors
-of all trims, then the entries page by page. The node does not journal these entries: the next
-checkpoint holds them, and in the schedule of checkpoints each counts as one frame. After a crash
-before that checkpoint the fetch begins anew.
+A node whose disk lost old metalog entries receives the primary's base instead. The entries below
+the base are in the checkpoints of all other storage nodes. One of these nodes, the source, sends
+first the floors of all trims, then the entries page by page. The node does not journal these
+entries: the next checkpoint holds them, and in the schedule of checkpoints each counts as one
+frame. After a crash before that checkpoint the fetch starts again.
 
-A source that has the base's last entry has the right entries below it (`indilog.kernel.lineage`),
-so only such a source answers. A source that is itself below the base answers `lacking`. If all
-sources do, the order of these records is lost.
+Only a source that has the base's last entry answers with entries, because it then has the right
+entries below that one (`indilog.kernel.lineage`). A source that is itself below the base answers
+`lacking`. If all sources do, the order of these records is lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HistoryFetch:
         self._request = epoch << 32
 
     def begin(self, base: Base) -> None:
-        """Fetch the entries below `base`, which the primary keeps no longer.
+        """Fetch the entries below `base`, which the primary has removed.
 
         Raises:
             DataLossError: there is no other storage node.
@@ -95,7 +95,7 @@ class HistoryFetch:
         if self.base is None:
             return []
         assert self._others, "`begin` refuses a base that no node can fill"
-        assert not self._asked or self._resend.due is not None, "an open question has its time"
+        assert not self._asked or self._resend.due is not None, "an open question has a deadline"
         if self._asked and not self._resend.is_due(now):
             return []
         if self._asked:
@@ -146,8 +146,9 @@ class HistoryFetch:
         return []
 
     def on_history(self, event: Received, message: History) -> Sequence[Entry]:
-        """Return the received entries to apply next. They follow the applied entries, or those
-        below `message.start` if that is less.
+        """Return the received entries to apply next.
+
+        They follow the applied entries, or the entries below `message.start` if that is less.
 
         Raises:
             DataLossError: no storage node has these entries.

@@ -1,8 +1,8 @@
 """Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
 
-Tags are not interpreted here. A cut falls between batches, so the tags of a span are the tag
-columns of its batches, one after the other. Only a span that begins or ends inside a batch is
-sliced. No sequencer orders such a span, but a message may name one.
+Tags are not interpreted here. A cut falls between batches, so the tags of a span are the
+concatenated tag columns of its batches. A span that begins or ends inside a batch is sliced: no
+sequencer orders such a span, but a message may name one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def columns_of(batch: RecordBatch) -> Columns:
 
 
 def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
-    """Return the tags of `span` from those of its batches, in order; None: some are missing."""
+    """Return the tags of `span` from the columns of its batches; None: some are missing."""
     counts: list[bytes] = []
     tags: list[bytes] = []
     lost: list[LostRange] = []
@@ -102,10 +102,10 @@ def index_block(
 
 
 def announce_incarnation(view: View, ordering: Ordering) -> list[Effect]:
-    """Announce to each index shard its last position, without tags, after an entry of a new
-    incarnation of the primary.
+    """Announce to each index shard its last position, without tags.
 
-    The index shard then confirms what it has of earlier incarnations, or replaces it.
+    Called after an entry of a new incarnation of the primary. The index shard then confirms its
+    entries of earlier incarnations, or replaces them.
     """
     effects: list[Effect] = []
     for index_shard, replicas in enumerate(view.index_shards):
@@ -173,7 +173,7 @@ class IndexPage(BatchTask):
         self._positions: list[tuple[MetalogPosition, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """Records that no batch has any more: trimmed, or lost."""
+        """Columns of records that are in no batch any more: trimmed or lost ones."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}

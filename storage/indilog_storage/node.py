@@ -416,7 +416,7 @@ class StorageNode:
         return due if due < _NEVER else None
 
     def _upkeep(self, now: Instant) -> list[Effect]:
-        """Do the work that an iteration of only batches and entries leaves out."""
+        """Do the work that is skipped in an iteration with only batches and entries."""
         effects = self._disk_full_notifier.conclude(now)
         effects += [
             Ignore(read, "waited too long for its metalog position")
@@ -488,7 +488,7 @@ class StorageNode:
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
     ) -> list[Effect]:
-        """Fetch from other storage nodes what old entries ordered, or send it to them."""
+        """Fetch old entries from other storage nodes, or send them old entries."""
         match message:
             case MetalogBase():
                 if event.sender != self._views[-1].primary:
@@ -541,10 +541,10 @@ class StorageNode:
         return effects
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
-        """Remove the entries from `position` on, which the primary has replaced, and what they
-        ordered.
+        """Remove the entries from `position` on, which the primary has replaced, and their seqnums.
 
-        Index nodes see from the epochs of new index data that theirs is outdated (decision 0031).
+        Index nodes see from the epochs of new index data that their own is outdated (decision
+        0031).
         """
         replaced = self.position - position
         self.replaced += replaced
@@ -562,8 +562,8 @@ class StorageNode:
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
         """Journal the pending entries before states and repaired batches.
 
-        Replaying these frames needs to know which records were ordered, and which ones a lost
-        opening dropped.
+        Replay of these frames must know which records were ordered, and which ones a lost opening
+        dropped.
         """
         if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
             return [*self._journal.flush(), *effects]
@@ -683,13 +683,14 @@ class StorageNode:
 
 
 def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
-    """Return the shards of which `node` is a replica in any view. It leads a shard whose first
-    replica it is.
+    """Return the shards of which `node` is a replica in any view.
+
+    It leads the shards of which it is the first replica.
     """
     shards: dict[ShardId, Shard] = {}
     for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
         placement = placement_of(views, shard)
-        assert placement is not None, "a view names it"
+        assert placement is not None, "a view names the shard"
         leading, alone = placement.replicas[0] == node, len(placement.replicas) == 1
         shards[shard] = Shard(shard, leading=leading, alone=alone)
     return shards

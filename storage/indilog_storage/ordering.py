@@ -1,9 +1,9 @@
-"""The metalog as a storage node has applied it, and what each position ordered (ARCHITECTURE 2 and
-8.5).
+"""The metalog as a storage node has applied it, and the spans that each entry ordered (ARCHITECTURE
+2 and 8.5).
 
 Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
-has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold what index data needs of
-each position: 24 bytes a position and 18 bytes a span. Of each trim, the floors and the position
+has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that index
+data needs: 24 bytes per position and 18 bytes per span. Of each trim, the floors and the position
 are kept.
 """
 
@@ -40,7 +40,7 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OrderedColumns(NamedTuple):
-    """What entries ordered: a row for each entry, and one for each span.
+    """Ordered records: a row for each entry, and one for each span.
 
     Attributes:
         tails, times: of each entry, the log's tail after it and its stamp (µs since 1970).
@@ -58,7 +58,7 @@ class OrderedColumns(NamedTuple):
 
 
 _VIEW: Final = ViewNumber(1)
-"""The view in entries that other nodes ask for. Theirs is not kept, and nothing reads it."""
+"""The view number in entries sent to other nodes: the original is not kept, and never read."""
 _COLUMNS: Final = (
     ("_tails", "_times", "_span_ends"),
     ("_shards", "_localids", "_lengths"),
@@ -72,8 +72,8 @@ class Ordering:
     Attributes:
         reader: the copy of the metalog, as requests to the primary describe it.
         floors: the floors of all applied trims.
-        trimmed_at: the position after the last trim; a node that has applied it knows all these
-            floors.
+        trimmed_at: the position after the last trim; a node that has applied all entries below it
+            knows all these floors.
     """
 
     __slots__ = (
@@ -143,8 +143,9 @@ class Ordering:
         return epoch
 
     def trim_epoch(self, trims: int) -> Epoch:
-        """Return which incarnation proposed the last of the first `trims` trims, which are applied;
-        0: there is none.
+        """Return the incarnation that proposed the last of the first `trims` applied trims.
+
+        0: `trims` is 0.
         """
         return self.epoch_at(self._trim_positions[trims - 1] if trims else -1)
 
@@ -195,7 +196,7 @@ class Ordering:
         return self._tails[position]
 
     def spans_at(self, position: MetalogPosition) -> list[Span]:
-        """Return what the entry at `position`, which is applied, ordered."""
+        """Return the spans that the entry at `position`, which is applied, ordered."""
         start = self._span_ends[position - 1] if position else 0
         seqnum = self._tails[position - 1] if position else 0
         spans: list[Span] = []
@@ -211,8 +212,7 @@ class Ordering:
         """Return the position of the first entry proposed at `time_us` or later; None: there is
         none.
 
-        Time is in microseconds since 1970. The entry may have ordered no records; then the next
-        records were ordered later.
+        Time is in microseconds since 1970. The entry may have ordered no records.
         """
         position = bisect_left(self._times, time_us)
         return position if position < len(self._times) else None
@@ -235,7 +235,7 @@ class Ordering:
         return self._tails[position - 1] if position else 0
 
     def columns(self, end: MetalogPosition) -> OrderedColumns:
-        """Return copies of what the entries below `end`, which are applied, ordered."""
+        """Return copies of the columns of the entries below `end`, which are applied."""
         span_ends = np.array(self._span_ends[:end], np.int64)
         spans = int(span_ends[-1]) if end else 0
         lengths = np.array(self._lengths[:spans], np.uint64)
@@ -258,8 +258,8 @@ class Ordering:
         return self.reader.lineage.before(position) == last
 
     def entries(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
-        """Return the applied entries of [start, end), without writers and floors, which are not
-        kept.
+        """Return the applied entries of [start, end), without their writers and floors, which this
+        node does not keep.
         """
         return tuple(self._entry(position) for position in range(start, end))
 

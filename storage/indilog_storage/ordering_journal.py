@@ -3,7 +3,7 @@ yet.
 
 Entries are batched. This is safe, because a node fetches entries again that a crash lost. Entries
 from other storage nodes are not written: the next checkpoint has them (`indilog_storage.history`).
-An empty frame, a *gap*, takes their place. After it, recovery accepts an entry that does not follow
+An empty frame, a *gap*, replaces them. After a gap, recovery accepts an entry that does not follow
 the last one.
 """
 
@@ -65,14 +65,15 @@ class OrderingJournal:
     def restore(self, pending: Sequence[Entry], *, gap: bool) -> None:
         """Restore from a checkpoint; its pending entries are still to be written.
 
-        They must still be written: a start from the checkpoint before this one finds them only in
-        the journal.
+        A start from the checkpoint before this one finds them only in the journal.
         """
         self.pending, self.gap = [*pending], gap
 
     def recover(self, payload: bytes) -> None:
-        """Replay a frame. The first one after a checkpoint contains its pending entries, so these
-        are dropped here; an empty one is the gap.
+        """Replay a frame; an empty frame is a gap.
+
+        The first frame after a checkpoint contains the checkpoint's pending entries, so these are
+        dropped here.
 
         Raises:
             MalformedFrameError: the frame cannot be decoded.

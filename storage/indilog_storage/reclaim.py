@@ -1,14 +1,13 @@
 """Freeing disk space: finding the batches whose records are all trimmed (ARCHITECTURE 13, decision
 0008).
 
-Whether a record is dead depends on its tags, which are in its batch. So a rise of floors begins a
-pass that reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. A
-batch whose records are all dead is discarded. For partly live batches, the pass sums up the dead
-bytes of each segment, which shows the segments that are worth rewriting (decision 0016). A later
-pass reads these batches again.
+Whether a record is dead depends on its tags, which are in its batch. So when floors rise, a pass
+reads the batches below the highest floor, oldest first, at most `reclaim_bytes_per_s`. It discards
+batches whose records are all dead. It sums up the dead bytes of partly live batches by segment, to
+find the segments that are worth rewriting (decision 0016). A later pass reads these batches again.
 
-A pass uses a small share of the time. With small batches the work counts more than the bytes, so
-pauses separate their reads; a burst of reads would delay every append.
+A pass uses a small share of the time. Small batches cost work rather than bytes, so pauses separate
+their reads: a burst of reads would delay every append.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _CHUNK_BYTES: Final = 1024 * KIB
 _BATCHES_MAX: Final = 32
 """Limits of one step, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0004
-"""The rest after a batch: about four times what reading and judging a small one takes."""
+"""Pause after a batch, in seconds: about four times the work for a small batch."""
 _REST: Final = 10
 """The pauses in and after a pass are at least this many times its working time."""
 
@@ -56,7 +55,7 @@ class Reclaim:
     """Finds dead batches in small steps.
 
     Attributes:
-        bytes: of the batches that were discarded.
+        bytes: bytes of the discarded batches.
         batches: how many batches were discarded.
     """
 
@@ -79,7 +78,7 @@ class Reclaim:
         self._reading: dict[int, _Reading] = {}
         self._last_token = FIRST_TOKEN
         self._notes: list[tuple[GoneRecords, list[Location]]] = []
-        """What this iteration found to be dead."""
+        """Batches that this iteration found to be dead."""
         self._noting: dict[int, list[Location]] = {}
         """Batches to discard when their note is durable, by the token of the note."""
         self._reclaimable: Counter[int] = Counter()
@@ -97,7 +96,7 @@ class Reclaim:
         return self._wanted or self._began is not None
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Note what was found dead; read the next batches, if that is due."""
+        """Note the dead batches that were found; read the next batches, if a read is due."""
         return self._written_notes() + self._read_on(now)
 
     def _read_on(self, now: Instant) -> list[Effect]:

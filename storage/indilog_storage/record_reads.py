@@ -35,9 +35,9 @@ class Condition(enum.IntEnum):
     TAIL = 0
     """All its seqnums are ordered."""
     TRIMS = 1
-    """All trims are applied that the reader knows of."""
+    """All trims that the reader knows are applied."""
     EPOCH = 2
-    """An entry is applied of the incarnation of the primary that the reader knows of."""
+    """An entry of the primary's incarnation that the reader knows, or a later one, is applied."""
 
 
 class Unmet(NamedTuple):
@@ -67,8 +67,8 @@ class _Waiting(NamedTuple):
 class WaitingReads:
     """Reads that need metalog entries not applied yet; at most `reads_max`.
 
-    A read waits for one condition at a time. When that is met, all conditions are evaluated again:
-    replaced entries may have reverted one that had been met.
+    A read waits for one condition at a time. When it is met, all conditions are evaluated again:
+    replaced entries may have reverted a condition that had been met.
     """
 
     def __init__(self, *, reads_max: int, timeout_s: float) -> None:
@@ -162,8 +162,8 @@ class AppliedEntries(Protocol):
 class RecordPage(BatchTask):
     """Collects the answer to one `ReadRecords`, up to `bytes_max`; further records are left out.
 
-    The reader sees what is left out and asks again. The page has at least one record, unless all
-    are unknown here.
+    The reader sees which records are left out, and asks again. The page has at least one record,
+    unless all are unknown here.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class RecordPage(BatchTask):
         wanted = self._wanted[location]
         if batch is None or batch.header.shard != self._shard:
             for seqnum, localid in wanted:
-                # It may have been discarded while the batch was read.
+                # The record may have been discarded while the batch was read.
                 gone = self._kept.is_gone(localid)
                 (self._trimmed if gone else self._unknown).append(seqnum)
             return

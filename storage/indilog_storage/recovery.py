@@ -96,14 +96,16 @@ class Recovery:
             )
 
     def _gone(self, payload: bytes, location: Location) -> None:
-        """Replay what was a batch until all its records were trimmed."""
+        """Replay the frame of a batch that was discarded."""
         self._batch(payload, location)
         if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
             shard.discard(header.first, location)
 
     def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
-        """Replay a note of discarded batches: they were here until their segment was rewritten, or
-        (`DISCARDED`) until this frame, and then may precede the checkpoint.
+        """Replay a note of discarded batches.
+
+        They were here until their segment was rewritten, or (`DISCARDED`) until this frame; in the
+        second case they may precede the checkpoint.
         """
         gone = gone_decoded(payload)
         if (shard := self._shards.get(gone.shard)) is None:
@@ -180,7 +182,7 @@ class Recovery:
             case FrameKind.ORDERING:
                 self._gap = True
             case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
-                pass  # it holds no writers, and not where a shard ends
+                pass  # such a frame has no writers, and does not show where a shard ends
             case FrameKind.COLD:
                 self._cold.is_in_doubt = True
             case (
@@ -203,7 +205,7 @@ class Recovery:
         if (shard := self._shards.get(header.shard)) is None:
             return
         if frame.kind is FrameKind.REPAIRED:
-            # The batch that it replaced may have left no trace: a torn tail is cut off.
+            # The batch that this one replaced may have left no trace: a torn tail is cut off.
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)

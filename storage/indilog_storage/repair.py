@@ -10,10 +10,11 @@ Replicas are asked in rotation. If none has a batch, it is requested again after
 doubles up to `repair_retry_s_max`. Another replica may have repaired itself by then, and such
 requests are cheap.
 
-A replica that lost a requested batch says so if its disk shows the loss (`Batches.lacking_to`). If
-all other replicas have said so, or there is none, the records are *given up*: they are lost
-(decision 0024). A replica that is down has said nothing, so its records are not given up. Records
-that were given up are still requested, and are no longer lost if a replica sends them.
+A replica that lost a requested batch reports this if its disk shows the loss
+(`Batches.lacking_to`). If all other replicas have reported it, or there are no others, the records
+are *given up*: they are lost (decision 0024). A stopped replica reports nothing, so records that it
+may have are not given up. Records that were given up are still requested, and are no longer lost if
+a replica sends them.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ class Repair:
         self._next_at: Instant | None = None
         """When to send the next request or resend; None: nothing can be requested."""
         self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
-        """Holes for which a replica had nothing: how often in a row, and when to ask again."""
+        """Holes that no asked replica could fill: failed requests in a row, and the next time to
+        ask.
+        """
         self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
-        """For these holes, the end of the range that each other replica has lost."""
+        """By hole and replica, the end of the range that the replica has lost."""
         self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
         self._last_token = 0
         self.paused = False
@@ -71,7 +74,7 @@ class Repair:
     # --- asking
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Request the next missing batches, if that is due."""
+        """Request the next missing batches, if a request is due."""
         if self._next_at is not None and now < self._next_at:
             return []
         if self._asked is not None:
@@ -119,7 +122,7 @@ class Repair:
         return hole[1] in self._shards[hole[0]].holes
 
     def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
-        """Give up what all other replicas have lost; nothing if one of them has not answered."""
+        """Give up the records that all other replicas have lost, if all have answered."""
         key = asked.shard, asked.first
         known = self._lacking.setdefault(key, {})
         known[replica] = end
@@ -185,7 +188,7 @@ class Repair:
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
-        assert self._asked is None or self._next_at is not None, "an answer is awaited for so long"
+        assert self._asked is None or self._next_at is not None, "an awaited answer has a deadline"
 
 
 def _others(node: NodeId, views: Views, shard: ShardId) -> tuple[NodeId, ...]:

@@ -1,7 +1,7 @@
-"""What remains of a batch when its segment is rewritten (ARCHITECTURE 13, decision 0016).
+"""The part of a batch that remains when its segment is rewritten (ARCHITECTURE 13, decision 0016).
 
-Nothing remains of a discarded batch. In a partly live batch the dead records become tombstones:
-they keep their localids, so the other records keep their seqnums.
+A discarded batch is left out. In a partly live batch the dead records become tombstones: they keep
+their localids, so the other records keep their seqnums.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def needed(
     payload: bytes,
     location: Location,
 ) -> bytes | None:
-    """Return what must remain of an intact batch; None: nothing, it was discarded; `ELSEWHERE`:
-    its records are on cold storage.
+    """Return the part of an intact batch that must remain.
 
-    Records that an opening dropped, and others replaced, are removed when their successors are.
+    None: the batch was discarded. `ELSEWHERE`: its records are on cold storage. Records that an
+    opening dropped, and that others replaced, are removed when the replacing records are.
     """
     assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
     header = batch_header(payload)

@@ -22,7 +22,7 @@ _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 256
 """Limits of one step, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0002
-"""The rest after a batch: many times what reading and verifying a small one takes."""
+"""Pause after a batch, in seconds: many times the work for a small batch."""
 
 
 class _Reading(NamedTuple):
@@ -60,7 +60,7 @@ class Scrub:
         self._due = now if unread else Instant(now + self._interval_s)
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Read the next batches, if that is due."""
+        """Read the next batches, if a read is due."""
         if self._due is None or now < self._due or self._reading:
             return []
         if self._began is None:

@@ -12,11 +12,11 @@ of the shard, and becomes authoritative when that writer states where the shard 
 that the metalog has ordered certainly exist, so missing ones become a hole.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
-and their writer resends them. No writer resends unordered records of earlier writers, so these
-count as stored.
+and their writer resends them. Unordered records of earlier writers, which no writer resends, count
+as stored.
 
-The state is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Consecutive spans of the
-metalog are joined.
+The state is in flat arrays: 28 bytes per batch or hole, and 16 bytes per span. Consecutive spans of
+the metalog are joined.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COLD: Final = FIRST_COLD_SEGMENT
 COLD_OBJECTS_MAX: Final = _GONE - _COLD
 _ROWS_AT_ONCE: Final = 1 << 16
 NEVER: Final = Epoch(-1)
-"""The epoch of the writer of a shard that none has claimed or opened here."""
+"""The writer's epoch in a shard that no writer has claimed or opened here."""
 _ROWS: Final = ("_firsts", "_segments", "_offsets", "_lengths")
 _SPANS: Final = ("_span_seqnums", "_span_localids")
 
@@ -65,7 +65,7 @@ class Shard:
         leading: whether this replica is the first one, which sends index data unrequested.
         changing: how many states are being written.
         written, stored, ordered: prefix lengths, see the module.
-        bytes: of all stored batches.
+        bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
             missing.
         holes: unknown ranges inside the stored prefix, end by first localid.
@@ -101,7 +101,9 @@ class Shard:
         """Whether this is the only replica: then no opening ever dropped records."""
         self._certain = True
         self._doubted: LocalId | None = None
-        """From this localid on, a lost opening may have dropped what is stored; None: no doubt."""
+        """From this localid on, a lost opening may have dropped stored records; None: none was
+        lost.
+        """
         self._firsts = array("Q")
         self._segments = array("I")
         self._offsets = array("Q")
@@ -117,8 +119,8 @@ class Shard:
 
     @property
     def writer(self) -> Epoch:
-        """The writer under which the shard was opened last; `NEVER`: none, or its start is not
-        known.
+        """The writer under which the shard was opened last; `NEVER`: none, or its start is
+        unknown.
         """
         return self.opened if self.opened_at is not None else NEVER
 
@@ -126,7 +128,9 @@ class Shard:
 
     @property
     def authoritative(self) -> bool:
-        """Whether `stored` is all that this replica ever had; False before the first opening."""
+        """Whether `stored` covers all records that this replica ever had; False before the first
+        opening.
+        """
         return self.opened != NEVER and self._certain
 
     @property
@@ -154,7 +158,7 @@ class Shard:
         return index < len(self._firsts) and self._firsts[index] == localid
 
     def apply(self, state: ShardState) -> None:
-        """Apply a claim, or an opening, which drops what is stored from `start` on."""
+        """Apply a claim; or an opening, which drops the records stored from `start` on."""
         if state.start is None:
             self.claimed = state.epoch
             return
@@ -202,10 +206,10 @@ class Shard:
             self._doubted = self.ordered
 
     def conclude_from(self, first: LocalId, epoch: Epoch) -> None:
-        """Conclude from an intact batch what was lost before it: batches, or an opening.
+        """Conclude from an intact batch whether batches or an opening were lost before it.
 
-        An opening begins a new epoch, so within one epoch no records were dropped. Where a lost
-        opening was is unknown. Records missing before the batch may be the writer's own, which it
+        An opening begins a new epoch, so within one epoch no records were dropped. The place of a
+        lost opening is unknown. Records missing before the batch may be the writer's own, which it
         then resends.
         """
         if epoch > self.opened:
@@ -215,7 +219,7 @@ class Shard:
         self.skip_to(first)
 
     def skip_to(self, end: LocalId) -> None:
-        """Make a hole of what is missing up to `end`: other replicas have stored it."""
+        """Make a hole of the records missing up to `end`: other replicas have stored them."""
         if end <= self.stored:
             return
         self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
@@ -226,8 +230,8 @@ class Shard:
     def lose(self, damage: DamagedBatch) -> bool:
         """Make a hole of a damaged batch, as far as it is lost; False: the loss is already known.
 
-        If it is the only replica, it keeps two kinds of damaged batches. In the first, only the
-        data of some records is damaged. The second cannot be read now but may be readable later.
+        The only replica of a shard keeps two kinds of damaged batches: those with damage only in
+        the data of some records, and those that cannot be read now but perhaps later.
         """
         if self._alone and not damage.readable:
             return False
@@ -260,7 +264,9 @@ class Shard:
         return index
 
     def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note the place of a batch that fills a hole or is the next one; False: it is neither."""
+        """Note the place of a batch that fills a hole or is the next one; False: it does
+        neither.
+        """
         if first >= self.stored:
             self.skip_to(first)
             self.store(first, end, location)
@@ -300,8 +306,7 @@ class Shard:
         return end > known_to
 
     def lacking_to(self, first: LocalId) -> LocalId:
-        """Return the end of the range from `first` on that is lost durably: a restart would not
-        find it.
+        """Return the end of the range from `first` on that a restart would not find, either.
 
         It is `first` if the record there is stored, was never known here, or is only unreadable
         now.
@@ -348,7 +353,7 @@ class Shard:
 
     @property
     def sound(self) -> LocalId:
-        """How long the stored prefix is, without the first hole that the writer can still fill.
+        """The length of the stored prefix up to the first hole that the writer must fill.
 
         Holes in ordered records are filled by other replicas.
         """
@@ -430,7 +435,7 @@ class Shard:
     def _known_from(self, index: int, *, local: bool) -> int | None:
         """Return the first row from `index` on with a known place.
 
-        A log that is trimmed or moved continuously has millions of other batches before it.
+        A log that is trimmed or moved continuously has millions of other rows before that one.
         """
         count, end = len(self._segments), _COLD if local else _GONE
         if index < count and _HOLE < self._segments[index] < end:
@@ -463,8 +468,8 @@ class Shard:
     # --- cold storage
 
     def local_run(self, localid: LocalId, end: LocalId, bytes_max: int) -> LocalRun | None:
-        """Return the first batches in the journal from `localid` on that end at `end` or before,
-        about `bytes_max` bytes of them; None: there are none.
+        """Return the first batches in the journal from `localid` to `end`, about `bytes_max` bytes;
+        None: there are none.
         """
         if (start := self._known_from(bisect_left(self._firsts, localid), local=True)) is None:
             return None
@@ -535,8 +540,8 @@ class Shard:
     # --- trim
 
     def discard(self, first: LocalId, location: Location) -> bool:
-        """Forget the place of the batch at `first`, whose records are all trimmed; False: it is not
-        there.
+        """Forget the place of the batch at `first`, whose records are all trimmed; False: the batch
+        is at another place.
         """
         index = bisect_left(self._firsts, first)
         if index == len(self._firsts) or self._firsts[index] != first:
@@ -640,7 +645,7 @@ class Shard:
         self.store(first, end, Location(_GONE, 0, 0))
 
     def fill_gone(self, first: LocalId, end: LocalId) -> bool:
-        """Note that another replica discarded what lay in a hole; False: no hole has it."""
+        """Note that another replica discarded these records of a hole; False: no hole has them."""
         return first < end <= self.stored and self.fill(first, end, Location(_GONE, 0, 0))
 
     def is_gone(self, localid: LocalId) -> bool:
@@ -679,7 +684,7 @@ class Shard:
         gone[1:-1] = np.array(self._segments[start:stop], np.uint32) == _GONE
         bounds = np.append(firsts, np.uint64(end))
         bounds[0] = first
-        # Where batches that are gone begin to follow one another, and where that ends.
+        # Where runs of consecutive discarded batches begin and end.
         changes = np.flatnonzero(gone[1:] != gone[:-1])
         return bounds[changes].reshape(-1, 2), end, stop - start
 
@@ -691,8 +696,8 @@ class Shard:
     # --- order
 
     def lost_opening_of(self, span: Span) -> bool:
-        """Whether the opening of the span's writer was lost here, so that it is unknown which
-        records it dropped.
+        """Whether the opening of the span's writer was lost here; then it is unknown which records
+        the opening dropped.
         """
         return span.writer > self.opened and span.writer != UNSAID and not self._alone
 
@@ -703,7 +708,8 @@ class Shard:
         if self.lost_opening_of(span):
             self._truncate(span.first_localid)
         if self._doubted is not None and span.writer != UNSAID:
-            # The writer opened here, so no later opening dropped these records. Else: a hole.
+            # The writer opened here, so no later opening dropped these records; otherwise they
+            # become a hole.
             self._doubted = max(self._doubted, end)
         if not self._continues(span):
             self._span_seqnums.append(span.first_seqnum)
@@ -723,7 +729,7 @@ class Shard:
         )
 
     def cut_off(self, tail: SeqNum, ordered: LocalId) -> None:
-        """Remove the seqnums from `tail` on, of the localids from `ordered` on: their entries were
+        """Remove the seqnums from `tail` on from the localids from `ordered` on: their entries were
         replaced.
 
         The records stay and are ordered again. Holes stay, too: the other replicas have reported

@@ -1,4 +1,4 @@
-"""What shards consist of: the content of their frames and checkpoints, and what they return."""
+"""Data types of shards: the content of their frames and checkpoints, and returned values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indilog.roles.role import Location
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or where a writer opened.
+    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or an opening at `start`.
 
     Frames are replayed in order, so records that an opening dropped stay dropped.
     """
@@ -38,7 +38,7 @@ def state_decoded(payload: bytes) -> ShardState:
     """Return the state in `payload`.
 
     Raises:
-        MalformedFrameError: it holds none.
+        MalformedFrameError: the payload is no state.
     """
     try:
         return _decoder.decode(payload)
@@ -47,7 +47,7 @@ def state_decoded(payload: bytes) -> ShardState:
 
 
 class LocalRun(NamedTuple):
-    """Batches in the journal, with nothing between them but discarded ones.
+    """Batches in the journal; only discarded batches lie between them.
 
     Attributes:
         first, end: their localids.
@@ -65,8 +65,8 @@ class BatchRows(NamedTuple):
     """The batches of one replica of a shard, ascending, as columns of equal length.
 
     Attributes:
-        firsts, ends: the localids of each.
-        segments, offsets, lengths: where it was written; of a batch on cold storage see
+        firsts, ends: the range of localids of each batch.
+        segments, offsets, lengths: where it was written; for cold storage see
             `indilog_storage.batch_reads.cold_number`.
         gone: the localids of discarded batches, a row each: first, end.
     """

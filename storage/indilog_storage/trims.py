@@ -1,4 +1,4 @@
-"""What a storage node sends to index nodes about trims (ARCHITECTURE 13)."""
+"""The messages about trims that a storage node sends to index nodes (ARCHITECTURE 13)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from indilog_storage.ordering import Ordering
 
 _FLOORS_PER_PAGE: Final = 4096
 _SPEAKERS: Final = 2
-"""How many storage nodes send data that belongs to no shard; if one is down, another still sends
-it.
-"""
+"""How many storage nodes send data that belongs to no shard, so that one of them may be down."""
 
 
 def announces_empty_positions(node: NodeId, view: View) -> bool:
@@ -37,15 +35,13 @@ def announce_trim(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
 
 
 def announce_trims(view: View, ordering: Ordering) -> list[Effect]:
-    """Announce the number of trims to all index nodes, which then confirm or replace what they
-    have.
-    """
+    """Announce the number of trims to all index nodes, which then confirm or replace theirs."""
     message = _no_floors(ordering)
     return [Send(node, message) for node in view.index_nodes]
 
 
 def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
-    """Return the next page of all floors, or the statement that the asker has them all."""
+    """Return the next page of all floors, or the answer that `to` has all of them."""
     copy_of, trims, epoch = ordering.trim_extent
     if trims and (trims, epoch) == (message.trims, message.epoch):
         return Send(to, _no_floors(ordering))
