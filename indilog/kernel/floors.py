@@ -20,7 +20,7 @@ from indilog.kernel.metalog import NO_FLOORS, Floor, FloorCursor
 Column: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_UNSAID: Final = TagHash(0)
+_NO_LOG: Final = TagHash(0)
 _RECENT_MAX: Final = 1024
 _FLOOR_BYTES: Final = 24
 _RECENT_BYTES: Final = 150
@@ -60,7 +60,7 @@ class Floors:
         """About how many bytes they take."""
         return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
 
-    def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _UNSAID) -> bool:
+    def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _NO_LOG) -> bool:
         """Raise the floor of a tag of `log` to at least `until`; return whether it was lower."""
         if until <= self.of(tag):
             return False

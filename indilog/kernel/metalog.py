@@ -207,8 +207,8 @@ def entry_decoded(payload: bytes) -> Entry:
         raise MalformedFrameError(f"not a metalog entry: {error}") from error
 
 
-UNSAID: Final = Epoch(0)
-"""An incarnation that is not given, or that does not exist: epochs begin at 1."""
+NO_INCARNATION: Final = Epoch(0)
+"""The epoch of no incarnation, or of an unknown one: epochs begin at 1."""
 
 
 def entries_encoded(entries: Sequence[Entry]) -> bytes:
@@ -235,7 +235,7 @@ class Span(NamedTuple):
     first_localid: LocalId
     first_seqnum: SeqNum
     length: int
-    writer: Epoch = UNSAID
+    writer: Epoch = NO_INCARNATION
     """The newest writer among those of its records; 0: not known."""
 
     @property
@@ -259,7 +259,7 @@ class MetalogReplay:
         tail: SeqNum = 0,
         cut: Mapping[ShardId, LocalId] | None = None,
         trims: int = 0,
-        last: Epoch = UNSAID,
+        last: Epoch = NO_INCARNATION,
     ) -> None:
         self.trims = trims
         """How many of the entries are `Trim`s."""
@@ -277,7 +277,7 @@ class MetalogReplay:
         for shard in sorted(entry.counts):
             count = entry.counts[shard]
             first = cut.get(shard, 0)
-            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, UNSAID)))
+            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, NO_INCARNATION)))
             cut[shard] = first + count
             tail += count
         assert tail >= self.tail, "an entry orders records or none"

@@ -14,8 +14,8 @@ from typing import Final
 
 from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
 from indilog.kernel.index_schedule import EVERY_POSITION, IndexPositions
+from indilog.kernel.metalog import NO_INCARNATION
 from indilog.wire.messages import IndexBlock, ShardTags
-from indilog.wire.sequencer_messages import NO_INCARNATION
 
 _OVERHEAD_BYTES: Final = 512
 """Bytes that a position and its parts take besides their columns; an estimate."""

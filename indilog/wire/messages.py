@@ -35,10 +35,9 @@ from indilog.base.ids import (
     TagHash,
 )
 from indilog.kernel.lost_ranges import LostRange
-from indilog.kernel.metalog import Entry
+from indilog.kernel.metalog import NO_INCARNATION, Entry
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.sequencer_messages import (
-    NO_INCARNATION,
     MetalogAppend,
     MetalogStored,
     Seal,

@@ -6,15 +6,12 @@ from the metadata store's sequence, so no two primaries have the same.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from indilog.base.ids import Epoch, MetalogPosition
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Base, Entry
+from indilog.kernel.metalog import NO_INCARNATION, Base, Entry
 from indilog.wire.wire_message import WireMessage
-
-NO_INCARNATION: Final = Epoch(0)
-"""An epoch that no incarnation has: epochs begin at 1."""
 
 
 class Seal(WireMessage, frozen=True):

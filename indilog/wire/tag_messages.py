@@ -9,7 +9,7 @@ from typing import Final
 
 from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
 from indilog.kernel.lineage import TrimExtent
-from indilog.kernel.metalog import NO_FLOORS, UNSAID, Floor, FloorCursor
+from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Floor, FloorCursor
 from indilog.wire.wire_message import WireMessage
 
 
@@ -59,9 +59,9 @@ class TagFloors(WireMessage, frozen=True):
     after: FloorCursor = NO_FLOORS
     last: bool = True
     position: MetalogPosition = 0
-    epoch: Epoch = UNSAID
-    previous: Epoch = UNSAID
-    copy_of: Epoch = UNSAID
+    epoch: Epoch = NO_INCARNATION
+    previous: Epoch = NO_INCARNATION
+    copy_of: Epoch = NO_INCARNATION
 
     @property
     def extent(self) -> TrimExtent:
@@ -81,7 +81,7 @@ class TagFloorsWanted(WireMessage, frozen=True):
 
     after: FloorCursor = NO_FLOORS
     trims: int = 0
-    epoch: Epoch = UNSAID
+    epoch: Epoch = NO_INCARNATION
 
 
 DISCARDED_RUNS_MAX: Final = 4096
@@ -153,7 +153,7 @@ class TagFirstsWanted(WireMessage, frozen=True):
     position: MetalogPosition
     trims: int = 0
     """As in a lookup. For a tag with a floor the answer does not name the first record."""
-    epoch: Epoch = UNSAID
+    epoch: Epoch = NO_INCARNATION
     """As in a lookup."""
 
 

@@ -11,10 +11,9 @@ from indilog.base.ids import Instant, MetalogPosition, NodeId, majority
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Entry
+from indilog.kernel.metalog import NO_INCARNATION, Entry
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.sequencer_messages import (
-    NO_INCARNATION,
     MetalogAppend,
     MetalogStored,
     Seal,

@@ -22,7 +22,7 @@ from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NewRecords, Trim
+from indilog.kernel.metalog import NO_INCARNATION, NewRecords, Trim
 from indilog.kernel.view import View
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
@@ -36,7 +36,6 @@ from indilog.wire.messages import (
     TailWanted,
 )
 from indilog.wire.sequencer_messages import (
-    NO_INCARNATION,
     MetalogAppend,
     MetalogStored,
     Seal,

@@ -115,7 +115,7 @@ class Appends:
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
         """Note that a writer must be answered: how much is stored here, and under which writer.
 
-        A writer that has not opened the shard here is told which writer has, if any.
+        The answer to a writer that has not opened the shard here names the writer that has, if any.
         """
         unopened = epoch >= shard.claimed and epoch != shard.writer
         self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed

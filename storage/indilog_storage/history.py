@@ -20,7 +20,7 @@ from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.metalog import NO_FLOORS, UNSAID, Base, Entry, NewRecords, is_possible
+from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Base, Entry, NewRecords, is_possible
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import History, HistoryWanted
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -204,7 +204,7 @@ def _with_writers(entry: Entry, base: Base) -> Entry:
     """
     if not isinstance(entry, NewRecords):
         return entry
-    writers = {shard: base.writers.get(shard, UNSAID) for shard in entry.counts}
+    writers = {shard: base.writers.get(shard, NO_INCARNATION) for shard in entry.counts}
     return NewRecords(entry.position, entry.view, entry.epoch, entry.counts, writers, entry.time_us)
 
 
@@ -214,7 +214,7 @@ def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) ->
     `lacking`: this node is below a base itself.
     """
     if not ordering.has(message.end, message.end_epoch):
-        return History(message.request, 0, UNSAID, (), lacking=True) if lacking else None
+        return History(message.request, 0, NO_INCARNATION, (), lacking=True) if lacking else None
     start = message.start if ordering.has(message.start, message.last) else 0
     end = min(message.end, start + _PAGE_ENTRIES)
     previous = ordering.reader.lineage.before(start)

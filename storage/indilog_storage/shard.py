@@ -34,7 +34,7 @@ from sortedcontainers import SortedDict
 from indilog.base.columns import Packs
 from indilog.base.ids import Epoch, LocalId, SeqNum, ShardId
 from indilog.kernel.cold import ColdObject
-from indilog.kernel.metalog import UNSAID, Span
+from indilog.kernel.metalog import NO_INCARNATION, Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Location
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch
@@ -699,7 +699,7 @@ class Shard:
         """Whether the opening of the span's writer was lost here; then it is unknown which records
         the opening dropped.
         """
-        return span.writer > self.opened and span.writer != UNSAID and not self._alone
+        return span.writer > self.opened and span.writer != NO_INCARNATION and not self._alone
 
     def order(self, span: Span) -> list[RecordBatch]:
         """Apply a span; return its batches that are still in memory."""
@@ -707,7 +707,7 @@ class Shard:
         assert span.first_localid == self.ordered < end, "entries order without gaps"
         if self.lost_opening_of(span):
             self._truncate(span.first_localid)
-        if self._doubted is not None and span.writer != UNSAID:
+        if self._doubted is not None and span.writer != NO_INCARNATION:
             # The writer opened here, so no later opening dropped these records; otherwise they
             # become a hole.
             self._doubted = max(self._doubted, end)
