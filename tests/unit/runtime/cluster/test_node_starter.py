@@ -21,7 +21,7 @@ from indilog.runtime.cluster.fork_server import NODE_PROGRAM
 from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, Process
 from indilog.runtime.cluster.node_starter import NodeStarter
 
-NODE = [*NODE_PROGRAM, "--name", "storage-0", "--metadata", "ipc:///no/such/platform"]
+NODE = [*NODE_PROGRAM, "--name", "storage-0", "--metadata", "unix:///no/such/platform"]
 """A node that waits for a metadata store that does not exist, until it is asked to stop."""
 
 
