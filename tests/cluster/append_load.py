@@ -2,8 +2,8 @@
 that kill it.
 
 `python -m tests.cluster.append_load DIRECTORY NAME CALLERS`: callers append `NAME-<caller>-<n>` and
-padding; a line `<seqnum> <NAME-caller-n>` is written after the acknowledgement, so what the reader
-of the pipe has is acknowledged for certain. Segments are small: they fill in a second.
+padding. A line `<seqnum> <NAME-caller-n>` is written after the acknowledgement, so every record
+whose line was read is acknowledged. Segments are so small that they fill in a second.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A platform with functions, for tests: worker processes, gateway, an HTTP client, and an app whose
-functions do what tests need.
+"""A platform with functions, for tests: worker processes, a gateway, an HTTP client, and an
+application with functions that tests call.
 """
 
 from __future__ import annotations

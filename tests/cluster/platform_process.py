@@ -23,7 +23,7 @@ SETTINGS = {
     "INDILOG_NODE_RESTART_S_MIN": "0.05",
 }
 _MARK = "TESTED_PLATFORM"
-"""In the environment of a platform's processes, except function workers: which platform it is."""
+"""Environment variable that names the platform in its processes, except function workers."""
 
 
 class PlatformProcess:
@@ -81,8 +81,8 @@ def platform(
 ) -> Iterator[PlatformProcess]:
     """Run `indilog up` in `directory` while the block runs; end it in order if it still runs.
 
-    It ends with this process too, however that ends. `open_files_max` is the limit of open files
-    of its process; `python` is the interpreter of another environment.
+    The platform also ends when this process ends, however that happens. `open_files_max` is the
+    limit of open files of its process; `python` is the interpreter of another environment.
     """
 
     def limited() -> None:

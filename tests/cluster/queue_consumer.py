@@ -2,9 +2,9 @@
 tests that kill it.
 
 `python -m tests.cluster.queue_consumer URL LOG QUEUE SHARDS`: each line is a word, the seqnum of
-the claim, the seqnum of the message, and the message. `got`: it was delivered. `done`: its
-acknowledgement returned; `late`: it got the error that the lease had ended. A delivery without the
-second line was in its hands when it was killed, or had been acknowledged a moment before.
+the claim, the seqnum of the message, and the message. `got`: the message was delivered. `done`: its
+acknowledgement returned. `late`: its acknowledgement failed because the lease had ended. A delivery
+without a second line was not acknowledged when the process was killed, or only a moment before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TASKS = 8
 LEASE_S = 1.0
 LATE_S = 1.5
 LATE_EVERY = 50
-"""Deliveries for each one that is acknowledged only after its lease has ended."""
+"""One of this many deliveries is acknowledged only after its lease has ended."""
 TRIES = 1000
 
 

@@ -103,7 +103,7 @@ def test_without_the_token_only_health_is_answered_and_the_error_names_the_token
 def test_no_request_that_a_web_page_could_send_deploys_or_runs_anything(
     up: PlatformProcess,
 ) -> None:
-    """Each is sent with the token, so that this is held by the other rules alone."""
+    """Each request has the token, so that only the other rules can refuse it."""
     with caller(up.url, **token_headers(up.url)) as client:
         for headers, status in (
             ({"content-type": "text/plain"}, 415),

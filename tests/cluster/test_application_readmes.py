@@ -38,7 +38,7 @@ async def typed(platform: Platform, command: list[str]) -> httpx.Response:
 
 
 async def ended(platform: Platform, accepted: httpx.Response) -> httpx.Response:
-    """Return an asynchronous invocation when it is over."""
+    """Wait for the end of an asynchronous invocation; return its outcome."""
     path = f"/invocations/{accepted.json()['invocation']}"
     async with asyncio.timeout(60):
         while (reported := await platform.http.get(path, params={"wait": 30})).json()[

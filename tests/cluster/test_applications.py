@@ -74,7 +74,7 @@ async def killing(
 
 
 async def run(platform: Platform, application: Application, seed: int) -> tuple[LoadRun, list[str]]:
-    """Run the application's load while workers die, and its check afterwards."""
+    """Run the application's load while workers are killed, and its check afterwards."""
     await deploy(platform.http, application.name)
     await application.load(platform.url, lambda _: None)
     killed: list[int] = []
@@ -87,7 +87,7 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
             seconds=3.0,
         )
     assert killed
-    assert run.all.failures, "calls were under way in the workers that died"
+    assert run.all.failures, "the killed workers were running calls"
     await application.settled(platform.url)
     _, faults = await checked(platform.url, application, lambda *_: None)
     return run, faults
@@ -139,7 +139,7 @@ async def test_acknowledged_posts_are_stored_once_although_workers_are_killed(
 async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_repeated(
     tmp_path: Path,
 ) -> None:
-    """The platform accepts it although workers die, and runs it again when its own has."""
+    """The platform accepts the request although workers are killed, and runs it again if needed."""
     application = Media(users=5, movies=5)
     reviewers = application.visitors(1, 1)
     composed = 0

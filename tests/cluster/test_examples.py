@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 def promised(example: Path) -> str:
-    """Return what the docstring says that the program prints."""
+    """Return the expected output from the docstring of a program."""
     text = ast.get_docstring(ast.parse(example.read_text()))
     assert text is not None
     return textwrap.dedent(text.partition("Prints:\n")[2]).strip()

@@ -116,7 +116,7 @@ async def test_running_calls_end_on_their_version_and_new_ones_get_the_new(
 
 
 async def test_a_client_takes_messages_as_large_as_its_platform_allows(tmp_path: Path) -> None:
-    """A page of more than 16 MiB, which is what a client takes before it knows the limit."""
+    """A page of more than 16 MiB: the limit of a client that does not know the platform's limit."""
     base = config_in(tmp_path, workers=0)
     config = replace(
         base,
@@ -238,7 +238,7 @@ async def test_a_refused_connection_is_one_sentence() -> None:
 async def test_a_port_in_use_is_one_sentence(
     platform: Platform, tmp_path: Path, *, chosen: bool
 ) -> None:
-    """It says where the port comes from, also if none was chosen."""
+    """The sentence says where the port number comes from."""
     used = int(platform.url.rpartition(":")[2])
     engine, engines = NodeId("engine-1"), [NodeId("engine-0"), NodeId("engine-1")]
     keep_port(tmp_path, engine, used)
@@ -299,7 +299,7 @@ async def test_a_deployment_reaches_every_compute_node_at_once(tmp_path: Path) -
 async def test_a_deployment_that_crashes_workers_of_another_node_is_reported_there(
     tmp_path: Path,
 ) -> None:
-    """It imports on the node where it was deployed, and not on the other one."""
+    """The code can be imported on the node where it was deployed, but not on the other node."""
     async with running_two(tmp_path) as (first, second):
         deadly = "import os\nif '/two/' in __file__: os._exit(5)\n"
         await first.deploy("other", DEMO)

@@ -1,7 +1,7 @@
-"""IndiLog installed from its wheel, beside a project whose folders are called as ours.
+"""IndiLog installed from its wheel, used by a project whose folders have the same names as ours.
 
-The environment is empty but for the wheel: the packages that it depends on come by a path from the
-environment of the tests, this checkout does not.
+The environment contains only the wheel. Its dependencies are taken by a path from the environment
+of the tests; this checkout is not on the path.
 """
 
 from __future__ import annotations

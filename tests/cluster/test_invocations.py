@@ -96,7 +96,7 @@ async def runs_of(log: Log, n: int) -> list[int]:
 
 
 async def outcome(http: httpx.AsyncClient, invocation: str) -> dict[str, Any]:
-    """Wait for the outcome of an invocation, also while the platform is away."""
+    """Wait for the outcome of an invocation, also while the platform is down."""
     async with asyncio.timeout(90):
         while True:
             answer = await http.get(f"/invocations/{invocation}?wait=60")
@@ -145,7 +145,7 @@ async def test_the_error_of_a_too_large_result_does_not_say_that_nothing_was_don
 
 
 async def test_a_key_keeps_a_conflict_and_the_error_asks_for_another_key(there: Platform) -> None:
-    """Effects of the function stay, so only its author may run it again."""
+    """A function may have had effects, so the platform does not run it again under the key."""
     path = "/functions/demo/conflicts"
     for _ in range(2):
         answer = await there.http.post(path, json={"n": 6}, headers={"Idempotency-Key": "k"})
@@ -264,7 +264,7 @@ async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform)
 async def test_calls_with_a_key_and_asynchronous_ones_are_accepted_although_workers_are_killed(
     tmp_path: Path, killed: int
 ) -> None:
-    """The worker that validates their arguments dies before it has answered."""
+    """The worker that validates their arguments is killed before it has answered."""
     async with running(tmp_path, workers=2, worker_stop_s=60.0, **FAST) as there:
         assert (await there.deploy("demo", APP)).status_code == 200
         asked = there.host._router._dispatcher.least_loaded

@@ -20,7 +20,9 @@ _RECORD = b"x" * 500_000
 
 
 def test_half_requests_take_no_descriptor_that_a_segment_roll_needs(tmp_path: Path) -> None:
-    """Six times as many as the process may have; 30 MB are four segments."""
+    """Six times as many connections as the process may have descriptors; 30 MB are four
+    segments.
+    """
     with (
         platform(tmp_path / "data", open_files_max=_OPEN_FILES_MAX) as up,
         httpx.Client(

@@ -34,7 +34,7 @@ class Reader:
         self.source = directory / "visits.py"
 
     def types(self, command: str) -> str:
-        """Do what a command of the README does; return what it prints."""
+        """Run a command of the README; return its output."""
         words = shlex.split(command, comments=True)
         if words[0] == "curl":
             options = dict(itertools.pairwise(words))
@@ -52,7 +52,7 @@ class Reader:
         return self.shell(command)
 
     def shell(self, command: str) -> str:
-        """Run it in a shell, as at a terminal."""
+        """Run a command in a shell, as at a terminal."""
         own = self.directory / "bin"
         own.mkdir(exist_ok=True)
         program = own / "indilog"
@@ -102,7 +102,7 @@ def commands(block: str) -> list[str]:
 
 
 async def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
-    """Also once the log was trimmed, which it shows before the program that subscribes."""
+    """The README trims the log before its program subscribes; the program must work then, too."""
     functions, workflow, client = blocks("python")
     first, second, look = filter(None, map(commands, blocks()))
     with platform(tmp_path / "data") as up:

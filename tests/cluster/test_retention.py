@@ -1,4 +1,4 @@
-"""Retention on a whole platform: policies set over every way in, enforced, also after a restart."""
+"""Retention on a whole platform: policies set by all interfaces, enforced also after a restart."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MovedTime:
 
 
 def to_next_minute(clock: MovedTime) -> None:
-    """Have a minute begin a few seconds from now, when the application is deployed."""
+    """Set the clock so that a minute begins a few seconds from now, after the deployment."""
     clock.wall_s += 60 - (clock.time() + 8.0) % 60
 
 
 async def ticks(url: str, count: int) -> list[str]:
-    """Wait for so many ticks; return which invocations they are."""
+    """Wait for this many ticks; return their invocations."""
     found: list[str] = []
     bound = 0
     async with indilog.connect(url) as client:

@@ -42,7 +42,7 @@ def started(data: Path, port: int, *arguments: str) -> subprocess.Popen[str]:
 
 
 def shown_until(process: subprocess.Popen[str], text: str) -> None:
-    """Return when the process has printed a line with `text`; fails when it ends before."""
+    """Wait for a line with `text` in the output of the process; fail if the process ends first."""
     assert process.stdout is not None
     shown = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Ctrl-C on a platform with calls in flight, from the outside (ARCHITECTURE 11)."""
+"""Ctrl-C on a platform with calls in flight, as its clients see it (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def nap(ctx: indilog.Context) -> None:
 
 
 async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
-    """Stop the platform during a call and a read; return both answers and what it logged."""
+    """Stop the platform during a call and a read; return both answers and the platform's log."""
     async with http_client(running.url, timeout=60) as http:
         deployed = await http.post("/apps", json={"sources": {"slow.py": APP}})
         assert deployed.status_code == httpx.codes.OK, deployed.text
@@ -56,7 +56,7 @@ def test_ctrl_c_answers_every_caller_with_problem_details_and_logs_no_traceback(
 
 
 async def killed(running: PlatformProcess) -> tuple[object, ...]:
-    """Kill the platform during a call and a read; return what the clients of both get."""
+    """Kill the platform during a call and a read; return the errors that both clients get."""
     async with indilog.connect(running.url) as client:
         await client.deploy({"slow.py": APP})
         call = asyncio.create_task(client.call("slow.nap"))

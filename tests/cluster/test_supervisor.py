@@ -248,7 +248,7 @@ def test_a_supervisor_with_other_settings_replaces_the_processes_of_the_one_befo
 
 @pytest.mark.parametrize("node", ["storage-1", "engine-0", repeated("sequencer-0")])
 def test_a_hung_process_is_ended_and_appends_continue(tmp_path: Path, node: str) -> None:
-    """T5: for 20 seconds no append was acknowledged, and `/readyz` answered ready."""
+    """Formerly no append was acknowledged for 20 seconds, and `/readyz` answered ready."""
 
     async def story() -> None:
         made = settings(tmp_path)

@@ -152,7 +152,7 @@ async def change(here: Platform, there: Platform, source: str | None, version: i
 async def test_the_outcome_of_a_key_is_returned_after_any_later_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_read: bool
 ) -> None:
-    """On a node that has read what the other one recorded, and on one that has not."""
+    """On a node that has read the other node's records, and on one that has not."""
     path, keyed = "/functions/demo/count", {"idempotency-key": "k"}
     source = SOURCE.replace("@app.schedule", "# @app.schedule")
     changes = (

@@ -85,8 +85,8 @@ async def test_an_import_that_ends_its_process_disturbs_no_running_call(
 async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
     tmp_path: Path,
 ) -> None:
-    """Its import ends a bounded number of workers; then it is left out and its calls name the
-    reason.
+    """Its import ends a bounded number of workers. Then workers start without the application, and
+    its calls get the reason.
     """
     mark = tmp_path / "mark"
     deadly = f"import os\nif os.path.exists({str(mark)!r}): os._exit(5)\n"
@@ -134,7 +134,9 @@ async def until_it_answers(platform: Platform, app: str) -> list[str]:
 async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
     tmp_path: Path, fault: str
 ) -> None:
-    """Into each worker, without a new deployment; meanwhile at most two workers end."""
+    """Each worker loads the application without a new deployment; at most two workers end
+    before.
+    """
     mark = tmp_path / "mark"
     frail = f"import os\nif os.path.exists({str(mark)!r}):\n    {fault}\n" + DEMO
     async with running(tmp_path, workers=2) as first:
@@ -154,7 +156,9 @@ async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
 async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
     tmp_path: Path,
 ) -> None:
-    """However often: no caller gets an error of loading, and finally the app answers."""
+    """However often a worker is killed, no caller gets an import error, and finally the app
+    answers.
+    """
     mark, pids = tmp_path / "mark", tmp_path / "pids"
     slow = (
         "import os, time\n"
@@ -380,7 +384,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
 async def test_a_blocked_worker_does_not_delay_the_end_of_the_platform(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed without the time that a worker has otherwise to end by itself."""
+    """The worker is killed at once, without the usual time to end by itself."""
     monkeypatch.setattr(pool, "STOP_S", math.inf)
     source = DEMO.replace("timeout_s=1)", "timeout_s=600)")
     async with running(tmp_path, workers=1) as platform:

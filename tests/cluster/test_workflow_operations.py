@@ -116,7 +116,7 @@ async def insist(platform: Platform, name: str, **arguments: object) -> Any:  # 
 
 
 async def kill(platform: Platform, dice: random.Random) -> None:
-    """Kill workers that execute something, repeatedly."""
+    """Repeatedly kill a worker that is running calls."""
     killed = 0
     while killed < KILLS:
         await asyncio.sleep(dice.uniform(0.1, 0.5))

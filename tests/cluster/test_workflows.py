@@ -109,8 +109,8 @@ async def states(ctx: indilog.Context) -> list[str]:
 
 
 def example() -> str:
-    """Return the workflow of the page, without the function that uses it, and with a short
-    hour.
+    """Return the workflow of the documentation, without the function that uses it, and with an hour
+    replaced by a short time.
     """
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "bokiflow.Flow(app)" in block]
@@ -141,7 +141,7 @@ async def test_the_example_of_the_interface_runs_unchanged(platform: Platform) -
 
 
 async def test_a_new_version_continues_the_runs_of_the_old_one(platform: Platform) -> None:
-    """The old executors leave, so no takeover waits for a lease."""
+    """The old executors end in order, so no takeover waits for a lease."""
     order = {"hotel": "ritz", "flight": "LH1"}
     await platform.call("travel.reserve_now", order=order, id="order-44")
     source = BEFORE + example() + AFTER

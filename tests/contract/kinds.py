@@ -36,8 +36,8 @@ class Kind:
 
     Attributes:
         open: yields a source that keeps its data below the directory.
-        durable: acknowledged records are there when the same directory is opened again.
-        marks: of every test of this kind, e.g. `pytest.mark.cluster`.
+        durable: whether acknowledged records survive a reopening of the same directory.
+        marks: marks of every test of this kind, e.g. `pytest.mark.cluster`.
     """
 
     open: Callable[[Path], AbstractAsyncContextManager[LogSource]]

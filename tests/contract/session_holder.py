@@ -1,7 +1,7 @@
 """A process that holds an ephemeral key, for tests that kill or pause it.
 
-It prints a line when it holds the key, and then, each time it is asked by a line, whether it still
-does, and what a write through its session says.
+It prints a line when it holds the key. Then it answers each input line with whether it still holds
+the key, and with the result of a write through its session.
 """
 
 from __future__ import annotations

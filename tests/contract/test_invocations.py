@@ -235,7 +235,7 @@ async def test_invocations_over_the_open_limit_are_refused() -> None:
 
 
 async def test_one_application_cannot_open_all_invocations_at_once() -> None:
-    """Also not with calls whose records are being appended at the same time."""
+    """Calls whose records are being appended at the same time count, too."""
     async with running(
         MemoryLogs(), Node(), invocations_open_max=10, app_invocations_open_share_max=0.5
     ) as service:
@@ -475,7 +475,7 @@ async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
 
 
 async def test_a_wait_for_an_outcome_trimmed_by_another_node_fails_at_once() -> None:
-    """This node lags, and still remembers the outcome."""
+    """The asked node lags, and still remembers the outcome."""
     logs = MemoryLogs()
     async with running(logs, Node(Returned(0, b"1"))) as service:
         id_ = await service.accept("app.f", b"{}")
@@ -488,7 +488,7 @@ async def test_a_wait_for_an_outcome_trimmed_by_another_node_fails_at_once() -> 
 
 
 async def test_a_taken_over_run_waits_for_the_deployment_of_its_function() -> None:
-    """A node that takes over may read the deployment a moment later."""
+    """A node that takes a run over may read the deployment a moment later."""
 
     class Behind(Node):
         def start(

@@ -1,7 +1,7 @@
 """What every kind of log guarantees over time (PITFALLS A1, 3): sessions, concurrency, waiting,
 subscriptions, aux data, reopening.
 
-A wait is always ended by its event, and by a deadline only if the log is wrong.
+Every wait ends by its event; a deadline ends it only if the log has a bug.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every kind of log guarantees (PITFALLS A1, A33): appends, reads at all bounds, tags, limits.
 
-Each claim is a sentence of `indilog.base.log.Log`. The suite knows nothing about how a log works,
-and does not presume that a logspace is empty.
+Each claim is a sentence of `indilog.base.log.Log`. The suite uses the interface only, and does not
+presume that a logspace is empty.
 """
 
 from __future__ import annotations

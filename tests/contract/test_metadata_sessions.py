@@ -1,4 +1,4 @@
-"""Sessions and ephemeral keys, by one suite for every metadata store; and a store that is away."""
+"""One suite for every metadata store: sessions, ephemeral keys, and an unreachable store."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.support.metadata_places import EMBEDDED, SERVED, ZOOKEEPER, Place, Se
 
 CONFIG = node_config(metadata_timeout_s=30.0)
 LONG_S = 60.0
-"""Of sessions that must survive what a test does, also on a slow machine."""
+"""`ttl_s` of sessions that must survive a test, also on a slow machine."""
 SHORT_S = 3.0
-"""Of sessions that must expire."""
+"""`ttl_s` of sessions that must expire."""
 
 
 @pytest_asyncio.fixture(params=[EMBEDDED, SERVED, ZOOKEEPER])
@@ -42,7 +42,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest_asyncio.fixture(params=[SERVED, ZOOKEEPER])
 async def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    """Yield a new store that other processes can use, and that can be away."""
+    """Yield a new store that other processes can use, and that can be made unreachable."""
     async with place_of(request, tmp_path, CONFIG) as opened:
         yield opened
 
@@ -58,7 +58,7 @@ async def created(session: object, key: str, value: bytes = b"") -> int:
 
 
 async def absent(store: MetadataStore, key: str) -> None:
-    """Wait until there is no such key."""
+    """Wait until the key does not exist."""
     version = 0
     while True:
         found = await store.get(key)
@@ -219,7 +219,7 @@ async def holder(place: Place, ttl_s: float) -> AsyncIterator[asyncio.subprocess
 
 
 async def asked(process: asyncio.subprocess.Process) -> str:
-    """Return what a holder says of its session."""
+    """Return the answer of a holder about its session."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"\n")

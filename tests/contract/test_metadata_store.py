@@ -1,6 +1,6 @@
 """One suite for every metadata store: keys, lists, watches, sequences and their limits.
 
-`test_metadata_sessions` has the tests of sessions, and of a store that is away.
+`test_metadata_sessions` has the tests of sessions, and of an unreachable store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def written(store: MetadataStore, key: str, value: bytes, expected: int = 
 
 
 async def waiting(store: MetadataStore) -> None:
-    """Let watches that were begun before wait for their changes."""
+    """Give watches that were begun before the time to start waiting."""
     for _ in range(3):
         await asyncio.sleep(0)
         await store.get("view")

@@ -1,5 +1,5 @@
-"""What every kind of log guarantees to concurrent sessions (PITFALLS A1): after each operation a
-session sees its effect or its result, despite concurrent writes of other sessions.
+"""The guarantees of every kind of log to concurrent sessions (PITFALLS A1): after each operation a
+session sees the operation's effect or result, despite concurrent writes of other sessions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Act = Callable[[Log, int], Awaitable[None]]
 
 @pytest.fixture
 def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[None]]:
-    """Let several sessions do the same concurrently, round by round, among sessions that append."""
+    """Run the same act in several sessions at once, round by round, while other sessions append."""
 
     async def run(act: Act) -> None:
         async def person(number: int) -> None:
@@ -56,7 +56,7 @@ def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[Non
 
 
 async def test_a_write_of_a_session_advances_its_position(logs: LogSource, name: str) -> None:
-    """So another session that takes the position, on any node, sees the write."""
+    """Another session that takes this position, on any node, then sees the write."""
 
     async def act(mine: Session) -> None:
         log = logs.log(name, mine)

@@ -32,8 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quick_python(folder: Path) -> Path:
     """Make a Python for Spark's processes that imports the installed PySpark.
 
-    Spark would have each of them import it from `pyspark.zip`, and compile it again: that is three
-    times slower, and Spark waits ten seconds for some of them.
+    By default each process imports PySpark from `pyspark.zip` and compiles it again. That is three
+    times slower, and Spark waits only ten seconds for some processes.
     """
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH= exec {sys.executable} "$@"\n')
@@ -71,7 +71,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def told(url: str) -> Callable[[Callable[[indilog.Log], Awaitable[_ValueT]], str], _ValueT]:
-    """Return what runs a call on a log of the shared platform, given its name."""
+    """Return a function that runs a call on a named log of the shared platform."""
 
     def run(call: Callable[[indilog.Log], Awaitable[_ValueT]], log: str) -> _ValueT:
         async def connected() -> _ValueT:

@@ -1,4 +1,4 @@
-"""Spark rebuilds the index that one process rebuilds, and that a live platform has."""
+"""Spark rebuilds the same index as one process does, and as a live platform has."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rebuilt(directory: Path, engine: Engine) -> dict[str, bytes]:
 
 
 def test_both_engines_write_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
-    """From the beginning, and from the snapshots of a shorter log."""
+    """Both when they rebuild everything, and when they extend the snapshots of a shorter log."""
     data, copy = tmp_path / "data", tmp_path / "copy"
     asyncio.run(append(data, 0, 6000))
     many = SparkEngine(spark, part_bytes=100_000, range_rows=1000)

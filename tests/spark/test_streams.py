@@ -1,4 +1,4 @@
-"""A log as a stream: bounded batches, a checkpoint to go on from, and the end of the log."""
+"""A log as a stream: bounded batches, continuation from a checkpoint, and the end of the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Told: TypeAlias = Callable[[Callable[[indilog.Log], Awaitable[Any]], str], Any]
 
 
 class Sink:
-    """Collects micro-batches, and goes on where an earlier run ended."""
+    """Collects micro-batches; a later run continues where an earlier one ended."""
 
     def __init__(self, folder: Path) -> None:
         self._checkpoint = str(folder / "checkpoint")

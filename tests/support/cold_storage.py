@@ -1,4 +1,4 @@
-"""A platform that moves its old records to cold storage at once, and what is read from it."""
+"""A platform that moves old records to cold storage at once, and checks of its records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAGS = 7
 def configured(
     directory: Path, *, replicas: int = 1, place: Path | str | None = None, **more: object
 ) -> Config:
-    """Everything moves at once that a full segment and two checkpoints allow; nothing is cached."""
+    """Records move as soon as a full segment and two checkpoints allow it; no cache is used."""
     given: dict[str, object] = {
         "cold_place": str(place or directory / "cold"),
         "cold_after_s": 0.001,
@@ -86,7 +86,7 @@ async def moved(platform: Platform, log: Log, bytes_max: int = 2 * MIB) -> dict[
 
 
 async def check(log: Log, records: dict[SeqNum, Entry], *, some: int = 40) -> None:
-    """Check every way of reading against what was appended."""
+    """Check that every kind of read returns the appended records."""
     seqnums = sorted(records)
     for seqnum in random.Random(3).sample(seqnums, some):
         record = await log.read_next(bound=seqnum)

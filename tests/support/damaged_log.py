@@ -12,10 +12,10 @@ from tests.support.hooked_log import HookedLog, HookedLogs, Hooks, Read
 
 
 class Damage(Hooks):
-    """Reads as the platform does where some of the records have no intact copy.
+    """Reads that behave as on a platform that has no intact copy of some records.
 
     Attributes:
-        lost: their seqnums, until they are repaired.
+        lost: seqnums of these records, until they are repaired.
         tags: the known tags of these records.
     """
 

@@ -1,5 +1,6 @@
-"""A log whose time advances only when a read times out, and logs that keep trimmed records: for
-tests that interleave, and compare with a model.
+"""A log whose time advances only when a read times out, and logs that keep trimmed records.
+
+For tests that interleave executions and compare them with a model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Time:
 
 
 class ElapsingLog(SteppedLog):
-    """A read that times out advances the time by its wait."""
+    """A log on which a read that times out advances the time by its wait."""
 
     def __init__(self, log: Log, time: Time) -> None:
         super().__init__(log)
@@ -44,7 +45,7 @@ class ElapsingLog(SteppedLog):
 
 
 class Kept(MemoryLogs):
-    """Keeps trimmed records for the model."""
+    """Logs that keep trimmed records for the model."""
 
     def __init__(self, time: Time) -> None:
         super().__init__(clock=time)

@@ -72,7 +72,7 @@ async def execute(
 
 
 async def decided(logs: MemoryLogs, run: str, count: int) -> list[StepDecided]:
-    """Return a run's decisions after the given number of them was made."""
+    """Wait until a run has `count` decisions, and return them."""
     log, bound = logs.log(FLOW_LOG), 0
     found: list[StepDecided] = []
     while len(found) < count:

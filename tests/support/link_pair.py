@@ -23,7 +23,7 @@ LIMITS = Limits(
 
 
 def refuse_questions(link: Link, call: int, message: Question | Greeting) -> None:
-    """Refuse every question: for an end that only asks."""
+    """Refuse every question; for the asking end."""
     raise AssertionError(f"this end serves no questions, not {message}")
 
 
@@ -34,8 +34,9 @@ def link_pair(
     message_bytes_max: int = LIMITS.message_bytes_max,
     delay_s: Callable[[], float] = float,
 ) -> tuple[Link, Link]:
-    """Return an asking end, and the other end, which answers by `serve`; what is written arrives
-    `delay_s()` later, and never before what was written before it.
+    """Return an asking end, and the other end, which answers by `serve`.
+
+    Written bytes arrive `delay_s()` later, and in the order in which they were written.
     """
     ours = Link(asked_back, message_bytes_max=message_bytes_max)
     theirs = Link(serve, message_bytes_max=message_bytes_max)
@@ -71,7 +72,7 @@ class LinkAsker:
 
 
 def linked_logs(logs: LogSource, *, delay_s: Callable[[], float] = float) -> RemoteLogs:
-    """Return `logs` as a worker has them: at the other end of its own link."""
+    """Return `logs` as a worker sees them: at the other end of a link."""
     service = LogService(logs, questions_max=1000)
 
     def serve(link: Link, call: int, message: Question | Greeting) -> None:

@@ -1,7 +1,6 @@
-"""Where the tests of metadata stores keep one: in this process, served to other processes, or in
-ZooKeeper.
+"""The metadata stores of tests: in this process, served to other processes, or in ZooKeeper.
 
-Each place gives out any number of clients of one store, and can restart the store.
+Each place provides any number of clients of one store, and can restart the store.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Place(ABC):
 
     @abstractmethod
     async def back(self) -> None:
-        """Make it reachable again."""
+        """Make the store reachable again."""
 
 
 class EmbeddedPlace(Place):

@@ -16,8 +16,8 @@ def entries_message(
     committed: MetalogPosition | None = None,
     request: int = 0,
 ) -> MetalogEntries:
-    """Return consecutive entries, at least one; by default all have one incarnation and no others
-    are committed.
+    """Return a message with consecutive entries, at least one. By default all have the same
+    incarnation and are committed.
     """
     start = entries[0].position
     if previous is None:
@@ -28,5 +28,5 @@ def entries_message(
 
 
 def nothing_more(wanted: MetalogWanted) -> MetalogEntries:
-    """Return the answer that no entry follows those of the requester."""
+    """Return the answer that the requester has all entries."""
     return MetalogEntries(wanted.start, wanted.last, (), wanted.start, wanted.request)

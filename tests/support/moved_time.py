@@ -16,8 +16,8 @@ class MovedTime:
     """Replaces the module `time`.
 
     Attributes:
-        wall_s: by how much the wall clock is ahead.
-        passed_s: how much more time has passed than in reality, for machines and for the log.
+        wall_s: seconds by which the wall clock is ahead.
+        passed_s: seconds that have passed beyond the real ones, for the machine and the log.
     """
 
     def __init__(self) -> None:

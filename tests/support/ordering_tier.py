@@ -6,10 +6,9 @@ ARCHITECTURE 8 and the messages `ShardClaim` and `ShardOpen` describe, so a pref
 smallest of all replicas.
 
 A process crashes between any two steps, also after `MetalogAppend` was sent and before its entries
-are synced. Of the unsynced frames any prefix survives. `Persisted` reaches a role in one of two
-ways, both of which `indilog.roles.role` allows. It comes at the sync, and then messages leave at
-once. Or it comes when the frame is written, and then only messages that promise nothing leave
-before the sync.
+are synced. Of the unsynced frames any prefix survives. `indilog.roles.role` allows two times for
+`Persisted`, and both are tested. At the sync: then messages leave at once. When the frame is
+written: then only messages that promise nothing leave before the sync.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Frame(NamedTuple):
     kind: FrameKind
     payload: bytes
     lost: Lost | None = None
-    """What a restart can still read of the frame if it is damaged."""
+    """The readable part of the frame at a restart, if the frame is damaged."""
 
 
 class Taken(NamedTuple):
@@ -130,7 +129,7 @@ class Process:
         return Letter(self.name, to, message, Epoch(self.starts))
 
     def recovered(self) -> Sequencer:
-        """Return the role that a restart finds."""
+        """Return the role after a restart."""
         role = Sequencer(self.name, [VIEW], CONFIG)
         role._metalog._entries = Entries(page=3, unpacked_min=2)  # so that some are packed
         self.wiped = self.wiped and not self.disk
@@ -360,8 +359,8 @@ class OrderingTier:
     def wipe_replica(self, node: NodeId) -> None:
         """Restart a storage node without its disk; its writers survive and open it again.
 
-        The primary learns of the restart, because a node without its disk first requests the whole
-        metalog. The node gets records that were proposed on its earlier reports back from other
+        The primary notices the restart, because a node without its disk first requests the whole
+        metalog. The node fetches records that were proposed on its earlier reports from other
         replicas.
         """
         self.lives[node] = Epoch(self.lives[node] + 1)
@@ -467,8 +466,8 @@ class OrderingTier:
             assert length <= self.common(shard)
 
     def heal(self) -> None:
-        """Stop all losses: records on all replicas become ordered, and the sequencers' disks become
-        equal.
+        """Stop all losses; then records on all replicas become ordered, and the sequencers' disks
+        become equal.
         """
         # A new entry replaces a lost one that a backup still has.
         for shard in VIEW.shards:

@@ -60,7 +60,7 @@ from indilog_compute.reads.operation import PENDING, Answered
 LOG = "orders"
 ROUNDS_MAX = 200_000
 _IDLE_S = 60.0
-"""Nothing is resent after as long a pause; only work of days is due then."""
+"""If no timer is due within this many seconds, no resend is pending, only daily work."""
 _SLOW = 0.8
 """Probability that a message to a slow node is late."""
 
@@ -249,7 +249,9 @@ class RoleCluster:
         raise AssertionError("the cluster does not become idle")
 
     def _read_fresh(self) -> None:
-        """Have every engine ask for the end of the log: an idle one does not miss a lost entry."""
+        """Make every engine ask for the end of the log: an idle engine does not notice a lost
+        entry.
+        """
         for node in self.view.engines:
             role = self.roles[node]
             assert isinstance(role, Engine)
@@ -340,7 +342,7 @@ class RoleCluster:
             case AskCold(cold_request):
                 self._events[node].append(ColdAnswered(without_store(cold_request)))
             case Discard() | ReclaimableBytes():
-                pass  # data that is not freed stays readable
+                pass  # a discarded batch stays readable here
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case unreachable:

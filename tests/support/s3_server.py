@@ -1,7 +1,7 @@
 """An S3-compatible server in a process of its own, on loopback, with nothing on disk.
 
-In the process of a test it would share the interpreter's lock with the client: one that waits for
-an answer while it holds the lock would wait for itself.
+In the process of a test the server would share the interpreter's lock with the client. A client
+that waits for an answer while it holds the lock would block the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class S3Server:
 
     @property
     def place(self) -> str:
-        """What `cold_place` says."""
+        """The value of `cold_place` for this server."""
         return f"s3://logs/prod?endpoint_override={self._address}&scheme=http&region=us-east-1"
 
     def system(self) -> fs.S3FileSystem:
@@ -48,7 +48,7 @@ class S3Server:
         return [info.path for info in found if info.path.endswith(".parquet")]
 
     def stop(self) -> None:
-        """End it; everything in it is lost."""
+        """End the server; all its objects are lost."""
         self._process.kill()
         self._process.wait(_STOP_S_MAX)
 

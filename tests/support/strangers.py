@@ -1,6 +1,4 @@
-"""Strangers that attack a listener of a cluster's nodes: without a key, with a wrong one, with
-garbage.
-"""
+"""Attackers of the listener of a node: without a key, with a wrong key, or with garbage."""
 
 from __future__ import annotations
 

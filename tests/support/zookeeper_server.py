@@ -1,6 +1,6 @@
 """A real ZooKeeper for tests: one server or an ensemble, on loopback, with data of its own.
 
-The program is in PySpark's jars, which `./test` installs where there is Java. So nothing else needs
+ZooKeeper is among PySpark's jars, which `./test` installs if Java is found. So nothing else needs
 to be installed.
 """
 
@@ -85,7 +85,7 @@ class ZooKeeperServer:
         self._file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
 
     def start(self) -> None:
-        """Start it; it is not ready yet."""
+        """Start the server; it is not ready yet."""
         command = [
             "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self._properties,
             "-cp", classpath(), "org.apache.zookeeper.server.quorum.QuorumPeerMain",
@@ -97,7 +97,7 @@ class ZooKeeperServer:
             )
 
     def wait_ready(self) -> None:
-        """Wait until it serves clients."""
+        """Wait until the server serves clients."""
         deadline = time.monotonic() + _READY_S_MAX
         while not self.mode():
             assert self._process is not None
@@ -108,7 +108,7 @@ class ZooKeeperServer:
             time.sleep(0.02)
 
     def mode(self) -> str:
-        """Return `standalone`, `leader` or `follower`; empty: it does not serve."""
+        """Return `standalone`, `leader` or `follower`; empty: the server does not serve."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
                 if self._is_secure:
@@ -120,7 +120,7 @@ class ZooKeeperServer:
         return next((line[6:] for line in answer.splitlines() if line.startswith("Mode: ")), "")
 
     def pause(self) -> None:
-        """Stop it without its connections noticing."""
+        """Pause the process; its connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

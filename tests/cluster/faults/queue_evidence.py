@@ -1,8 +1,9 @@
 """Checks the observations of a queue's producers and consumers against its log.
 
 The check shares only the format of records with the library. It replays the records of a shard in
-the simplest way to find which consumer held which message when; this must agree with the consumers'
-reports. It supports no priorities and no dead letters, and treats messages with a delay as not due.
+the simplest way, to find when each consumer held each message. The consumers' reports must agree
+with the replay. It supports no priorities and no dead letters, and treats messages with a delay as
+not due.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from indilog.base.log import Record
 
 @dataclass
 class Reported:
-    """The output of one consumer process until it was killed; a claim is named by its seqnum."""
+    """The output of one consumer process until it was killed; claims are identified by seqnum."""
 
     got: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each claim: the seqnum of the message, and its number."""
+    """By claim, the seqnum and the number of the message."""
     done: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
 
@@ -37,17 +38,17 @@ class Reported:
 
     @property
     def open(self) -> set[int]:
-        """Claims with an unknown outcome of their acknowledgement."""
+        """Claims whose acknowledgement has an unknown outcome."""
         return self.got.keys() - self.done - self.late
 
 
 class Replayed:
-    """One shard, from its records."""
+    """One shard, replayed from its records."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.pushed: dict[int, int] = {}
         self.got: dict[int, int | None] = {}
-        """Of each claim, the message that was first in line."""
+        """By claim, the message that was first in line."""
         self.acknowledged: list[int] = []
         self.in_time: set[int] = set()
         """Claims whose acknowledgement counted."""
@@ -86,10 +87,10 @@ class Replayed:
 def faults(
     pushed: dict[int, int], consumers: Sequence[Reported], shards: Sequence[Replayed]
 ) -> list[str]:
-    """Return what cannot be true, in words; `pushed`: seqnum and number of each push that returned.
+    """Yield contradictions in words; `pushed`: seqnum and number of each push that returned.
 
-    Promised: every message is acknowledged exactly once, none is lost or invented, no consumer is
-    told anything else than the log says, and the first deliveries of a shard are in the order of
+    The guarantees: every message is acknowledged exactly once, none is lost or invented, each
+    consumer's output agrees with the log, and the first deliveries of a shard are in the order of
     pushes.
     """
     return [
@@ -124,7 +125,7 @@ def _of_answers(consumers: Sequence[Reported], shards: Sequence[Replayed]) -> It
 
 
 def _of_counts(pushed: dict[int, int], consumers: Sequence[Reported]) -> Iterable[str]:
-    """From what consumers printed alone."""
+    """Yield the contradictions in the consumers' output alone."""
     done = Counter(
         consumer.got[claim]
         for consumer in consumers

@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 class SmallDisk:
-    """A file system of its own; `balloon` takes what is free."""
+    """A file system of its own; the file `balloon` fills the free space."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

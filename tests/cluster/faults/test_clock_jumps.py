@@ -77,7 +77,7 @@ class Story:
 
     async def ticked_in_a_year(self) -> None:
         log, bound = self._client.log("ticks"), 0
-        while True:  # due times that it counts as missed run at once
+        while True:  # due times that the schedule counts as missed run at once
             record = await log.read_next(bound=bound, wait=60)
             assert record is not None
             if int(record.data.decode().partition("-")[2], 16) > time.time() + YEAR_S / 2:

@@ -53,7 +53,7 @@ async def appended_until_full(log: Log, start: int) -> int:
 
 
 async def appended_again(log: Log) -> int:
-    """Append as soon as the log takes it."""
+    """Append as soon as the log accepts a record."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:

@@ -25,7 +25,7 @@ from tests.cluster.platform_process import platform
 FLIPS = 40
 RECORDS = 60
 _RECENT_BYTES = 3000
-"""Half of the flips are in the bytes written last, which no later frame calls synced."""
+"""Half of the flips are in the last bytes written: no later frame shows that they are synced."""
 
 
 def config_in(directory: Path) -> Config:
@@ -38,7 +38,9 @@ def config_in(directory: Path) -> Config:
 async def written(
     directory: Path, killed: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, bytes]:
-    """Append records, leave in `killed` what a kill leaves of the idle platform, then stop it."""
+    """Append records, copy the idle platform's files to `killed` as a kill leaves them, and stop
+    it.
+    """
     acknowledged = {}
     settled, loop = asyncio.Event(), asyncio.get_running_loop()
     settle_flushed = Journal.settle_flushed
@@ -63,7 +65,7 @@ async def written(
 
 
 def is_settled(directory: Path) -> bool:
-    """Return whether nothing lies after what each journal notes as synced."""
+    """Return whether each journal has noted all its bytes as synced."""
     journals = [path.parent for path in directory.rglob("NEWEST")]
     return bool(journals) and all(map(says_all, journals))
 
@@ -92,7 +94,7 @@ def flip_one(directory: Path, rng: random.Random) -> str:
 
 
 async def is_there(platform: Platform, seqnum: int, data: bytes) -> bool:
-    """Return whether a record is there; False: it is known to be lost."""
+    """Return whether a record can be read; False: it is known to be lost."""
     try:
         record = await platform.logs.log("orders").read(seqnum)
     except DataLossError:

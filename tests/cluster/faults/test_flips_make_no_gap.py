@@ -1,5 +1,5 @@
-"""One flipped bit in a segment of an embedded platform, many times over (finding T1): every read by
-tag or of a whole log gives the record or `DataLossError`, never a gap, also after two restarts.
+"""One flipped bit in a segment of an embedded platform, in many trials: every read by tag or of a
+whole log returns each record or raises `DataLossError`, also after two restarts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from indilog.runtime.journal.segment import segment_path
 CONFIG: Final = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
 TAGS: Final = (None, "a", "b", "c")
 FLIPS: Final = 4
-"""Trials by default; the trial of the review had 20."""
+"""Trials by default."""
 
 
 class Kept:

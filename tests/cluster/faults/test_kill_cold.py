@@ -1,5 +1,5 @@
-"""kill -9 while records move to cold storage: every acknowledged record is there once, and no
-object stays that no note names.
+"""kill -9 while records move to cold storage: every acknowledged record is there once, and objects
+that no note names are deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Consumers of a queue are killed (-9) at random: each message is acknowledged exactly once, first
 in, first out in its shard, and none is lost (docs/libs/bokiqueue.md).
 
-`--messages 100000` moves more than the few thousand of every day.
+`--messages 100000` moves more messages than the default of a few thousand.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Consumers:
 
 
 async def push_all(log: Log, messages: int) -> dict[int, int]:
-    """Push the numbers up to `messages`; return where each is."""
+    """Push the numbers up to `messages`; return the seqnum of each."""
     queue, numbers = Queue(log, "mail", shards=SHARDS), count()
     pushed: dict[int, int] = {}
 
@@ -89,7 +89,7 @@ async def push_all(log: Log, messages: int) -> dict[int, int]:
 
 
 async def emptied(queue: Queue, messages: int) -> None:
-    """Wait until only the pins are left; after a long timeout the check gives the reason."""
+    """Wait until only the messages that are not due are left, or a long timeout has passed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(EMPTY_S_MAX + messages / MESSAGES_PER_S_MIN):
             while (await queue.stats()).depth > SHARDS:  # noqa: ASYNC110 - no event announces it

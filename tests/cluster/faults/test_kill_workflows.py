@@ -83,8 +83,8 @@ class Killer:
 
     Attributes:
         workers: how many workers it killed.
-        progress: to be set when a run has ended. Between two kills one ends, so that the test
-            takes as long as the machine needs.
+        progress: to be set when a run has ended. A run ends between any two kills, so that a slow
+            machine also makes progress.
     """
 
     def __init__(self, running: PlatformProcess, dice: random.Random) -> None:
@@ -138,7 +138,7 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
                 parts = await insist(http, "booked", number)
                 assert parts == {f"part{part}": 1 for part in range(PARTS)}, f"order {number}"
             epochs = [await insist(http, "epoch", number) for number in ended]
-    assert any(epoch != 1 for epoch in epochs), "some were taken over"
+    assert any(epoch != 1 for epoch in epochs), "some runs were taken over"
 
 
 @pytest.mark.cluster

@@ -51,7 +51,7 @@ def test_running_index_nodes_hold_the_rows_of_the_records(
 
 
 def test_a_row_that_an_index_node_lost_is_found(tmp_path: Path) -> None:
-    """It is missing in the memory of one of two index nodes, for one tag."""
+    """One of two index nodes has lost a row of one tag from its memory."""
     config = Config(
         cluster=ClusterConfig(durability="memory"), node=node_config(data_dir=tmp_path / "data")
     )

@@ -34,7 +34,7 @@ def records_in(image: LogImage, log: str) -> dict[int, bytes]:
 
 
 class Acknowledged:
-    """The lines of `tests.cluster.append_load`: what is read here was acknowledged before."""
+    """The output of `tests.cluster.append_load`: each line's record was acknowledged before."""
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
@@ -43,7 +43,7 @@ class Acknowledged:
         self.records: dict[int, bytes] = {}
 
     def drain(self) -> int:
-        """Take in all lines that are there; return how many records there are."""
+        """Read all lines printed so far; return how many records they name."""
         while True:
             try:
                 read = os.read(self._pipe, 1 << 16)
@@ -102,8 +102,8 @@ async def _append(url: str) -> list[int]:
 
 
 async def _started_from_snapshots(url: str, index_nodes: int) -> None:
-    """Wait until all index nodes say that they have a snapshot; they have too few entries to write
-    one.
+    """Wait until all index nodes report a snapshot. They have too few entries to write one, so it
+    is the rebuilt one.
     """
     endpoint = reach(url)
     async with httpx.AsyncClient(**endpoint.for_httpx) as client:

@@ -1,5 +1,5 @@
 """A4, A5: the primary sequencer of a running platform loses its directory, or a part of its
-journal; the log continues after what was acknowledged, also over a restart of the platform.
+journal. The log continues after the last acknowledged record, also after a restart of the platform.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def test_a_primary_that_lost_its_disk_or_a_part_of_it_continues_after_what
 
 
 async def primary_is_learner(url: str, wanted: int) -> None:
-    """Wait until the platform's status has this `learner` of the primary."""
+    """Wait until the platform's status shows this value of `learner` for the primary."""
     deadline = time.monotonic() + DEADLINE_S
     async with http_client(url) as http:
         while True:

@@ -1,5 +1,5 @@
-"""Power loss on a real file system (A3): ext4 is shut down during appends, soon after a kill and a
-restart, which drops all that was not synced. All that was acknowledged is there afterwards.
+"""Power loss on a real file system (A3). During appends, soon after a kill and a restart, ext4 is
+shut down, which drops all unsynced bytes. Every acknowledged record is there afterwards.
 """
 
 from __future__ import annotations

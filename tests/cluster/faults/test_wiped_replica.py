@@ -1,5 +1,5 @@
-"""A4: one storage node's directory is wiped under a running platform; nothing is shortened, appends
-continue, and once repaired it can replace the other.
+"""A4: the directory of one storage node is wiped under a running platform. No shard becomes
+shorter, appends continue, and the repaired node can then replace the other one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def records_on_disk(directory: Path) -> set[int]:
 
 
 async def append(log: Log, start: int, count: int) -> None:
-    """Append numbered records; in the meantime an append may time out or be refused."""
+    """Append numbered records, and repeat appends that time out or are refused."""
     for number in range(start, start + count):
         assert await log.append(b"%d" % number) == number
 

@@ -1,7 +1,7 @@
 """Calls under disturbance: workers killed, paused, blocked, left with stuck threads, redeployed.
 
-Every call gets one outcome. None has its effect twice; one that returned has it; one whose caller
-got the answer that nothing was done has none.
+Every call gets one outcome, and no call has its effect twice. A call that returned has its effect.
+A call that was answered with "nothing was done" has none.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ async def test_every_call_has_one_outcome_and_at_most_one_effect(tmp_path: Path,
 
 
 async def test_of_a_killed_worker_only_the_calls_that_it_had_begun_fail(tmp_path: Path) -> None:
-    """What was sent there and not begun, before its end or before that was noticed, runs once."""
+    """Calls sent to the worker before its end was noticed, but not begun there, run once
+    elsewhere.
+    """
     patient = {"worker_silent_s": 600.0, "worker_stop_s": 600.0}
     async with running(tmp_path, workers=3, **patient) as platform:
         await platform.deploy("demo", SOURCE)

@@ -1,4 +1,4 @@
-"""What the metadata store needs of ZooKeeper: failover, lost connections, access, encryption.
+"""The metadata store on ZooKeeper: failover, lost connections, access control, encryption.
 
 The contract of all metadata stores has a suite of its own: `tests/contract/test_metadata_store.py`.
 """
@@ -60,7 +60,7 @@ async def opened(config: NodeConfig) -> AsyncIterator[ZooKeeperMetadataStore]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """A part of the shared ZooKeeper of its own."""
+    """The test's own part of the shared ZooKeeper."""
     return f"/{tmp_path.parent.name}/{tmp_path.name}"
 
 
@@ -163,9 +163,7 @@ async def test_without_a_majority_requests_fail_in_time_and_nothing_is_decided(
 async def test_servers_that_do_not_answer_are_noticed_by_the_clients_own_time(
     tmp_path: Path,
 ) -> None:
-    """Kazoo reports a lost session only when a server answers again; the session's owner does not
-    wait for that.
-    """
+    """Kazoo reports a lost session only when a server answers again; the owner stops earlier."""
     with zookeeper_running(tmp_path) as server:
         async with opened(config_at(server, metadata_timeout_s=4.0)) as store:
             session = await store.session(4.0)
@@ -198,7 +196,7 @@ async def test_requests_that_wait_for_a_silent_server_are_bounded(tmp_path: Path
 
 @pytest.fixture
 def lost_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Let the answers of the transactions be lost for which the list says so, after they ran."""
+    """Lose the answers of those committed transactions for which the list has True."""
     from indilog.runtime.metadata.zookeeper import _Change
 
     plan: list[bool] = []
@@ -236,7 +234,7 @@ async def test_a_write_whose_answer_was_lost_recognises_itself(
 async def test_a_key_that_was_created_anew_between_look_and_write_is_not_overwritten(
     zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its data version is 0 again, as ZooKeeper counts."""
+    """ZooKeeper's data version of the new znode is 0 again."""
     async with (
         opened(config_at(zookeeper, zookeeper_root=root)) as store,
         opened(config_at(zookeeper, zookeeper_root=root)) as other,
