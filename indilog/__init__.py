@@ -12,6 +12,7 @@ from indilog.base.errors import (
     AppNameTakenError,
     CallOutcomeUnknownError,
     ClientClosedError,
+    ConditionFailedError,
     ConfigError,
     ConflictError,
     DataDirectoryError,
@@ -36,7 +37,7 @@ from indilog.base.errors import (
 )
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.lazy_names import lazy_names
-from indilog.base.log import Entry, Log, Record
+from indilog.base.log import After, Entry, Log, Record
 
 if TYPE_CHECKING:
     from indilog.apps.app import App, Context
@@ -46,12 +47,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SEQNUM",
+    "After",
     "App",
     "AppNameTakenError",
     "AppendOutcomeUnknownError",
     "CallOutcomeUnknownError",
     "Client",
     "ClientClosedError",
+    "ConditionFailedError",
     "ConfigError",
     "ConflictError",
     "Context",

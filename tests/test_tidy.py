@@ -22,7 +22,14 @@ import pytest
 from indilog.config import ClusterConfig
 from indilog.config.group import Group
 from indilog.config.node import GROUPS
-from indilog.wire import base_messages, messages, sequencer_messages, tag_messages, time_messages
+from indilog.wire import (
+    base_messages,
+    conditional_messages,
+    messages,
+    sequencer_messages,
+    tag_messages,
+    time_messages,
+)
 from tests.support import protocol_table, settings_table, state_diagrams
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -268,7 +275,14 @@ def test_the_protocol_document_equals_the_code() -> None:
 def test_every_wire_message_is_in_the_protocol() -> None:
     described = [
         kind
-        for module in (messages, sequencer_messages, tag_messages, time_messages, base_messages)
+        for module in (
+            messages,
+            sequencer_messages,
+            tag_messages,
+            time_messages,
+            base_messages,
+            conditional_messages,
+        )
         for kind in protocol_table.messages_of(module)
         if protocol_table.row_of(kind)
     ]

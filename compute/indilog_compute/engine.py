@@ -55,6 +55,12 @@ from indilog.roles.role import (
     Started,
 )
 from indilog.wire.base_messages import MetalogBase
+from indilog.wire.conditional_messages import (
+    ConditionalAnswer,
+    ConditionalAppend,
+    HomeIs,
+    HomeWanted,
+)
 from indilog.wire.messages import (
     AuxSet,
     Direction,
@@ -72,6 +78,8 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
 from indilog.wire.time_messages import TimeFound
+from indilog_compute.conditional.conditional_appends import ConditionalAppends
+from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
 from indilog_compute.local_index import LocalIndex
 from indilog_compute.reads.local_reads import LocalReads
@@ -106,6 +114,7 @@ class Engine:
         self.times = TimeLookups(views, config.node)
         self.trims = Trims(views[-1].primary, config.node)
         self._writer: ShardWriter | None = None
+        self._conditional = ConditionalAppends(node, views[-1], config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
@@ -186,6 +195,17 @@ class Engine:
         if self._extended:
             for _, columns in records:
                 self._reads.questions.appended(tags_unpacked(columns.tags))
+
+    def append_if(self, append: Conditional, waiter: object) -> None:
+        """Append records if their condition holds, here or at the home of the tag.
+
+        The waiter gets `Ordered`, or an error, or `Answered` with an error. The shell must call
+        this role afterwards.
+
+        Raises:
+            OverloadedError: too many such appends are under way.
+        """
+        self._conditional.start(append, waiter)
 
     def _without_shard(self) -> NotReadyError:
         return NotReadyError("This compute node has no shard to append to (yet).")
@@ -275,6 +295,7 @@ class Engine:
         error = NotReadyError("The platform was closed while the call waited.")
         effects += self._reads.abandon(error) + self.times.abandon(error)
         effects += self.trims.abandon(error)
+        effects = self._conditional.abandon(effects, error, self._reads)
         waiters = [*self._ready_waiters.take(), *self.watches.clear()]
         return effects + [Answer(waiter, error) for waiter in waiters]
 
@@ -288,6 +309,7 @@ class Engine:
             "tail": self.tail,
             "appends_pending": self._writer.pending if self._writer is not None else 0,
             "read_only": int(self._writer is not None and self._writer.is_read_only),
+            "conditional_appends_pending": len(self._conditional),
             "reads_pending": self._reads.pending,
             "reads_hedged": self._reads.hedged,
             "watches": len(self.watches),
@@ -315,14 +337,27 @@ class Engine:
             self._upkeep_at = min(
                 self._upkeep_at, Instant(now + self._config.node.messages.resend_s)
             )
-        if (writer := self._writer) is not None:
-            if (due := writer.deadline()) is not None and now >= due:
-                effects += writer.on_time(now)
-                if self._local is not None:
-                    effects.append(self._to_primary(self._catch_up.reader.wanted()))
+        writer = self._writer
+        if writer is not None and (due := writer.deadline()) is not None and now >= due:
+            effects += writer.on_time(now)
             if self._local is not None:
-                effects += writer.flush(now)
+                effects.append(self._to_primary(self._catch_up.reader.wanted()))
+        if self._conditional:
+            effects = self._advance_conditional(effects, now)
+        if writer is not None and self._local is not None:
+            effects += writer.flush(now)
         return effects
+
+    def _advance_conditional(self, effects: list[Effect], now: Instant) -> list[Effect]:
+        """Pass answers to the checks of conditional appends; begin what follows from them."""
+        while True:
+            ordered = None
+            if self._writer is not None and self._local is not None:
+                ordered = self._replay.cut.get(self._writer.shard, 0)
+            effects = self._conditional.advance(effects, now, self._reads, self._writer, ordered)
+            if not (begun := self._reads.begin(now)):
+                return effects
+            effects += begun
 
     def _waited_for(self) -> bool:
         """Whether a caller waits for more than an append."""
@@ -330,7 +365,7 @@ class Engine:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
             return True
-        return bool(self.times or self.trims)
+        return bool(self.times or self.trims or self._conditional)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Ask, resend and expire; iterations that only append leave this out."""
@@ -352,7 +387,9 @@ class Engine:
             case unreachable:
                 assert_never(unreachable)
 
-    def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
+    def _on_message(  # noqa: C901, PLR0911 - a flat match
+        self, event: Received, now: Instant
+    ) -> list[Effect]:
         message = event.message
         match message:
             case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
@@ -375,6 +412,8 @@ class Engine:
                 if self._writer is None:
                     return [Ignore(message, "about a shard that is not written here")]
                 return self._writer.on_message(event.sender, message, now)
+            case HomeWanted() | HomeIs() | ConditionalAppend() | ConditionalAnswer():
+                return self._conditional.on_message(event, now)
             case _:
                 return [Ignore(event, "not for an engine")]
 
@@ -404,6 +443,7 @@ class Engine:
         self._reads.number_from(self._join_request)
         self.times.number_from(self._join_request)
         self.trims.number_from(self._join_request)
+        self._conditional.started(epoch, self._join_request)
         effects = self._ask_to_join(now)
         shard = view.shard_written_by(self._node)
         if shard is not None:
@@ -573,6 +613,8 @@ class Engine:
         due = self._upkeep_at
         if self._writer is not None and (own := self._writer.deadline()) is not None:
             due = min(due, own)
+        if (own := self._conditional.deadline()) is not None:
+            due = min(due, own)
         return due if due < _NEVER else None
 
     def _upkeep_due(self) -> Instant:
@@ -605,3 +647,4 @@ class Engine:
         self.watches.check_invariants()
         self.times.check_invariants()
         self.trims.check_invariants()
+        self._conditional.check_invariants()

@@ -28,10 +28,12 @@ from indilog.base.ids import (
     tag_hash,
 )
 from indilog.base.log import (
+    After,
     Entry,
     Log,
     Record,
     Session,
+    check_after,
     check_batch,
     check_bound,
     check_limit,
@@ -48,6 +50,7 @@ from indilog.roles.role import Ordered
 from indilog.runtime.node import NodeShell
 from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 from indilog.wire.messages import Direction
+from indilog_compute.conditional.home import Conditional
 from indilog_compute.engine import Engine
 from indilog_compute.reads.operation import PENDING, Answered, Tail
 from indilog_compute.retention_service import RetentionService
@@ -165,9 +168,11 @@ class LocalLog(Log):
             session.position = position
         return seqnum
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """Append records, all or none; see `Log.append_batch`."""
-        if not entries:
+        if not entries and after is None:
             return []
         limits = self._limits
         check_batch(entries, records_max=limits.batch_records_max)
@@ -182,6 +187,9 @@ class LocalLog(Log):
             raise TooLargeError(
                 "The batch's size in bytes", size=size, limit=limits.batch_bytes_max
             )
+        if after is not None:
+            first = await self._append_if(after, entries)
+            return list(range(first, first + len(records)))
         waiter = self._logs.future()
         self._wake()
         self._engine.append_batch(records, waiter)
@@ -189,6 +197,22 @@ class LocalLog(Log):
         first, position = ordered
         self._session.saw(position)
         return list(range(first, first + len(records)))
+
+    async def _append_if(self, after: After, entries: Sequence[Entry]) -> SeqNum:
+        """Append checked entries if the condition holds; return the first seqnum."""
+        checked = check_after(self.name, after, entries)
+        records = [(entry.data, tuple(entry.tags)) for entry in entries]
+        waiter = self._logs.future()
+        self._engine.append_if(Conditional(self.name, checked, records), waiter)
+        self._logs.hasten()
+        answer: Ordered | Answered = await waiter
+        if isinstance(answer, Answered):
+            self._session.saw(answer.position)
+            assert isinstance(answer.value, Exception), "an append that was not done says why"
+            raise answer.value
+        first, position = answer
+        self._session.saw(position)
+        return first
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
         """Return the record at `seqnum`; see `Log.read`."""

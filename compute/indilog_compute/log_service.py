@@ -179,7 +179,7 @@ async def _execute(  # noqa: PLR0911 - one answer per question
             return lambda at: Appended(at, (seqnum,))
         case LogAppendBatch():
             entries = [Entry(data, tags) for data, tags in question.entries()]
-            seqnums = tuple(await log.append_batch(entries))
+            seqnums = tuple(await log.append_batch(entries, after=question.after))
             return lambda at: Appended(at, seqnums)
         case LogRead() | LogReadNext() | LogReadPrev() | LogReadRange():
             found = tuple(map(_value, await _records(log, question)))

@@ -149,6 +149,10 @@ class ShardWriter:
         self._closed_bytes = 0
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
+        self.barrier: LocalId = 0
+        """Below it lie all records whose outcome their callers may not know: those of earlier
+        writers, and those whose append timed out. Valid when the shard is open.
+        """
         self._reopening: dict[NodeId, Resend] = {}
         """Replicas that forgot this writer, and when to claim them again."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
@@ -223,7 +227,7 @@ class ShardWriter:
         if records_left <= 0 or bytes_left <= 0:
             raise self._overloaded()
         if self._full_disks or self.takeover in (Takeover.LOST, Takeover.STOPPED):
-            raise self._refusal()
+            raise self.refusal()
         batch = self._open
         if (
             len(batch.waiters) + records > self._frame_records_max
@@ -409,6 +413,7 @@ class ShardWriter:
         self._opened.add(sender)
         if len(self._opened) == len(self.replicas):
             self.takeover = Takeover.OPEN
+            self.barrier = self._next
             self._takeover_question.stop()
         return []
 
@@ -482,7 +487,8 @@ class ShardWriter:
         self._closed_records = self._closed_bytes = self._in_flight_bytes = 0
         return effects
 
-    def _refusal(self) -> IndilogError:
+    def refusal(self) -> IndilogError:
+        """Return why no append is taken now; valid if that is so."""
         if self.takeover is Takeover.STOPPED:
             return NotReadyError("The platform has stopped; open it again.")
         return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
@@ -536,6 +542,7 @@ class ShardWriter:
         for batch in self._in_flight:
             if now < batch.accepted + self._timeout_s:
                 break
+            self.barrier = max(self.barrier, batch.end)
             effects += _answers(batch, unknown)
         return effects
 

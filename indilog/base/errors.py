@@ -191,5 +191,20 @@ class ConflictError(IndilogError):
     retryable: ClassVar[bool] = True
 
 
+class ConditionFailedError(IndilogError):
+    """The condition of an append (`After`) does not hold; nothing was appended.
+
+    Attributes:
+        last_seqnum: the last record with the tag of the condition.
+    """
+
+    def __init__(self, tag: int | str, last_seqnum: int) -> None:
+        super().__init__(
+            f"The last record with tag {tag!r} is at seqnum {last_seqnum}, after the one that the "
+            "condition names; nothing was appended."
+        )
+        self.last_seqnum = last_seqnum
+
+
 class MalformedFrameError(IndilogError):
     """Bytes do not have the expected format. Raised by codecs; never leaves the runtime."""

@@ -16,7 +16,17 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 
 from indilog.base.errors import InvalidTagError, TooLargeError
-from indilog.base.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, log_tag, names_decoded
+from indilog.base.ids import (
+    MAX_SEQNUM,
+    MetalogPosition,
+    SeqNum,
+    UserTag,
+    log_tag,
+    names_decoded,
+    names_match,
+    tag_columns,
+    tag_hash,
+)
 from indilog.base.retention import Retention
 from indilog.base.subscription import pages
 
@@ -39,6 +49,17 @@ class Entry(msgspec.Struct, frozen=True):
 
     data: bytes
     tags: Sequence[UserTag] = ()
+
+
+class After(msgspec.Struct, frozen=True):
+    """The condition of an append: no record with `tag` has a seqnum greater than `seqnum`.
+
+    Attributes:
+        seqnum: of the last record with the tag, as the caller knows it; None: there is none.
+    """
+
+    tag: UserTag
+    seqnum: SeqNum | None = None
 
 
 class Record:
@@ -184,9 +205,26 @@ class Log(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """Append at most `batch_records_max` records, all or none, at consecutive seqnums;
         guarantees and errors as `append`.
+
+        With `after` they are appended only if no record with its tag has a greater seqnum than it
+        names. At least one of the records must have that tag. So of several appends with the same
+        condition at most one succeeds, whichever sessions and compute nodes they go through. This
+        holds among appends with a condition. An append without one may get between the check and
+        the append.
+
+        Raises:
+            ConditionFailedError: the condition does not hold; nothing was appended.
+            TrimmedError: records with the tag may have been trimmed after the seqnum of the
+                condition; nothing was appended.
+            DataLossError: the last record with the tag is lost; nothing was appended.
+            AppendOutcomeUnknownError: repeating it with the same condition never appends twice.
+                A `ConditionFailedError` may then be due to the first try.
+            ValueError: no record has the tag of the condition; nothing was appended.
         """
 
     @abc.abstractmethod
@@ -355,6 +393,22 @@ def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
     """
     if len(entries) > records_max:
         raise TooLargeError("The batch's number of records", size=len(entries), limit=records_max)
+
+
+def check_after(log: str, after: After, entries: Sequence[Entry]) -> After:
+    """Return the condition of an append to `log`, if the checked `entries` fit it.
+
+    Raises:
+        ValueError: no record has its tag, or the seqnum is none.
+        InvalidTagError: its tag is empty, zero, too long or of a wrong type.
+    """
+    tag_hash(log, after.tag)  # refuses an invalid tag
+    names = (tag_columns(log, tuple(entry.tags)).names for entry in entries)
+    if not any(names_match(each, log, after.tag) for each in names):
+        raise ValueError(
+            f"No record of the batch has tag {after.tag!r} of its condition; give it to one."
+        )
+    return After(after.tag, None if after.seqnum is None else check_bound(after.seqnum))
 
 
 def check_tags(tags: Iterable[UserTag]) -> None:

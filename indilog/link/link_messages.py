@@ -22,7 +22,7 @@ from indilog.base import errors
 from indilog.base.deployed import AppInfo
 from indilog.base.errors import CallOutcomeUnknownError, IndilogError, NotReadyError
 from indilog.base.ids import MetalogPosition, SeqNum, UserTag
-from indilog.base.log import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT, RECORD_TAGS_LIMIT
+from indilog.base.log import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT, RECORD_TAGS_LIMIT, After
 from indilog.link.link_message import SOURCES_LIMIT
 from indilog.link.link_message import LinkStruct as _Message
 from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
@@ -39,7 +39,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 3
+LINK_VERSION: Final = 4
 """Each end sends its version first; a link between different versions is closed."""
 
 
@@ -100,7 +100,8 @@ class LogAppendBatch(_Message, frozen=True):
     """worker, client → compute node: append records, all or none; answered by `Appended`.
 
     `tags` has the tags of all records, one record after the other; `tag_counts` has their number
-    for each record. So the lengths of these lists bound the cost of decoding the message.
+    for each record. So the lengths of these lists bound the cost of decoding the message. With
+    `after` the records are appended only if this condition holds.
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
     Repeated: never.
     """
@@ -112,6 +113,7 @@ class LogAppendBatch(_Message, frozen=True):
     tag_counts: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=BATCH_RECORDS_LIMIT)
     ]
+    after: After | None = None
 
     @classmethod
     def of(
@@ -119,11 +121,12 @@ class LogAppendBatch(_Message, frozen=True):
         log: str,
         position: MetalogPosition,
         entries: Iterable[tuple[bytes, tuple[UserTag, ...]]],
+        after: After | None = None,
     ) -> LogAppendBatch:
         """Return the message for records, each with its tags."""
         data, of_each = zip(*entries, strict=True)
         tags = tuple(tag for tags in of_each for tag in tags)
-        return cls(log, position, data, tags, tuple(map(len, of_each)))
+        return cls(log, position, data, tags, tuple(map(len, of_each)), after)
 
     def entries(self) -> Iterator[tuple[bytes, tuple[UserTag, ...]]]:
         """Yield the records, each with its tags.
@@ -522,7 +525,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 } | {kind.__name__: kind for kind in (LinkLostError, RevokedError, ValueError, TypeError)}
 _ATTRIBUTES: Final = (
     "what", "size", "limit", "first_seqnum", "seqnum", "next_seqnum", "tags", "errors", "kind",
-    "temporary",
+    "temporary", "last_seqnum",
 )  # fmt: skip
 
 

@@ -15,10 +15,12 @@ from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag, log_tag, tag_columns
 from indilog.base.log import (
     BATCH_RECORDS_LIMIT,
     BATCH_TAGS_LIMIT,
+    After,
     Entry,
     Log,
     Record,
     Session,
+    check_after,
     check_batch,
     check_bound,
     check_limit,
@@ -107,9 +109,11 @@ class RemoteLog(Log):
         question = LogAppend(self.name, self._session.position, data, checked)
         return (await self._append(question)).seqnums[0]
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """Append several records, all or none, at consecutive seqnums (`Log.append_batch`)."""
-        if not entries:
+        if not entries and after is None:
             return []
         check_batch(entries, records_max=BATCH_RECORDS_LIMIT)
         checked = tuple((e.data, self._checked(e.data, e.tags)) for e in entries)
@@ -119,7 +123,9 @@ class RemoteLog(Log):
         limit = self._asker.limits.message_bytes_max - _BATCH_OVERHEAD_BYTES
         if size > limit:
             raise TooLargeError("The batch's size in bytes", size=size, limit=limit)
-        question = LogAppendBatch.of(self.name, self._session.position, checked)
+        if after is not None:
+            after = check_after(self.name, after, entries)
+        question = LogAppendBatch.of(self.name, self._session.position, checked, after)
         return list((await self._append(question)).seqnums)
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:

@@ -22,13 +22,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from indilog.base.errors import TooLargeError, TrimmedError
+from indilog.base.errors import ConditionFailedError, TooLargeError, TrimmedError
 from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
 from indilog.base.log import (
+    After,
     Entry,
     Log,
     Record,
     Session,
+    check_after,
     check_batch,
     check_bound,
     check_limit,
@@ -201,7 +203,9 @@ class MemoryLog(Log):
         self._saw()
         return seqnum
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """See `Log.append_batch`."""
         check_batch(entries, records_max=self.logs.config.batch_records_max)
         checked = [self._checked(entry.data, entry.tags) for entry in entries]
@@ -209,9 +213,22 @@ class MemoryLog(Log):
         if size > self.logs.config.batch_bytes_max:
             limit = self.logs.config.batch_bytes_max
             raise TooLargeError("The batch's size in bytes", size=size, limit=limit)
+        if after is not None:
+            self._check_condition(check_after(self.name, after, entries))
         seqnums = self.logs.append_all([(data, names) for data, names, _ in checked])
         self._saw()
         return seqnums
+
+    def _check_condition(self, after: After) -> None:
+        self._saw()
+        known = -1 if after.seqnum is None else after.seqnum
+        stream = self._stream(after.tag)
+        floor = max(self.logs.floor(stream), self.logs.floor(self._stream(None)))
+        last = max(self.logs.stream(stream)[-1:], default=-1)
+        if last >= floor and last > known:
+            raise ConditionFailedError(after.tag, last)
+        if last < floor and known < floor - 1:
+            raise TrimmedError(floor)
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:  # noqa: ARG002
         """See `Log.read`; every read is fresh here."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from typing import Any, TypeAlias, TypeVar
 
 from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.base.log import Entry, Log, Record
+from indilog.base.log import After, Entry, Log, Record
 from indilog.base.retention import Retention
 from indilog.sdk.event import Event
 
@@ -52,10 +52,12 @@ class SteppedLog(Log):
         self.appended.append(seqnum)
         return seqnum
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """See `Log.append_batch`."""
         await _Pause()
-        seqnums = await self._log.append_batch(entries)
+        seqnums = await self._log.append_batch(entries, after=after)
         self.appended += seqnums
         return seqnums
 

@@ -3,7 +3,7 @@ repeated.
 
 Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags in
 `indilog.wire.tag_messages`, about times in `indilog.wire.time_messages`, about old metalog entries
-in `indilog.wire.base_messages`.
+in `indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -37,6 +37,12 @@ from indilog.base.ids import (
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import NO_INCARNATION, Entry
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.conditional_messages import (
+    ConditionalAnswer,
+    ConditionalAppend,
+    HomeIs,
+    HomeWanted,
+)
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogStored,
@@ -571,6 +577,10 @@ Message: TypeAlias = (
     | Batches
     | TimeLookup
     | TimeFound
+    | HomeWanted
+    | HomeIs
+    | ConditionalAppend
+    | ConditionalAnswer
 )
 
 ForSequencer: TypeAlias = (

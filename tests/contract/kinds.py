@@ -13,7 +13,7 @@ import contextlib
 import functools
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,25 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
         yield platform.logs
 
 
+class SpreadSource:
+    """Logs through all compute nodes: each opened log uses the next one."""
+
+    def __init__(self, sources: Iterable[LogSource]) -> None:
+        self._sources = itertools.cycle(sources)
+
+    def log(self, name: str, session: Session) -> Log:
+        return next(self._sources).log(name, session)
+
+
+@asynccontextmanager
+async def embedded_spread(directory: Path) -> AsyncIterator[LogSource]:
+    """Three compute nodes, each with a shard, in one process."""
+    cluster = ClusterConfig(engines=3)
+    node = node_config(data_dir=directory, segment_bytes=8 * MIB)
+    async with embedded(Config(cluster=cluster, node=node)) as platform:
+        yield SpreadSource(platform.engines.values())
+
+
 class LinkedSource:
     """Logs at the other end of three links: each opened log uses the next link, so that a session
     spans several links.
@@ -123,5 +142,6 @@ KINDS: dict[str, Kind] = {
     "embedded, over links": Kind(open=linked, durable=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
+    "embedded, three compute nodes": Kind(open=embedded_spread, durable=True),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
 }

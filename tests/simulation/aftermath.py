@@ -133,6 +133,8 @@ class Aftermath:
             position = max(
                 position, cluster.run(self._works(node), engine=engine, within_s=_HEALED_WITHIN_S)
             )
+        # A caller reads before such an append, and its home may append when the caller is gone.
+        cluster.world.run_until(self._without_conditional_appends, _HEALED_WITHIN_S)
         position = max(position, self._waiting_ends())
         for engine, node in enumerate(cluster.view.engines):
             cluster.run(self._scan(node, position), engine=engine, within_s=_HEALED_WITHIN_S)
@@ -193,6 +195,12 @@ class Aftermath:
         except IndilogError:
             return False
         return True
+
+    def _without_conditional_appends(self) -> bool:
+        if any(caller.housed and caller.at_work for caller in self._workload.callers):
+            return False
+        engines = [logs.engine for p in self._cluster.processes if p.up for logs in p.logs.values()]
+        return not any(e.status()["progress"]["conditional_appends_pending"] for e in engines)
 
     def _waiting_ends(self) -> int:
         """Wait at every engine for the next record, append it, and check that all waits end, also

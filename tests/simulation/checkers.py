@@ -12,7 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from tests.simulation.history import APPENDS, AT_LAST, EVER, Evidence, Operation, Seen, Violation
+from tests.simulation.history import (
+    APPENDS,
+    AT_LAST,
+    CONDITIONAL,
+    EVER,
+    Evidence,
+    Operation,
+    Seen,
+    Violation,
+)
 from tests.simulation.oracle import Floors, Oracle, Rising
 
 _WAIT_SLACK_S = 1e-4
@@ -59,6 +68,30 @@ def _append_kept(
         and present != list(range(present[0], present[0] + len(found)))
     ):
         yield Violation("atomic", f"a batch in pieces at {found}: {operation.reported()}")
+
+
+def conditions_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """No record lies between a conditional append and the last record that its condition names.
+
+    Only conditional appends have their tags. A refused one names a record that contradicts it.
+    """
+    places = {data: seqnum for seqnum, (_, data, _) in evidence.records.items()}
+    for operation in evidence.operations:
+        if operation.kind != CONDITIONAL:
+            continue
+        known = -1 if operation.after is None else operation.after
+        tagged = oracle.matching(operation.log, operation.tag)
+        found = [s for data, _ in operation.entries if (s := places.get(data)) is not None]
+        if found:
+            between = tagged[bisect_right(tagged, known) : bisect_left(tagged, min(found))]
+            if between:
+                what = f"{between} lie after {operation.after}: {operation.reported()}"
+                yield Violation("condition", what)
+        if operation.note.startswith("ConditionFailedError"):
+            last = operation.value
+            excused = oracle.floors.any or last in evidence.lost
+            if last <= known or not (last in tagged or excused):
+                yield Violation("condition", f"{last} is no reason: {operation.reported()}")
 
 
 def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -391,6 +424,7 @@ def _all_shown(
 
 CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     appends_are_kept,
+    conditions_hold,
     seqnums_are_dense,
     real_time_is_respected,
     times_are_found,

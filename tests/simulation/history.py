@@ -21,7 +21,8 @@ from indilog.base.log import Record
 Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
 
 
-APPENDS: Final = frozenset({"append", "append_batch"})
+APPENDS: Final = frozenset({"append", "append_batch", "append_if"})
+CONDITIONAL: Final = "append_if"
 EVER: Final = 1 << 62
 """A step after all others."""
 
@@ -62,6 +63,7 @@ class Operation:
         fresh: whether the read must reflect all that any session has seen before.
         entries: the records of an append.
         age_s, size_bytes: of a retention policy.
+        after: of a conditional append, the last seqnum with its tag that it names; None: none.
         too_large: whether they are more than the limits allow.
         value: of an ok operation: seqnums, records, or a number; of a lost one, the seqnums [first,
             end) that the error names.
@@ -80,6 +82,7 @@ class Operation:
     fresh: bool = False
     time_s: float = 0.0
     entries: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
+    after: int | None = None
     too_large: bool = False
     age_s: float | None = None
     size_bytes: int | None = None
@@ -108,6 +111,8 @@ class Operation:
             arguments = [f"age_s={self.age_s}", f"size_bytes={self.size_bytes}"]
         if self.entries:
             arguments = [b"|".join(data[:24] for data, _ in self.entries).decode()]
+        if self.kind == CONDITIONAL:
+            arguments.append(f"after {self.tag} {self.after}")
         return (
             f"#{self.number} session {self.session} at {self.engine}, {self.log}: "
             f"{self.kind}({', '.join(arguments)}) {self.outcome} {self.value!r} {self.note}"

@@ -18,8 +18,9 @@ from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Violation
 
 _DAMAGING: Final = frozenset(
-    {"flipped_bit", "unreadable", "lost_tags", "lost_data", "damaged_sequencer"}
+    {"flipped_bit", "unreadable", "lost_tags", "lost_data", "lost_tail", "damaged_sequencer"}
 )
+"""A lost tail may have held the note that a batch is discarded, whose bytes are freed already."""
 _FOUND: Final = "a record batch on disk is damaged"
 
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from indilog.base.errors import IndilogError
+from indilog.base.errors import IndilogError, TrimmedError
 from indilog.base.ids import MAX_SEQNUM
-from indilog.base.log import Entry, Log, Record
+from indilog.base.log import After, Entry, Log, Record
 from indilog.base.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Operation, Seen, seen
@@ -17,6 +17,8 @@ from tests.simulation.sizes import BATCH_HEADER_BYTES, stored_bytes
 
 LOGS: Final = ("orders", "audit", "orders/a", "x")
 TAGS: Final = ("a", "b", "c", "d", "rare", "never")
+CONTESTED: Final = ("last0", "last1")
+"""Tags of conditional appends only."""
 _TAG_WEIGHTS: Final = (8, 4, 2, 1, 0.3)
 _BATCH_MAX: Final = 4
 """Records of an ordinary atomic batch."""
@@ -179,6 +181,28 @@ async def _append_batch(log: Log, operation: Operation) -> list[int]:
     return await log.append_batch([Entry(data, tags) for data, tags in operation.entries])
 
 
+def _draw_conditional(habits: Habits, chance: random.Random, operation: Operation) -> None:
+    operation.tag = chance.choice(CONTESTED)
+    operation.fresh = chance.random() < 0.5
+    operation.entries = tuple(
+        (habits.data(chance, operation, place), tags)
+        for place, tags in enumerate(chance.choice((((operation.tag,),), ((), (operation.tag,)))))
+    )
+
+
+async def _append_if(log: Log, operation: Operation) -> list[int]:
+    """Append after the last record that the session sees; another session may be faster."""
+    tag = operation.tag
+    assert tag is not None, "a condition names a tag"
+    try:
+        last = await log.read_prev(tag, fresh=operation.fresh)
+        operation.after = None if last is None else last.seqnum
+    except TrimmedError as error:
+        operation.after = error.first_seqnum - 1
+    entries = [Entry(data, tags) for data, tags in operation.entries]
+    return await log.append_batch(entries, after=After(tag, operation.after))
+
+
 async def _read_next(log: Log, operation: Operation) -> tuple[Seen, ...]:
     return _seen(await log.read_next(operation.tag, operation.bound, fresh=operation.fresh))
 
@@ -278,6 +302,7 @@ async def _set_aux(log: Log, operation: Operation) -> None:
 OPERATIONS: dict[str, Kind] = {
     "append": Kind(8, _draw_append, _append),
     "append_batch": Kind(2, _draw_batch, _append_batch),
+    "append_if": Kind(2, _draw_conditional, _append_if),
     "read_next": Kind(4, _draw_read, _read_next),
     "read_prev": Kind(3, _draw_read, _read_prev),
     "read_range": Kind(2, _draw_read, _read_range),

@@ -429,10 +429,44 @@ BUGS: Final = (
     Bug(
         "the answer to a batch over a link has the position from before it",
         "compute/indilog_compute/log_service.py",
-        "            seqnums = tuple(await log.append_batch(entries))\n"
+        "            seqnums = tuple(await log.append_batch(entries, after=question.after))\n"
         "            return lambda at: Appended(at, seqnums)\n",
-        "            seqnums = tuple(await log.append_batch(entries))\n"
+        "            seqnums = tuple(await log.append_batch(entries, after=question.after))\n"
         "            return lambda _: Appended(question.position, seqnums)\n",
+    ),
+    # --- conditional appends
+    Bug(
+        "a condition is checked against a stale tail",
+        "compute/indilog_compute/conditional/home.py",
+        "fresh=check.stage is Stage.QUEUED,",
+        "fresh=False,",
+    ),
+    Bug(
+        "a condition is checked while records of an earlier writer are not ordered",
+        "compute/indilog_compute/conditional/conditional_appends.py",
+        "(ordered or 0) >= writer.barrier",
+        "(ordered or 0) >= 0",
+    ),
+    Bug(
+        "a condition is checked while an append that timed out is not ordered",
+        "compute/indilog_compute/shard_writer.py",
+        "            self.barrier = max(self.barrier, batch.end)\n",
+        "",
+    ),
+    Bug(
+        "conditions on one tag are checked at the same time",
+        "compute/indilog_compute/conditional/home.py",
+        "                if queue[0].stage is Stage.QUEUED:\n"
+        "                    outcomes += self._read(queue[0], reads, MAX_SEQNUM)\n",
+        "                for check in list(queue):\n"
+        "                    if check.stage is Stage.QUEUED:\n"
+        "                        outcomes += self._read(check, reads, MAX_SEQNUM)\n",
+    ),
+    Bug(
+        "a repeated request is executed again by the home of its tag",
+        "compute/indilog_compute/conditional/home_requests.py",
+        "if request in self._answers or request <= self._forgotten:",
+        "if request <= self._forgotten:",
     ),
     # --- subscriptions, limits, tags and retention
     Bug(

@@ -11,6 +11,7 @@ import random
 
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
+    ConditionFailedError,
     DataLossError,
     IndilogError,
     TrimmedError,
@@ -19,7 +20,7 @@ from indilog.base.ids import NodeId
 from indilog.base.log import Log, LogSource, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from indilog_compute.local_log import LocalLogs
-from tests.simulation.history import Operation
+from tests.simulation.history import APPENDS, Operation
 from tests.simulation.operations import OPERATIONS, Habits
 from tests.support.link_pair import linked_logs
 
@@ -192,11 +193,15 @@ class Workload:
             operation.note = f"{type(error).__name__}: {error}"
         except TrimmedError as error:
             operation.outcome, operation.value = "trimmed", error.first_seqnum
+            if operation.kind in APPENDS:
+                operation.outcome, operation.note = "failed", str(error)
         except ValueError as error:  # beyond the tail, says `trim`
             operation.outcome, operation.note = "failed", str(error)
         except IndilogError as error:
             operation.outcome = "failed"
-            if isinstance(error, DataLossError):
+            if isinstance(error, ConditionFailedError):
+                operation.value = error.last_seqnum
+            if isinstance(error, DataLossError) and operation.kind not in APPENDS:
                 operation.outcome, operation.value = "lost", (error.seqnum, error.next_seqnum)
             if operation.kind == "trim":  # a process that ends may have asked for it already
                 operation.outcome = "unknown"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.base.log import Entry, Record, Session
+from indilog.base.log import After, Entry, Record, Session
 from indilog.testing import MemoryLog, MemoryLogs
 
 
@@ -67,9 +67,11 @@ class HookedLog(Hooks, MemoryLog):
         await self._hooks.after_append([entry])
         return seqnum
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         await self._hooks.before_append(entries)
-        seqnums = await super().append_batch(entries)
+        seqnums = await super().append_batch(entries, after=after)
         await self._hooks.after_append(entries)
         return seqnums
 

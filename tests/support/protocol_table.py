@@ -25,6 +25,7 @@ MODULES = (
     "indilog.wire.tag_messages",
     "indilog.wire.base_messages",
     "indilog.wire.time_messages",
+    "indilog.wire.conditional_messages",
     "indilog.link.link_messages",
     "indilog.link.retention_messages",
     "indilog.link.worker_messages",

@@ -9,6 +9,7 @@ import msgspec
 
 from indilog.base.errors import (
     AppNameTakenError,
+    ConditionFailedError,
     ConflictError,
     DataLossError,
     DeployError,
@@ -39,6 +40,7 @@ _STATUS: Final[dict[type[Exception], HTTPStatus]] = {
     DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,
     AppNameTakenError: HTTPStatus.CONFLICT,
     ConflictError: HTTPStatus.CONFLICT,
+    ConditionFailedError: HTTPStatus.PRECONDITION_FAILED,
     InvocationCancelledError: HTTPStatus.CONFLICT,
     InvalidTagError: HTTPStatus.BAD_REQUEST,
     ValueError: HTTPStatus.BAD_REQUEST,
@@ -64,6 +66,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         errors: one `{"field", "problem"}` for each invalid argument.
         seqnum: the first lost record. next_seqnum: where to continue reading after lost or trimmed
             records.
+        last_seqnum: the last record with the tag of a condition that does not hold.
     """
 
     title: str
@@ -75,6 +78,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     errors: list[dict[str, str]] = []
     seqnum: int | None = None
     next_seqnum: int | None = None
+    last_seqnum: int | None = None
 
 
 def problem_of(error: Exception) -> Problem:
@@ -89,6 +93,7 @@ def problem_of(error: Exception) -> Problem:
         errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
         seqnum=error.seqnum if isinstance(error, DataLossError) else None,
         next_seqnum=_next_seqnum(error),
+        last_seqnum=error.last_seqnum if isinstance(error, ConditionFailedError) else None,
     )
 
 
@@ -139,6 +144,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "kind": {"type": "string"},
         "seqnum": {"type": "integer"},
         "next_seqnum": {"type": "integer"},
+        "last_seqnum": {"type": "integer"},
         "errors": {
             "type": "array",
             "items": {"type": "object", "additionalProperties": {"type": "string"}},

@@ -125,7 +125,7 @@ class LogRoutes:
         given = decode_json(AppendBody, AppendIn, body, not_done="Nothing was appended")
         entries, is_batch = given.entries()
         if is_batch:
-            seqnums = await opened.append_batch(entries)
+            seqnums = await opened.append_batch(entries, after=given.condition())
             return _json({"seqnums": seqnums}, session, HTTPStatus.CREATED)
         seqnum = await opened.append(entries[0].data, tags=entries[0].tags)
         return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)

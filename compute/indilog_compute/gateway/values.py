@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from indilog.base.errors import TooLargeError
 from indilog.base.ids import UserTag
-from indilog.base.log import Entry, Record
+from indilog.base.log import After, Entry, Record
 
 
 def _tag_in(value: object) -> object:
@@ -43,10 +43,23 @@ class RecordIn(pydantic.BaseModel):
     tags: list[TagIn] = []
 
 
+class AfterIn(pydantic.BaseModel):
+    """The condition of an append: the last record with the tag is at `seqnum`, or before it; null:
+    there is none.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    tag: str | None = None
+    tag_int: pydantic.StrictInt | None = None
+    seqnum: int | None = pydantic.Field(ge=0, strict=True)
+
+
 class AppendIn(RecordIn):
-    """One record, or `records` to append atomically."""
+    """One record, or `records` to append atomically, if the condition `after` holds."""
 
     records: list[RecordIn] | None = None
+    after: AfterIn | None = None
 
 
 class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,10 +86,19 @@ class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
         return Entry(data, tuple(self.tags))
 
 
+class AfterBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The decoded form of an `AfterIn`."""
+
+    seqnum: Annotated[int, msgspec.Meta(ge=0)] | None
+    tag: str | None = None
+    tag_int: int | None = None
+
+
 class AppendBody(RecordBody, forbid_unknown_fields=True):
     """The decoded form of an `AppendIn`."""
 
     records: list[RecordBody] | None = None
+    after: AfterBody | None = None
 
     def entries(self) -> tuple[list[Entry], bool]:
         """Return the records to append, and whether they were given as `records`.
@@ -85,10 +107,25 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
             ValueError: both forms were given, or a record is invalid.
         """
         if self.records is None:
+            if self.after is not None:
+                raise ValueError("Give the condition after with records, also for one record.")
             return [self.entry()], False
         if self.data is not None or self.data_base64 is not None or self.tags:
             raise ValueError("Give records, or data and tags of one record, not both.")
         return [record.entry() for record in self.records], True
+
+    def condition(self) -> After | None:
+        """Return the condition of the append; None: it has none.
+
+        Raises:
+            ValueError: it names no tag, or two.
+        """
+        if self.after is None:
+            return None
+        tag = tag_of(self.after.tag, self.after.tag_int)
+        if tag is None:
+            raise ValueError("The condition after names a tag: tag (text) or tag_int (an integer).")
+        return After(tag, self.after.seqnum)
 
 
 class _Counted(msgspec.Struct):

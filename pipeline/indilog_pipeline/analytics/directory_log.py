@@ -19,6 +19,7 @@ import pyarrow as pa
 from indilog.base.errors import IndilogError, TrimmedError
 from indilog.base.ids import MAX_SEQNUM, SeqNum, TagHash, UserTag, log_tag, tag_columns, tag_hash
 from indilog.base.log import (
+    After,
     Entry,
     Log,
     Record,
@@ -156,9 +157,11 @@ class DirectoryLog(Log):
         del data, tags
         self._refuse()
 
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+    async def append_batch(
+        self, entries: Sequence[Entry], *, after: After | None = None
+    ) -> list[SeqNum]:
         """Refuse."""
-        del entries
+        del entries, after
         self._refuse()
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:

@@ -7,8 +7,9 @@ A writer has a name and numbers its batches. Each batch goes through four steps:
 2. *Mark*: one marker record names the chunks of the batch, in order. The first marker of a batch
    counts.
 3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. Its
-   last record has two more tags that name writer, batch and chunk. So the program that goes on
-   after a crash finds the last published chunk by one read.
+   last record has two more tags that name writer, batch and chunk. So one read finds the last
+   published chunk. The append has the condition that this chunk is the last one still: of several
+   programs that publish the same chunk, one succeeds, and the others go on after it.
 4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
 
 A batch whose number is not above that of the last finished one is not written again.
@@ -17,13 +18,13 @@ A batch whose number is not above that of the last finished one is not written a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from indilog.base.errors import ConfigError, IndilogError, TooLargeError, TrimmedError
+from indilog.base.errors import ConditionFailedError, ConfigError, TooLargeError, TrimmedError
 from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log, Record, check_log_name
+from indilog.base.log import After, Entry, Log, Record, check_log_name
 
 VERSION: Final = 1
 CHUNK_RECORDS: Final = 1_000
@@ -35,11 +36,7 @@ _PIECE_BYTES: Final = 512 * 1024
 """A chunk is staged as pieces of this size: a packed record may be larger than a record may be."""
 _CHUNKS_MAX: Final = 40_000
 _WRITER_BYTES_MAX: Final = 64
-_CHUNK, _CLAIM, _DONE = "chunk", "claim", "done"
-
-
-class WriterFencedError(IndilogError):
-    """Another program has begun to publish batches of this writer; this one stops."""
+_CHUNK, _DONE = "chunk", "done"
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -112,24 +109,37 @@ async def stage(staging: Log, entries: Sequence[Entry]) -> Chunk:
     return Chunk(seqnums[0], len(pieces))
 
 
+class _Published(NamedTuple):
+    """How far the writer has published.
+
+    Attributes:
+        last: the last record with the writer's tag has this seqnum at most; None: there is none.
+        batch: of that record; -1: it is older than the marker of the batch to publish.
+        chunks: of that batch that are published.
+    """
+
+    last: SeqNum | None
+    batch: int
+    chunks: int
+
+
 class BatchCommit:
     """Commits one batch of a writer, as far as it is not committed yet.
+
+    Several programs may commit the same batch at the same time.
 
     Args:
         staging: the writer's staging log.
         target: the log that the records are for.
         writer: the writer's name.
         batch: the number of the batch.
-        owner: identifies this program among those that commit for this writer.
     """
 
-    def __init__(self, staging: Log, target: Log, *, writer: str, batch: int, owner: bytes) -> None:
+    def __init__(self, staging: Log, target: Log, *, writer: str, batch: int) -> None:
         self._staging = staging
         self._target = target
         self._written = own_tag(writer)
-        self._writer = writer
         self._batch = batch
-        self._owner = owner
 
     async def run(self, chunks: Sequence[Chunk]) -> bool:
         """Write the chunks; return whether this batch had not been finished before.
@@ -137,28 +147,46 @@ class BatchCommit:
         The chunks of the batch's first marker are written, which may be others than `chunks`.
 
         Raises:
-            WriterFencedError: another program has begun to commit for this writer; what it commits
-                counts.
             AppendOutcomeUnknownError: run it again: it goes on where it was.
             TrimmedError: the target was trimmed beyond what this batch had published.
+            ConfigError: another program has begun a later batch of this writer.
         """
         if await self._is_done():
             return False
         try:
             seqnum, marker = await self._mark(chunks)
-            # Whatever another program appended through this compute node before the claim is
-            # ordered before it. So the progress read after it is all that there will be.
-            await self._staging.append(self._owner, tags=[_CLAIM])
-            for number in range(await self._published(seqnum), len(marker.chunks)):
-                await self._publish(number, marker.chunks[number])
+            # This marker is not the first one if that is trimmed. Then the batch is finished.
+            if await self._is_done():
+                return False
+            if not await self._publish_all(seqnum, marker):
+                if await self._is_done():
+                    return False
+                raise ConfigError(
+                    f"Another program has begun a later batch than {self._batch} with the tag "
+                    f"{self._written!r}; give each program a writer_id of its own."
+                )
         except TrimmedError:
             if await self._is_done():
                 return False
             raise
-        await self._check_claim()
         await self._staging.append(_packed(_Done(VERSION, self._batch)), tags=[_DONE])
         await self._staging.trim(seqnum + 1)
         return True
+
+    async def _publish_all(self, seqnum: SeqNum, marker: _Marker) -> bool:
+        """Publish what is not published yet; return False if a later batch has been begun."""
+        published = await self._published(seqnum)
+        while published.batch <= self._batch:
+            number = published.chunks if published.batch == self._batch else 0
+            if number == len(marker.chunks):
+                return True
+            try:
+                last = await self._publish(number, marker.chunks[number], published.last)
+            except ConditionFailedError:  # another program has published it
+                published = await self._published(seqnum)
+            else:
+                published = _Published(last, self._batch, number + 1)
+        return False
 
     async def _is_done(self) -> bool:
         # A program that was paused may append its own again, later than those of further batches:
@@ -181,25 +209,29 @@ class BatchCommit:
                     limit=_CHUNKS_MAX,
                 )
             marker = _Marker(VERSION, self._batch, tuple(chunks))
-            await self._staging.append(_packed(marker), tags=[tag])
+            own = await self._staging.append(_packed(marker), tags=[tag])
             first = await self._staging.read_next(tag, await _floor(self._staging, tag), fresh=True)
-        assert first is not None, "our own marker is visible to us, or it is trimmed"
+            if first is None:  # a later batch is finished
+                raise TrimmedError(own + 1)
         return first.seqnum, _unpack_marker(first.data)
 
-    async def _published(self, marker: SeqNum) -> int:
-        """Return how many chunks of the batch are published."""
+    async def _published(self, marker: SeqNum) -> _Published:
+        """Return how far the writer has published."""
         try:
             last = await self._target.read_prev(self._written, fresh=True)
         except TrimmedError as error:
             if error.first_seqnum > marker:
                 raise
-            return 0
+            return _Published(error.first_seqnum - 1, -1, 0)
         if last is None or last.seqnum < marker:
-            return 0
+            return _Published(None if last is None else last.seqnum, -1, 0)
         batch, number = _place_in(last, self._written)
-        return number + 1 if batch == self._batch else 0
+        return _Published(last.seqnum, batch, number + 1)
 
-    async def _publish(self, number: int, chunk: Chunk) -> None:
+    async def _publish(self, number: int, chunk: Chunk, last_known: SeqNum | None) -> SeqNum:
+        """Publish a chunk, unless another one was published after `last_known`; return the seqnum
+        of its last record.
+        """
         packed = bytearray()
         bound, end = chunk.first, chunk.first + chunk.pieces
         while bound < end:
@@ -212,15 +244,8 @@ class BatchCommit:
         last = entries[-1]
         place = f"{self._written}:{self._batch}:{number}"
         entries[-1] = Entry(last.data, [*last.tags, self._written, place])
-        await self._check_claim()
-        await self._target.append_batch(entries)
-
-    async def _check_claim(self) -> None:
-        last = await self._staging.read_prev(_CLAIM, fresh=True)
-        if last is None or last.data != self._owner:
-            raise WriterFencedError(
-                f"Another program commits batches of writer {self._writer!r} now; this one stops."
-            )
+        after = After(self._written, last_known)
+        return (await self._target.append_batch(entries, after=after))[-1]
 
 
 def _place_in(record: Record, written: str) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -130,14 +129,12 @@ class _Staging:
         for message in messages:
             assert isinstance(message, StagedChunks), "only complete batches are committed"
             chunks += message.chunks
-        owner = uuid.uuid4().bytes
         with connected(options.access) as platform:
             commit = BatchCommit(
                 platform.log(options.staging),
                 platform.log(options.log),
                 writer=options.writer,
                 batch=batch,
-                owner=owner,
             )
             platform.ask(partial(commit.run, chunks))
 

@@ -5,7 +5,7 @@ interrupted execution have no effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -32,7 +32,7 @@ from bokiflow.takeover.crash_loops import CRASHES_PARKED
 from bokiflow.takeover.dead_executors import read_remains
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
 from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log, Session
+from indilog.base.log import After, Entry, Log, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
 from tests.support.flow_executions import FLOW_LOG
@@ -245,13 +245,15 @@ async def test_a_heartbeat_after_the_choice_of_a_new_owner_renews_no_lease(
     assert lease.is_sure()
 
     class Late(MemoryLog):
-        async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
+        async def append_batch(
+            self, entries: Sequence[Entry], *, after: After | None = None
+        ) -> list[SeqNum]:
             now[0] = 1005.01
             await super().append(
                 encode(ExecutorDead(lease.name, "new_owner", 1)), tags=[EXECUTORS_TAG]
             )
             now[0] = 1005.12
-            return await super().append_batch(list(entries))
+            return await super().append_batch(entries, after=after)
 
     now[0] = 1004.5
     assert runner.current_lease() is lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias, cast
 
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 from indilog import Entry, Log
 from indilog.base.errors import ConfigError
 from indilog.testing import MemoryLogs
+from indilog.testing.stepper import SteppedLog, run_stepped
 from indilog_pipeline.spark.exactly_once import (
     CHUNK_BYTES,
     CHUNK_RECORDS,
     BatchCommit,
     Chunk,
-    WriterFencedError,
     chunks_of,
     stage,
     staging_log,
@@ -62,22 +63,19 @@ class _CrashingLog:
         return lambda *given, **named: self._program.call(real, *given, **named)
 
 
-def commit_of(logs: MemoryLogs | Crashing, batch: int, owner: bytes = b"x") -> BatchCommit:
+def commit_of(logs: MemoryLogs | Crashing, batch: int) -> BatchCommit:
     return BatchCommit(
         logs.log(staging_log("target", "w")),
         logs.log("target"),
         writer="w",
         batch=batch,
-        owner=owner,
     )
 
 
-async def write(
-    logs: MemoryLogs | Crashing, batch: int, records: list[Entry], owner: bytes = b"x"
-) -> bool:
+async def write(logs: MemoryLogs | Crashing, batch: int, records: list[Entry]) -> bool:
     staging = logs.log(staging_log("target", "w"))
     chunks = [await stage(staging, chunk) for chunk in chunks_of(records)]
-    return await commit_of(logs, batch, owner).run(chunks)
+    return await commit_of(logs, batch).run(chunks)
 
 
 async def written(logs: MemoryLogs) -> list[bytes]:
@@ -122,15 +120,15 @@ def test_programs_that_crash_anywhere_write_each_record_once(
 
     async def run() -> None:
         logs = MemoryLogs()
-        for number, (calls, after) in enumerate(crashes):
+        for calls, after in crashes:
             program = Crashing(logs, calls, after=after)
             try:
                 for batch in range(3):
-                    await write(program, batch, RECORDS, owner=b"%d" % number)
+                    await write(program, batch, RECORDS)
             except CrashedError:
                 continue
         for batch in range(3):
-            await write(logs, batch, RECORDS, owner=b"end")
+            await write(logs, batch, RECORDS)
         assert await written(logs) == [entry.data for entry in RECORDS] * 3
 
     asyncio.run(run())
@@ -142,7 +140,7 @@ def test_the_first_marker_counts() -> None:
     async def run() -> None:
         logs = MemoryLogs()
         with pytest.raises(CrashedError):  # after its marker, and before its first chunk
-            await write(Crashing(logs, 8, after=False), 0, RECORDS)
+            await write(Crashing(logs, 9, after=False), 0, RECORDS)
         assert await logs.log(staging_log("target", "w")).read_next("marker:0")
         assert not await written(logs)
         await write(logs, 0, RECORDS[::-1])
@@ -151,25 +149,146 @@ def test_the_first_marker_counts() -> None:
     asyncio.run(run())
 
 
-def test_a_program_that_another_one_has_overtaken_stops() -> None:
+def names_staging(call: Call) -> bool:
+    log = getattr(call, "__self__", None)
+    return isinstance(log, Log) and log.name != "target"
+
+
+async def crash() -> None:
+    raise CrashedError
+
+
+class Overtaken(Crashing):
+    """A program that is paused before its append number `append` to the target.
+
+    It has checked how far the batch is published. Meanwhile other programs run.
+    """
+
+    def __init__(
+        self, logs: MemoryLogs, append: int, meanwhile: Callable[[], Awaitable[object]]
+    ) -> None:
+        super().__init__(logs, 0, after=False)
+        self._appends_left = append
+        self._meanwhile = meanwhile
+
+    async def call(self, real: Call, *given: object, **named: object) -> object:
+        if getattr(real, "__name__", "") == "append_batch" and not names_staging(real):
+            if self._appends_left == 0:
+                await self._meanwhile()
+            self._appends_left -= 1
+        return await real(*given, **named)
+
+
+@pytest.mark.parametrize("append", [0, 1, 2])
+def test_a_program_that_pauses_between_check_and_append_publishes_nothing_twice(
+    append: int,
+) -> None:
     async def run() -> None:
         logs = MemoryLogs()
-        staging = logs.log(staging_log("target", "w"))
-        chunks = [await stage(staging, chunk) for chunk in chunks_of(RECORDS)]
-
-        class Overtaken(Crashing):
-            """It is paused before it looks whether it may publish its second chunk."""
-
-            async def call(self, real: Call, *given: object, **named: object) -> object:
-                if given[:1] == ("claim",) and (await written(logs)):
-                    await commit_of(logs, 0, b"new").run(chunks)
-                return await real(*given, **named)
-
-        with pytest.raises(WriterFencedError):
-            await commit_of(Overtaken(logs, 0, after=False), 0, b"old").run(chunks)
+        chunks = [await stage(logs.log("target.staged.w"), c) for c in chunks_of(RECORDS)]
+        paused = Overtaken(logs, append, lambda: commit_of(logs, 0).run(chunks))
+        await commit_of(paused, 0).run(chunks)
         assert await written(logs) == [entry.data for entry in RECORDS]
 
     asyncio.run(run())
+
+
+def test_a_program_that_pauses_while_further_batches_are_written_publishes_nothing() -> None:
+    async def run() -> None:
+        logs = MemoryLogs()
+        chunks = [await stage(logs.log("target.staged.w"), c) for c in chunks_of(RECORDS)]
+
+        async def others() -> None:
+            assert await commit_of(logs, 0).run(chunks)
+            assert await write(logs, 1, RECORDS[:7])
+
+        assert not await commit_of(Overtaken(logs, 1, others), 0).run(chunks)
+        assert await written(logs) == [entry.data for entry in RECORDS + RECORDS[:7]]
+
+    asyncio.run(run())
+
+
+def test_a_program_that_pauses_while_the_target_is_trimmed_publishes_nothing() -> None:
+    async def run() -> None:
+        logs = MemoryLogs()
+        chunks = [await stage(logs.log("target.staged.w"), c) for c in chunks_of(RECORDS)]
+        target = logs.log("target")
+
+        async def others() -> None:
+            assert await commit_of(logs, 0).run(chunks)
+            await target.trim(await target.tail())
+
+        assert not await commit_of(Overtaken(logs, 1, others), 0).run(chunks)
+        bound = await target.tail()
+        assert not await target.read_range(bound=bound)
+        assert await write(logs, 1, RECORDS[:7])
+        page = await target.read_range(bound=bound)
+        assert [record.data for record in page] == [entry.data for entry in RECORDS[:7]]
+
+    asyncio.run(run())
+
+
+def test_a_late_marker_of_a_finished_batch_does_not_count() -> None:
+    """A paused program has staged the batch in another order, in more chunks."""
+
+    async def run() -> None:
+        logs = MemoryLogs()
+        more = [await stage(logs.log("target.staged.w"), [entry]) for entry in RECORDS[:5]]
+
+        class BeforeItsMarker(Crashing):
+            async def call(self, real: Call, *given: object, **named: object) -> object:
+                if named.get("tags") == ["marker:0"]:
+                    assert await write(logs, 0, RECORDS[:5])
+                return await real(*given, **named)
+
+        assert not await commit_of(BeforeItsMarker(logs, 0, after=False), 0).run(more)
+        assert await written(logs) == [entry.data for entry in RECORDS[:5]]
+
+    asyncio.run(run())
+
+
+def test_a_batch_below_one_that_was_never_finished_is_written() -> None:
+    async def run() -> None:
+        logs = MemoryLogs()
+        with pytest.raises(CrashedError):
+            await write(Overtaken(logs, 1, crash), 9, RECORDS)
+        published = await written(logs)
+        assert 0 < len(published) < len(RECORDS)
+        assert await write(logs, 2, RECORDS[:3])
+        assert await written(logs) == published + [entry.data for entry in RECORDS[:3]]
+
+    asyncio.run(run())
+
+
+def test_programs_that_write_different_batches_at_once_get_an_error() -> None:
+    async def run() -> None:
+        logs = MemoryLogs()
+        chunks = [await stage(logs.log("target.staged.w"), c) for c in chunks_of(RECORDS)]
+
+        async def later_batch() -> None:
+            with pytest.raises(CrashedError):
+                await write(Overtaken(logs, 1, crash), 1, RECORDS)
+
+        with pytest.raises(ConfigError, match="a writer_id of its own"):
+            await commit_of(Overtaken(logs, 1, later_batch), 0).run(chunks)
+
+    asyncio.run(run())
+
+
+@given(st.integers(0, 2**32))
+def test_programs_that_run_side_by_side_write_each_record_once(seed: int) -> None:
+    """Three programs commit the same batches; the seed says whose call is next."""
+    records, logs, chance = RECORDS[: CHUNK_RECORDS + 3], MemoryLogs(), random.Random(seed)
+
+    async def program() -> None:
+        staging = SteppedLog(logs.log("target.staged.w"))
+        target = SteppedLog(logs.log("target"))
+        for batch in range(2):
+            chunks = [await stage(staging, chunk) for chunk in chunks_of(records)]
+            await BatchCommit(staging, target, writer="w", batch=batch).run(chunks)
+
+    run_stepped([program() for _ in range(3)], chance.choice)
+    assert asyncio.run(written(logs)) == [entry.data for entry in records] * 2
 
 
 def test_chunks_are_bounded_in_records_and_bytes() -> None:

@@ -124,6 +124,20 @@ async def test_reads_begin_at_a_time(served: Served, form: str) -> None:
     assert refused == (400, "since needs direction=next; with direction=prev give a bound.")
 
 
+async def test_an_append_whose_condition_does_not_hold_is_answered_with_412(
+    served: Served,
+) -> None:
+    async def append(after: dict[str, object]) -> httpx.Response:
+        body = {"records": [{"data": "x", "tags": ["t", 7]}], "after": after}
+        return await served.client.post("/logs/orders/records", json=body)
+
+    assert (await append({"tag": "t", "seqnum": None})).json() == {"seqnums": [0]}
+    assert (await append({"tag_int": 7, "seqnum": 0})).json() == {"seqnums": [1]}
+    refused = await append({"tag": "t", "seqnum": 0})
+    assert problem(refused)[0] == 412
+    assert (refused.json()["title"], refused.json()["last_seqnum"]) == ("ConditionFailedError", 1)
+
+
 @pytest.mark.parametrize("name", ["a/b", "a/records", "records/7", "a/records/7", "ä ?", "..", "/"])
 async def test_every_name_that_a_log_may_have_works_over_http(served: Served, name: str) -> None:
     await served.logs.log(name).append(b"1")
@@ -157,6 +171,10 @@ async def test_a_wait_over_http_times_out(served: Served) -> None:
         ({"data": "x", "tags": [f"t{n}" for n in range(65)]}, 413, "the limit is 64"),
         ({"data": "x" * 1001}, 413, "the limit is 1,000"),
         ({"data": "x", "records": []}, 400, "not both"),
+        ({"data": "x", "after": {"tag": "t", "seqnum": None}}, 400, "also for one record"),
+        ({"records": [{"data": "x"}], "after": {"seqnum": None}}, 400, "names a tag"),
+        ({"records": [{"data": "x"}], "after": {"tag": "t", "seqnum": 0}}, 400, "has tag 't'"),
+        ({"records": [{"data": "x"}], "after": {"tag": "t"}}, 422, "after.seqnum"),
     ],
 )
 async def test_an_invalid_record_is_refused_with_a_sentence(

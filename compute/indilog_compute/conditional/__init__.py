@@ -1,0 +1,1 @@
+"""Appends with a condition (decision 0043)."""

@@ -1,0 +1,168 @@
+"""The conditional appends of one compute node: those that it executes as the home of their tag, and
+those of its callers that other homes execute (decision 0043).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    OverloadedError,
+)
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId
+from indilog.config import NodeConfig
+from indilog.kernel.view import View
+from indilog.link.link_messages import failed
+from indilog.roles.role import Answer, Appended, Effect, Ignore, Received, Send
+from indilog.wire.conditional_messages import (
+    ConditionalAnswer,
+    ConditionalAppend,
+    HomeIs,
+    HomeWanted,
+)
+from indilog_compute.conditional.home import Conditional, Home, Outcome, Requested, Result
+from indilog_compute.conditional.home_requests import HomeRequests, ServedRequests, home_of
+from indilog_compute.reads.operation import Answered
+from indilog_compute.reads.reads import Reads
+from indilog_compute.shard_writer import ShardWriter, Takeover
+
+_REFUSING = (Takeover.LOST, Takeover.STOPPED)
+
+
+class ConditionalAppends:
+    """The conditional appends of one compute node."""
+
+    def __init__(self, node: NodeId, view: View, config: NodeConfig) -> None:
+        self._node = node
+        self._writers = [e for e in view.engines if view.shard_written_by(e) is not None]
+        self._home = Home(config)
+        self._requests = HomeRequests(config)
+        self._served: dict[NodeId, ServedRequests] = defaultdict(ServedRequests)
+        self._epoch = Epoch(0)
+
+    def __len__(self) -> int:
+        return len(self._home) + len(self._requests)
+
+    def started(self, epoch: Epoch, request: int) -> None:
+        """Note this node's incarnation; its requests are numbered above `request`."""
+        self._epoch = epoch
+        self._requests.number_from(request)
+
+    def start(self, append: Conditional, waiter: object) -> None:
+        """Start an append. The waiter gets `Ordered`, an error, or `Answered` with an error.
+
+        Raises:
+            OverloadedError: too many are under way.
+        """
+        home = home_of(self._writers, append.tag)
+        if home == self._node:
+            self._home.add(append, waiter)
+        else:
+            self._requests.start(append, home, waiter)
+
+    def on_message(self, event: Received, now: Instant) -> list[Effect]:
+        """Take in a question or an answer of another compute node."""
+        message, sender = event.message, event.sender
+        if sender not in self._writers:
+            return [Ignore(event, "a conditional append of a node that is no compute node")]
+        match message:
+            case HomeWanted(request):
+                return [Send(sender, HomeIs(request))]
+            case HomeIs():
+                return self._requests.on_home(sender, message, event.incarnation, now)
+            case ConditionalAppend():
+                return self._on_append(sender, message)
+            case ConditionalAnswer():
+                return self._requests.on_answer(sender, message)
+            case _:
+                return [Ignore(event, "no message of conditional appends")]
+
+    def _on_append(self, sender: NodeId, message: ConditionalAppend) -> list[Effect]:
+        to = Requested(sender, message.request)
+        if message.home != self._epoch:
+            unknown = AppendOutcomeUnknownError(
+                f"Compute node {self._node} has restarted; the records may or may not be in the "
+                "log."
+            )
+            return [self._answer(Result(to, unknown))]
+        append = Conditional(message.log, message.after, message.records)
+        served = self._served[sender]
+        if not served.begin(message.request):
+            answer = served.answer(message.request)
+            return [] if answer is None else [Send(sender, answer)]
+        try:
+            self._home.add(append, to)
+        except OverloadedError as error:
+            return [self._answer(Result(to, error))]
+        return []
+
+    def advance(
+        self,
+        effects: Sequence[Effect],
+        now: Instant,
+        reads: Reads,
+        writer: ShardWriter | None,
+        ordered: int | None,
+    ) -> list[Effect]:
+        """Return the effects with what follows from them for conditional appends.
+
+        Args:
+            effects: of the iteration so far.
+            now: the time.
+            reads: of this node.
+            writer: of this node's shard; None: it has none.
+            ordered: records of the shard that are ordered; None: this node has not joined.
+        """
+        outcomes = self._home.take(effects, reads, writer)
+        refusal, settled = None, False
+        if writer is not None:
+            refusal = writer.refusal() if writer.takeover in _REFUSING else None
+            settled = writer.takeover is Takeover.OPEN and (ordered or 0) >= writer.barrier
+        outcomes += self._home.begin(
+            now, reads, settled=settled and ordered is not None, refusal=refusal
+        )
+        return [*self._answered(outcomes), *self._requests.begin(now)]
+
+    def _answered(self, outcomes: Sequence[Outcome]) -> list[Effect]:
+        """Return the effects, with results for other nodes as messages to them."""
+        return [self._answer(o) if isinstance(o, Result) else o for o in outcomes]
+
+    def _answer(self, result: Result) -> Send:
+        to, outcome = result
+        answer = _answer_of(to.request, outcome)
+        self._served[to.sender].end(answer)
+        return Send(to.sender, answer)
+
+    def deadline(self) -> Instant | None:
+        """When to call `advance` again; None: nothing waits."""
+        times = (self._home.deadline(), self._requests.deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def abandon(self, effects: Sequence[Effect], error: IndilogError, reads: Reads) -> list[Effect]:
+        """Return the answers in `effects`, for callers only, and fail all other appends."""
+        outcomes = self._home.take(effects, reads, None) + self._home.abandon(error)
+        return [
+            *(o for o in outcomes if isinstance(o, Answer)), *self._requests.abandon(error)
+        ]  # fmt: skip
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of both parts."""
+        self._home.check_invariants()
+        self._requests.check_invariants()
+
+
+def _answer_of(request: int, outcome: Appended | Answered | Exception) -> ConditionalAnswer:
+    if isinstance(outcome, Appended):
+        return ConditionalAnswer(request, outcome.position, outcome.first)
+    error: object = outcome
+    position: MetalogPosition = 0
+    if isinstance(outcome, Answered):
+        error, position = outcome
+    assert isinstance(error, Exception), "an append that was not done says why"
+    told = failed(error)
+    return ConditionalAnswer(
+        request, position, kind=told.kind, message=told.message, attributes=told.attributes
+    )

@@ -1,0 +1,311 @@
+"""The home of tags: checks the conditions of appends, and appends (decision 0043).
+
+The home appends to its own shard. Conditional appends with one tag are executed one after another:
+the next condition is checked when the outcome of the append before it is final. A check reads the
+last record with the tag, linearizably.
+
+Records whose outcome this home does not know may still be ordered later. They are those that an
+earlier incarnation had stored, and those whose append timed out. All of them lie below the barrier
+of the shard's writer. So nothing is checked until the shard is ordered up to this barrier.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from indilog.base.errors import (
+    ConditionFailedError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+    TrimmedError,
+)
+from indilog.base.ids import (
+    MAX_SEQNUM,
+    Instant,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    TagHash,
+    UserTag,
+    log_tag,
+    names_match,
+    tag_columns,
+    tag_hash,
+)
+from indilog.base.log import After, Record
+from indilog.config import NodeConfig
+from indilog.roles.role import Answer, Appended, Effect
+from indilog.wire.messages import Direction
+from indilog_compute.reads.operation import Answered, Operation
+from indilog_compute.reads.reads import Reads
+from indilog_compute.shard_writer import ShardWriter
+
+
+class Conditional(NamedTuple):
+    """Records to append to `log` together, each with its tags, and their condition."""
+
+    log: str
+    after: After
+    records: Sequence[tuple[bytes, tuple[UserTag, ...]]]
+
+    @property
+    def tag(self) -> TagHash:
+        """The hash of the tag in the condition."""
+        return tag_hash(self.log, self.after.tag)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of data."""
+        return sum(len(data) for data, _ in self.records)
+
+
+class Requested(NamedTuple):
+    """The origin of an append that another compute node sent: the node, and its request."""
+
+    sender: NodeId
+    request: int
+
+
+class Result(NamedTuple):
+    """The outcome of an append that came from another compute node."""
+
+    to: Requested
+    outcome: Appended | Answered | Exception
+
+
+class Stage(enum.Enum):
+    """What a conditional append waits for."""
+
+    QUEUED = enum.auto()
+    """The appends with its tag before it, and the barrier."""
+    CHECKING = enum.auto()
+    """The last record with its tag."""
+    APPENDING = enum.auto()
+    """The order of its records."""
+    ENDED = enum.auto()
+    """Nothing: it was answered."""
+
+
+class Check:
+    """A conditional append at its home. It is the waiter of its own read and append.
+
+    Attributes:
+        origin: a caller's waiter, or a `Requested`.
+        expires: when it fails, unless its records were appended by then.
+    """
+
+    __slots__ = ("append", "expires", "origin", "stage")
+
+    def __init__(self, append: Conditional, origin: object) -> None:
+        self.append = append
+        self.origin = origin
+        self.stage = Stage.QUEUED
+        self.expires: Instant | None = None
+
+
+Outcome: TypeAlias = Effect | Result
+
+
+class Home:
+    """The conditional appends of the tags whose home this compute node is."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        appends = config.appends
+        self._timeout_s = appends.append_timeout_s
+        self._pending_max = appends.append_pending_max
+        self._pending_bytes_max = appends.append_pending_bytes_max
+        self._queues: dict[TagHash, deque[Check]] = {}
+        self._idle: dict[TagHash, None] = {}
+        """Tags whose first append is not begun."""
+        self._waiting: dict[Check, None] = {}
+        """Checks that may expire, in the order in which they do."""
+        self._pending = self._pending_bytes = 0
+        self._now = Instant(0.0)
+
+    def __len__(self) -> int:
+        return self._pending
+
+    def add(self, append: Conditional, origin: object) -> None:
+        """Accept an append.
+
+        Raises:
+            OverloadedError: too many, or too many bytes, wait already.
+        """
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise OverloadedError(
+                f"{self._pending:,} conditional appends ({self._pending_bytes:,} bytes) wait; try "
+                "again when some are done."
+            )
+        self._pending += 1
+        self._pending_bytes += append.size_bytes
+        check = Check(append, origin)
+        self._waiting[check] = None
+        self._idle.setdefault(append.tag)
+        self._queues.setdefault(append.tag, deque()).append(check)
+
+    def begin(
+        self, now: Instant, reads: Reads, *, settled: bool, refusal: IndilogError | None
+    ) -> list[Outcome]:
+        """Begin the checks that can begin; fail those that wait too long.
+
+        Args:
+            now: the time.
+            reads: where the last records are read.
+            settled: whether the shard is ordered up to its barrier.
+            refusal: why this node appends nothing any more; None: it may append.
+        """
+        self._now = now
+        outcomes: list[Outcome] = []
+        for check in reversed(list(self._waiting)):
+            if check.expires is not None:
+                break
+            check.expires = Instant(now + self._timeout_s)
+        for check in list(self._waiting):
+            if refusal is None and now < (check.expires or now):
+                break
+            outcomes.append(self._end(check, refusal or self._expired()))
+        if settled:
+            for tag in list(self._idle):
+                queue = self._queues[tag]
+                if queue[0].stage is Stage.QUEUED:
+                    outcomes += self._read(queue[0], reads, MAX_SEQNUM)
+            self._idle.clear()
+        return outcomes
+
+    def _expired(self) -> NotReadyError:
+        return NotReadyError(
+            f"The condition was not checked within {self._timeout_s:g} s; nothing was appended."
+        )
+
+    def _read(
+        self, check: Check, reads: Reads, bound: SeqNum, position: MetalogPosition = 0
+    ) -> list[Outcome]:
+        """Read the last record with the tag up to `bound`; the first read of a check is fresh."""
+        append = check.append
+        operation = Operation(
+            Direction.PREV, append.tag, bound, position, check,
+            log=log_tag(append.log), fresh=check.stage is Stage.QUEUED,
+        )  # fmt: skip
+        check.stage = Stage.CHECKING
+        try:
+            reads.start(operation)
+        except OverloadedError as error:
+            return [self._end(check, error)]
+        return []
+
+    def take(
+        self, effects: Sequence[Effect], reads: Reads, writer: ShardWriter | None
+    ) -> list[Outcome]:
+        """Return the effects, with the answers to checks replaced by what follows from them."""
+        outcomes: list[Outcome] = []
+        for effect in effects:
+            if type(effect) is Answer and type(effect.waiter) is Check:
+                outcomes += self._on_answer(effect.waiter, effect.outcome, reads, writer)
+            elif type(effect) is Appended and len(self._waiting) < self._pending:
+                outcomes += self._on_appended(effect)
+            else:
+                outcomes.append(effect)
+        return outcomes
+
+    def _on_answer(
+        self, check: Check, outcome: object, reads: Reads, writer: ShardWriter | None
+    ) -> list[Outcome]:
+        if check.stage is Stage.ENDED:
+            return []
+        if isinstance(outcome, Exception):  # of the read, or of the append
+            return [self._end(check, outcome)]
+        assert check.stage is Stage.CHECKING, "an append is answered by `Appended`, or an error"
+        assert isinstance(outcome, Answered)
+        return self._on_last(check, outcome, reads, writer)
+
+    def _on_last(
+        self, check: Check, last: Answered, reads: Reads, writer: ShardWriter | None
+    ) -> list[Outcome]:
+        """Compare the last record with the condition; append if it holds."""
+        append, record = check.append, last.value
+        known = -1 if append.after.seqnum is None else append.after.seqnum
+        if isinstance(record, TrimmedError):
+            if known < record.first_seqnum - 1:
+                return [self._end(check, last)]
+        elif isinstance(record, Record):
+            if not names_match(record.names, append.log, append.after.tag):
+                if record.seqnum > 0:  # another tag with the same hash
+                    return self._read(check, reads, record.seqnum - 1, last.position)
+            elif record.seqnum > known:
+                failed = ConditionFailedError(append.after.tag, record.seqnum)
+                return [self._end(check, Answered(failed, last.position))]
+        return self._append(check, writer)
+
+    def _append(self, check: Check, writer: ShardWriter | None) -> list[Outcome]:
+        append = check.append
+        try:
+            if writer is None:
+                raise NotReadyError("This compute node has no shard to append to (yet).")
+            columns = [(data, tag_columns(append.log, tags)) for data, tags in append.records]
+            writer.add_batch(columns, check)
+        except IndilogError as error:
+            return [self._end(check, error)]
+        check.stage = Stage.APPENDING
+        del self._waiting[check]
+        return []
+
+    def _on_appended(self, effect: Appended) -> list[Outcome]:
+        """Return the acknowledgement with callers in place of checks, and results of the others."""
+        waiters, results = list(effect.waiters), list[Outcome]()
+        for place, waiter in enumerate(waiters):
+            if type(waiter) is not Check:
+                continue
+            done = Appended([None], effect.first + place, effect.position)
+            if isinstance(waiter.origin, Requested):
+                waiters[place] = None
+                results.append(self._end(waiter, done))
+            else:
+                waiters[place] = waiter.origin
+                self._forget(waiter)
+        return [effect._replace(waiters=waiters), *results]
+
+    def _forget(self, check: Check) -> None:
+        check.stage = Stage.ENDED
+        self._waiting.pop(check, None)
+        tag = check.append.tag
+        queue = self._queues[tag]
+        queue.remove(check)
+        if queue:
+            self._idle.setdefault(tag)
+        else:
+            del self._queues[tag]
+            self._idle.pop(tag, None)
+        self._pending -= 1
+        self._pending_bytes -= check.append.size_bytes
+
+    def _end(self, check: Check, outcome: Appended | Answered | Exception) -> Outcome:
+        self._forget(check)
+        if isinstance(check.origin, Requested):
+            return Result(check.origin, outcome)
+        return Answer(check.origin, outcome)
+
+    def deadline(self) -> Instant | None:
+        """When the first check expires; None: none waits."""
+        for check in self._waiting:
+            return check.expires or self._now
+        return None
+
+    def abandon(self, error: IndilogError) -> list[Outcome]:
+        """Fail the appends that were not handed to the shard's writer, which fails the others."""
+        return [self._end(check, error) for check in list(self._waiting)]
+
+    def check_invariants(self) -> None:
+        """Assert that one append of a tag is under way at a time, and that the sums are right."""
+        checks = [check for queue in self._queues.values() for check in queue]
+        assert len(checks) == self._pending
+        assert sum(check.append.size_bytes for check in checks) == self._pending_bytes
+        assert all((c in self._waiting) == (c.stage is not Stage.APPENDING) for c in checks)
+        assert self._idle.keys() <= self._queues.keys()
+        for tag, queue in self._queues.items():
+            assert queue, "a tag without appends has no queue"
+            assert all(check.stage is Stage.QUEUED for check in list(queue)[1:])
+            assert queue[0].stage is not Stage.QUEUED or tag in self._idle

@@ -1,0 +1,215 @@
+"""Conditional appends that another compute node executes, the home of their tag (decision 0043).
+
+A request is addressed to one incarnation of the home, which the sender asks for first. So a copy of
+the request that arrives after a restart of the home is not executed. The home remembers the newest
+requests of each sender, so a repeated copy is not executed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+)
+from indilog.base.ids import Epoch, Instant, NodeId, TagHash
+from indilog.base.resend import Resend
+from indilog.config import NodeConfig
+from indilog.link.link_messages import Failed, error_from
+from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
+from indilog.wire.conditional_messages import (
+    ConditionalAnswer,
+    ConditionalAppend,
+    HomeIs,
+    HomeWanted,
+)
+from indilog_compute.conditional.home import Conditional
+from indilog_compute.reads.operation import Answered
+
+_REQUESTS_KEPT: Final = 4096
+"""Newest requests of one sender whose answers the home keeps."""
+
+
+def home_of(nodes: Sequence[NodeId], tag: TagHash) -> NodeId:
+    """Return the home of a tag: the node with the greatest hash of node and tag (rendezvous)."""
+    return max(nodes, key=lambda node: (xxh3_64_intdigest(node.encode(), tag), node))
+
+
+class _Request:
+    """One append at another node.
+
+    Attributes:
+        incarnation: of the home that may execute it; None: the home has not answered yet.
+    """
+
+    __slots__ = ("append", "expires", "home", "incarnation", "number", "resend", "waiter")
+
+    def __init__(self, append: Conditional, home: NodeId, waiter: object, resend: Resend) -> None:
+        self.append = append
+        self.home = home
+        self.waiter = waiter
+        self.resend = resend
+        self.number = 0
+        self.expires = Instant(0.0)
+        self.incarnation: Epoch | None = None
+
+    def message(self) -> HomeWanted | ConditionalAppend:
+        """Return the message that waits for an answer."""
+        if self.incarnation is None:
+            return HomeWanted(self.number)
+        log, after, records = self.append
+        return ConditionalAppend(self.number, self.incarnation, log, after, tuple(records))
+
+
+class HomeRequests:
+    """The conditional appends of this node's callers that other nodes execute."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._timeout_s = config.appends.append_timeout_s
+        self._pending_max = config.appends.append_pending_max
+        self._pending_bytes_max = config.appends.append_pending_bytes_max
+        self._resend_s = config.messages.resend_s, config.messages.resend_s_max
+        self._starting: list[_Request] = []
+        self._requests: dict[int, _Request] = {}
+        self._last_number = 0
+        self._pending_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._starting) + len(self._requests)
+
+    def number_from(self, request: int) -> None:
+        """Number requests above `request`, so that answers to an earlier incarnation match none."""
+        self._last_number = request
+
+    def start(self, append: Conditional, home: NodeId, waiter: object) -> None:
+        """Accept an append.
+
+        Raises:
+            OverloadedError: too many, or too many bytes, are under way.
+        """
+        if len(self) >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise OverloadedError(
+                f"{len(self):,} conditional appends ({self._pending_bytes:,} bytes) are under way "
+                "at other nodes; try again when some are done."
+            )
+        self._pending_bytes += append.size_bytes
+        self._starting.append(_Request(append, home, waiter, Resend(*self._resend_s)))
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Ask the homes of new appends, resend, and fail what waits too long."""
+        effects: list[Effect] = []
+        for request in self._starting:
+            self._last_number += 1
+            request.number = self._last_number
+            request.expires = Instant(now + self._timeout_s)
+            self._requests[request.number] = request
+            effects.append(self._send(request, now))
+        self._starting.clear()
+        for request in list(self._requests.values()):
+            if now >= request.expires:
+                self._forget(request)
+                effects.append(Answer(request.waiter, self._silent(request)))
+            elif request.resend.is_due(now):
+                effects.append(self._send(request, now))
+        return effects
+
+    def _send(self, request: _Request, now: Instant) -> Send:
+        request.resend.sent(now)
+        return Send(request.home, request.message())
+
+    def _forget(self, request: _Request) -> None:
+        del self._requests[request.number]
+        self._pending_bytes -= request.append.size_bytes
+
+    def _silent(self, request: _Request) -> IndilogError:
+        which = f"Compute node {request.home}, which checks conditions on this tag,"
+        if request.incarnation is None:
+            return NotReadyError(f"{which} does not answer; nothing was appended.")
+        return AppendOutcomeUnknownError(
+            f"{which} did not answer in time; the records may or may not be in the log."
+        )
+
+    def on_home(
+        self, sender: NodeId, message: HomeIs, incarnation: Epoch, now: Instant
+    ) -> list[Effect]:
+        """Send an append to the incarnation of its home that has answered."""
+        request = self._requests.get(message.request)
+        if request is None or request.home != sender or request.incarnation is not None:
+            return []
+        request.incarnation = incarnation
+        # The home takes up to the timeout to check, and as long to append.
+        request.expires = Instant(now + 2 * self._timeout_s)
+        request.resend.stop()
+        return [self._send(request, now)]
+
+    def on_answer(self, sender: NodeId, message: ConditionalAnswer) -> list[Effect]:
+        """Answer the caller."""
+        request = self._requests.get(message.request)
+        if request is None:
+            return []
+        if request.home != sender or request.incarnation is None:
+            return [Ignore(message, "an answer to an append that was not sent there")]
+        self._forget(request)
+        if not message.kind:
+            return [Appended([request.waiter], message.first, message.position)]
+        error = error_from(Failed(message.kind, message.message, message.attributes))
+        if message.position:
+            return [Answer(request.waiter, Answered(error, message.position))]
+        return [Answer(request.waiter, error)]
+
+    def deadline(self) -> Instant | None:
+        """When to resend, or to fail an append; None: none is under way."""
+        times = [min(r.resend.due or r.expires, r.expires) for r in self._requests.values()]
+        return min(times, default=None)
+
+    def abandon(self, error: IndilogError) -> list[Effect]:
+        """Fail every append: with `error` those that were not sent."""
+        unknown = AppendOutcomeUnknownError(
+            "The platform was closed before the append was acknowledged; the records may or may "
+            "not be in the log."
+        )
+        waiting = [*self._starting, *self._requests.values()]
+        self._starting.clear()
+        self._requests.clear()
+        self._pending_bytes = 0
+        return [Answer(r.waiter, error if r.incarnation is None else unknown) for r in waiting]
+
+    def check_invariants(self) -> None:
+        """Assert that the sum of bytes is right."""
+        waiting = [*self._starting, *self._requests.values()]
+        assert sum(request.append.size_bytes for request in waiting) == self._pending_bytes
+
+
+class ServedRequests:
+    """The newest requests of one sender, with their answers; each is executed at most once."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, ConditionalAnswer | None] = {}
+        self._forgotten = -1
+        """The greatest request whose answer is not kept any more."""
+
+    def begin(self, request: int) -> bool:
+        """Note a request; return whether it is new, so that it may be executed."""
+        if request in self._answers or request <= self._forgotten:
+            return False
+        self._answers[request] = None
+        if len(self._answers) > _REQUESTS_KEPT:
+            oldest = next(iter(self._answers))
+            del self._answers[oldest]
+            self._forgotten = max(self._forgotten, oldest)
+        return True
+
+    def end(self, answer: ConditionalAnswer) -> None:
+        """Keep an answer for copies of its request."""
+        if answer.request in self._answers:
+            self._answers[answer.request] = answer
+
+    def answer(self, request: int) -> ConditionalAnswer | None:
+        """Return the answer to a request; None: it is not done, or not known."""
+        return self._answers.get(request)

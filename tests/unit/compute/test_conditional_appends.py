@@ -1,0 +1,322 @@
+"""Conditional appends (decision 0043): the home of a tag, and requests to homes, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    ConditionFailedError,
+    NotReadyError,
+    OverloadedError,
+    SealedError,
+)
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.base.log import After
+from indilog.config import node_config
+from indilog.roles.role import Answer, Appended, Effect, Received, Send
+from indilog.wire.conditional_messages import (
+    ConditionalAnswer,
+    ConditionalAppend,
+    HomeIs,
+    HomeWanted,
+)
+from indilog.wire.messages import (
+    AppendBatch,
+    IndexLookup,
+    LookupResult,
+    Message,
+    ShardClaimed,
+    ShardOpened,
+    TailIs,
+    TailWanted,
+)
+from indilog_compute.conditional.home import Conditional
+from indilog_compute.conditional.home_requests import HomeRequests, ServedRequests, home_of
+from indilog_compute.reads.operation import Answered
+from tests.unit.compute.engine_driver import (
+    ENGINE,
+    JOIN,
+    PRIMARY,
+    SHARD,
+    A,
+    B,
+    Driver,
+    answered,
+    joined,
+    sends,
+)
+
+AT_T = Conditional("orders", After("t"), ((b"x", ("t",)),))
+AT_U = Conditional("orders", After("u"), ((b"x", ("u",)),))
+OTHER, AGGREGATOR = NodeId("engine-1"), NodeId("aggregator-0")
+
+
+def batches(effects: Sequence[Effect]) -> int:
+    """Return how many batches are sent to a replica."""
+    return sum(to == A for to, _ in sends(effects, AppendBatch))
+
+
+def checked(driver: Driver, effects: Sequence[Effect]) -> list[Effect]:
+    """Answer the questions of checks: about the tail what is ordered, about tags that no record has
+    them.
+    """
+    found: list[Effect] = []
+    for _, question in sends(effects, TailWanted):
+        assert isinstance(question, TailWanted)
+        last = Epoch(min(driver.position, 1))
+        tail = TailIs(question.request, driver.position, driver.tail, {SHARD: driver.tail}, last)
+        found += driver.hear(PRIMARY, tail)
+    lookups = [m for _, m in sends(found, IndexLookup) if isinstance(m, IndexLookup)]
+    for request in dict.fromkeys(lookup.request for lookup in lookups):
+        result = LookupResult(request, (), (), position=driver.position)
+        found += driver.hear(AGGREGATOR, result)
+    return found
+
+
+# --- at the home
+
+
+def test_the_condition_is_checked_against_the_tail_of_the_primary() -> None:
+    driver = joined()
+    driver.engine.append_if(AT_T, "mine")
+    effects = driver.turn()
+    assert (len(sends(effects, TailWanted)), batches(effects)) == (1, 0)
+    assert batches(checked(driver, effects)) == 1
+    assert [e for e in driver.order(1) if isinstance(e, Appended)] == [Appended(["mine"], 0, 1)]
+
+
+def test_the_next_condition_on_a_tag_is_checked_when_the_append_before_it_is_ordered() -> None:
+    driver = joined()
+    for waiter in ("first", "second"):
+        driver.engine.append_if(AT_T, waiter)
+    driver.engine.append_if(AT_U, "other")
+    effects = driver.turn()
+    assert len(sends(effects, TailWanted)) == 1, "the checks of two tags share a question"
+    effects = checked(driver, effects)
+    assert batches(effects) == 2, "one record with each tag"
+    assert not sends(driver.turn(), TailWanted)
+    assert sends(driver.order(2, index_data=False), TailWanted)
+
+
+def test_nothing_is_checked_while_records_of_an_earlier_writer_may_be_ordered_later() -> None:
+    """Both replicas have three records of the incarnation before, of which none is ordered."""
+    driver = Driver()
+    driver.hear(PRIMARY, TailIs(JOIN, 0, 0, {}, Epoch(0)))
+    for replica in (A, B):
+        driver.hear(replica, ShardClaimed(SHARD, Epoch(1), 3))
+    for replica in (A, B):
+        driver.hear(replica, ShardOpened(SHARD, Epoch(1), 3))
+    assert driver.engine.ready
+    driver.engine.append_if(AT_T, "mine")
+    assert not sends(driver.turn(), TailWanted)
+    assert not sends(driver.order(2), TailWanted)
+    assert sends(driver.order(1), TailWanted)
+
+
+def test_nothing_is_checked_while_an_append_that_timed_out_may_be_ordered_later() -> None:
+    driver = joined()
+    driver.engine.append_if(AT_T, "mine")
+    checked(driver, driver.turn())
+    driver.now += 31
+    outcome = answered(driver.turn())["mine"]
+    assert isinstance(outcome, AppendOutcomeUnknownError)
+    driver.engine.append_if(AT_T, "again")
+    assert not sends(driver.turn(), TailWanted)
+    assert sends(driver.order(1), TailWanted)
+
+
+def test_a_check_that_takes_too_long_appends_nothing() -> None:
+    driver = joined(read_timeout_s=60.0)
+    driver.engine.append_if(AT_T, "mine")
+    asked = driver.turn()
+    assert driver.engine.deadline() is not None
+    driver.now += 31
+    outcome = answered(driver.turn())["mine"]
+    assert isinstance(outcome, NotReadyError)
+    assert not batches(checked(driver, asked))
+    driver.engine.append_if(AT_T, "again")
+    assert sends(driver.turn(), TailWanted)
+
+
+def test_a_node_that_lost_its_shard_refuses() -> None:
+    driver = joined()
+    driver.engine.append_if(AT_T, "mine")
+    asked = driver.turn()
+    effects = driver.hear(A, ShardClaimed(SHARD, Epoch(2), 0))
+    assert isinstance(answered(effects)["mine"], SealedError)
+    assert not batches(checked(driver, asked))
+
+
+def test_a_node_that_stops_answers_every_caller() -> None:
+    driver = joined()
+    driver.engine.append_if(AT_T, "appending")
+    checked(driver, driver.turn())
+    for waiter, append in (("queued", AT_T), ("checking", AT_U)):
+        driver.engine.append_if(append, waiter)
+    driver.turn()
+    outcomes = answered(driver.engine.abandon())
+    assert isinstance(outcomes["appending"], AppendOutcomeUnknownError)
+    assert isinstance(outcomes["queued"], NotReadyError)
+    assert isinstance(outcomes["checking"], NotReadyError)
+
+
+def test_waiting_appends_are_bounded() -> None:
+    driver = joined(append_pending_max=2)
+    for waiter in ("a", "b"):
+        driver.engine.append_if(AT_T, waiter)
+    with pytest.raises(OverloadedError):
+        driver.engine.append_if(AT_T, "c")
+
+
+# --- requests
+
+
+def test_homes_are_spread_and_few_move_with_a_further_node() -> None:
+    nodes = [NodeId(f"engine-{number}") for number in range(4)]
+    homes = [home_of(nodes, tag) for tag in range(1, 2001)]
+    assert all(400 < homes.count(node) < 600 for node in nodes)
+    moved = [home_of([*nodes, NodeId("engine-4")], tag) for tag in range(1, 2001)]
+    assert all(new in (old, "engine-4") for old, new in zip(homes, moved, strict=True))
+
+
+class Asking:
+    """Requests of one node to `OTHER`."""
+
+    def __init__(self) -> None:
+        self.requests = HomeRequests(node_config())
+        self.now = 0.0
+        self.requests.start(AT_T, OTHER, "mine")
+
+    def turn(self, after_s: float = 0.0) -> list[Effect]:
+        self.now += after_s
+        effects = self.requests.begin(Instant(self.now))
+        self.requests.check_invariants()
+        return effects
+
+    def found(self, incarnation: int = 7, sender: NodeId = OTHER) -> list[Effect]:
+        return self.requests.on_home(sender, HomeIs(1), Epoch(incarnation), Instant(self.now))
+
+
+def messages(effects: Sequence[Effect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def test_an_append_is_addressed_to_the_incarnation_of_its_home() -> None:
+    asking = Asking()
+    assert messages(asking.turn()) == [HomeWanted(1)]
+    assert not asking.found(sender=ENGINE)
+    sent = ConditionalAppend(1, Epoch(7), "orders", After("t"), ((b"x", ("t",)),))
+    assert messages(asking.found()) == [sent]
+    assert not asking.found(incarnation=8), "the first answer counts"
+    assert messages(asking.turn(1.0)) == [sent]
+    done = asking.requests.on_answer(OTHER, ConditionalAnswer(1, 5, 40))
+    assert done == [Appended(["mine"], 40, 5)]
+    assert not asking.requests.on_answer(OTHER, ConditionalAnswer(1, 5, 40))
+
+
+def test_a_home_that_does_not_answer_has_appended_nothing() -> None:
+    asking = Asking()
+    asking.turn()
+    assert messages(asking.turn(1.0)) == [HomeWanted(1)]
+    (outcome,) = [e.outcome for e in asking.turn(30) if isinstance(e, Answer)]
+    assert isinstance(outcome, NotReadyError)
+    assert not asking.found()
+
+
+def test_the_outcome_of_an_append_without_an_answer_is_unknown() -> None:
+    asking = Asking()
+    asking.turn()
+    asking.found()
+    assert asking.turn(59)
+    (outcome,) = [e.outcome for e in asking.turn(2) if isinstance(e, Answer)]
+    assert isinstance(outcome, AppendOutcomeUnknownError)
+
+
+def test_a_failed_condition_comes_with_the_position_at_which_it_is_seen() -> None:
+    asking = Asking()
+    asking.turn()
+    asking.found()
+    attributes = {"last_seqnum": 12}
+    answer = ConditionalAnswer(1, 9, 0, "ConditionFailedError", "later", attributes)
+    (outcome,) = answered(asking.requests.on_answer(OTHER, answer)).values()
+    assert isinstance(outcome, Answered)
+    assert outcome.position == 9
+    assert isinstance(outcome.value, ConditionFailedError)
+    assert outcome.value.last_seqnum == 12
+
+
+def test_requests_end_with_their_node() -> None:
+    asking = Asking()
+    asking.turn()
+    asking.found()
+    asking.requests.start(AT_U, OTHER, "not sent")
+    outcomes = answered(asking.requests.abandon(NotReadyError("stopped")))
+    assert isinstance(outcomes["mine"], AppendOutcomeUnknownError)
+    assert isinstance(outcomes["not sent"], NotReadyError)
+
+
+def test_a_request_is_executed_once() -> None:
+    served = ServedRequests()
+    assert served.begin(5)
+    assert not served.begin(5)
+    assert served.answer(5) is None
+    served.end(ConditionalAnswer(5, 1, 2))
+    assert not served.begin(5)
+    assert served.answer(5) == ConditionalAnswer(5, 1, 2)
+    for request in range(6, 6 + 4096):
+        assert served.begin(request)
+    assert served.answer(5) is None
+    assert not served.begin(5), "its answer is forgotten, and not that it was executed"
+    assert not served.begin(4), "it may have been one of these"
+
+
+def home_driver() -> Driver:
+    """Return a home of AT_T among two compute nodes."""
+    from indilog_compute.conditional.conditional_appends import ConditionalAppends
+
+    driver = joined()
+    conditional = driver.engine._conditional
+    assert isinstance(conditional, ConditionalAppends)
+    conditional._writers.append(OTHER)
+    return driver
+
+
+def hear(driver: Driver, message: Message) -> list[Effect]:
+    return driver.turn(Received(OTHER, message, Epoch(3)))
+
+
+def test_a_home_answers_copies_of_a_request_alike() -> None:
+    driver = home_driver()
+    assert messages(hear(driver, HomeWanted(1))) == [HomeIs(1)]
+    request = ConditionalAppend(1, Epoch(1), "orders", After("t"), ((b"x", ("t",)), (b"y", ())))
+    effects = hear(driver, request)
+    assert batches(checked(driver, effects)) == 1
+    assert not messages(hear(driver, request))
+    ((_, answer),) = sends(driver.order(2), ConditionalAnswer)
+    assert answer == ConditionalAnswer(1, 1, 0)
+    assert messages(hear(driver, request)) == [answer]
+
+
+def test_a_home_does_not_execute_a_request_to_its_incarnation_before() -> None:
+    driver = home_driver()
+    request = ConditionalAppend(1, Epoch(0), "orders", After("t"), ((b"x", ("t",)),))
+    ((_, answer),) = sends(hear(driver, request), ConditionalAnswer)
+    assert isinstance(answer, ConditionalAnswer)
+    assert answer.kind == "AppendOutcomeUnknownError"
+    assert not sends(driver.turn(), TailWanted)
+
+
+def test_a_home_refuses_what_is_no_record() -> None:
+    driver = home_driver()
+    request = ConditionalAppend(1, Epoch(1), "orders", After("t"), ((b"x", ("",)),))
+    ((_, answer),) = sends(checked(driver, hear(driver, request)), ConditionalAnswer)
+    assert isinstance(answer, ConditionalAnswer)
+    assert answer.kind == "InvalidTagError"
+
+
+def test_messages_of_other_nodes_are_ignored() -> None:
+    driver = joined()
+    assert not messages(hear(driver, HomeWanted(1)))
