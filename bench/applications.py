@@ -26,7 +26,7 @@ from functions.workload.replay import TraceReplay, summary_of
 _WARM_UP_S = 0.5
 _CLIENTS_AT_A_RATE = 64
 _SEEDS_EACH = 10_000
-"""A client's seed is that of the round and its number, so that no two choose alike."""
+"""Seeds of a round: each client adds its number, so that no two clients choose alike."""
 
 
 class Step(NamedTuple):
@@ -34,9 +34,9 @@ class Step(NamedTuple):
 
     Attributes:
         name: in the table.
-        clients: a count.
+        clients: number of clients.
         rate: requests per second of all clients together; None: closed loops.
-        paper: figures of a paper by column; "load" names the paper.
+        paper: figures of a paper by column; the column "load" names the paper.
     """
 
     name: str
@@ -53,7 +53,7 @@ def in_a_loop(clients: int, paper: Mapping[str, str] = MappingProxyType({})) -> 
 def rates_then_clients(
     asked: argparse.Namespace, paper: Mapping[int, Mapping[str, str]]
 ) -> list[Step]:
-    """Return a step for each of `--rates`, with what a paper measured at it, then for each of
+    """Return a step for each of `--rates`, with a paper's figures for that rate, then for each of
     `--callers`.
     """
     at_rates = [at_a_rate(rate, paper.get(rate, {})) for rate in asked.rates]
@@ -161,14 +161,14 @@ def _show(
 
 
 def _percentile(runs: Sequence[LoadRun], percent: float, function: str | None = None) -> str:
-    """Return the median over the runs of a latency; of a function's, or of all requests'."""
+    """Return the median over the runs of a latency: of one function, or of all requests."""
     tallies = [run.all if function is None else run.tallies[function] for run in runs]
     answered = [tally.percentile_s(percent) for tally in tallies if tally.latencies_s]
     return latency(median(answered)) if answered else "-"
 
 
 def _conflicts(measured: Sequence[Measured], replay: TraceReplay) -> float:
-    """Return which share of the application's records had no effect, because of a conflict."""
+    """Return the share of the application's records without effect, because of a conflict."""
     appends = sum(one.after.tail - one.before.tail for one in measured)
     lost = sum(
         one.before.tail <= seqnum < one.after.tail

@@ -2,13 +2,13 @@
 with 10^5 tags, and JetStream's direct get by subject (WORKLOADS 7).
 
 Both logs have the same number of small records, spread evenly over the tags. Each read asks for the
-next record with a tag from a place between two records with it, so no node can answer from the
-place alone. (Reads from before the first record with a tag are left out: the local index cannot
-know that no earlier record exists, so they always go to the index tier.)
+next record with a tag from a place between two records with that tag, so the answer does not follow
+from the place alone. No read begins before the first record with its tag: such reads always go to
+the index tier, because the local index cannot know that no earlier record exists.
 
-Three sides: IndiLog as it is (its local index knows the tags), IndiLog without any local index (the
-index tier finds every record), and NATS JetStream. The figure is the ratio of the latency with many
-tags to that with few, taken within a round: IndiLog's claim is at most 1.3.
+Three sides: IndiLog (its local index knows the tags), IndiLog without a local index (the index tier
+finds every record), and NATS JetStream. The figure is the ratio of the latency with many tags to
+that with few, taken within a round. IndiLog's claim is that it is at most 1.3.
 
     python -m bench.filters [--seconds 1] [--rounds 3] [--callers 1 64] [--records 200000]
                             [--tags 1000 100000] [--sides indilog jetstream ...]
@@ -71,16 +71,16 @@ class Filtered(NamedTuple):
     """A log with records, and its reads."""
 
     read: Callable[[str, int], Awaitable[int]]
-    """Return the place of the first record with a tag from a place on."""
+    """Returns the place of the first record with a tag, at or after a place."""
     places: list[int]
-    """Of record 0, 1, ...; record n has tag n modulo the number of tags."""
+    """The places of records 0, 1, ...; record n has tag n modulo the number of tags."""
 
 
 def questions_of(places: list[int], tags: int) -> list[Question]:
-    """Return reads whose answers are known, from between two records of their tags.
+    """Return reads with known answers; each begins between two records with its tag.
 
     Raises:
-        SystemExit: there are not two records of each tag.
+        SystemExit: there are fewer than two records for each tag.
     """
     if len(places) < 2 * tags:
         raise SystemExit(f"{tags:,} tags need at least {2 * tags:,} --records.")
@@ -166,7 +166,7 @@ async def _appended(log: Log, records: int, tags: int) -> list[int]:
 
 @asynccontextmanager
 async def index_tier(records: int, tags: int) -> AsyncIterator[Filtered]:
-    """Run a platform whose compute node keeps nothing."""
+    """Run a platform whose compute node has no local index."""
     async with indilog(records, tags, **_NO_LOCAL_INDEX) as filtered:
         yield filtered
 

@@ -1,10 +1,10 @@
 """Compares durable functions and workflows with Restate and DBOS in one run (WORKLOADS 8).
 
-Every side is asked over HTTP, over kept-alive connections, by closed-loop callers in this process:
-a durable function that does nothing, a counter object for each caller, one counter for all, a
-workflow of five steps that do nothing, a message through a queue and its result back. The
-durability of answers is printed beside the figures. Missing peers are installed (`--peers-dir`);
-the table names the sides that cannot be installed.
+Closed-loop callers in this process call every side over kept-alive HTTP connections. They call a
+durable function that does nothing, a counter object for each caller, one counter for all, and a
+workflow of five steps that do nothing; or they send a message through a queue and wait for its
+result. The durability of answers is printed beside the figures. Missing peers are installed
+(`--peers-dir`); the table names the sides that cannot be installed.
 
     python -m bench.flow_peers [--seconds 2] [--rounds 3] [--callers 1 64]
                                [--sides "IndiLog" ...] [--operations "counter" ...]
@@ -41,7 +41,7 @@ BASE: Final = "Restate, as shipped"
 CALLERS: Final = (1, 64)
 _WARM_UP_S: Final = 1.0
 _PATIENCE_S: Final = 20.0
-"""Seconds after the end of a round after which an answer does not count."""
+"""Answers that come more than this many seconds after the end of a round do not count."""
 _SAID_CHARS: Final = 160
 Cell: TypeAlias = tuple[str, int]
 """An operation, and the number of callers."""

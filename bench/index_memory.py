@@ -2,10 +2,10 @@
 thesis 3.2.1 and 7.4).
 
 Every append has the tag of its log and a new tag. Every position orders 256 appends, and 16 of
-their tags are read from the head of the log, as in the thesis. The index is driven directly, role
-by role, without disk or sockets, because only its memory is measured. Each side runs in its own
-process. The growth of its resident memory is compared with the index's own figure and with the sum
-of its limits. *Complete* is an index shard with all positions, as on Boki's compute nodes.
+their tags are read from the head of the log, as in the thesis. The index is called directly,
+without disk or sockets, because only its memory is measured. Each side runs in its own process. The
+growth of that process's resident memory is compared with the index's own figure and with the sum of
+its limits. *Complete* is an index shard with all positions, as on Boki's compute nodes.
 
     python -m bench.index_memory [--appends 10000000] [--complete-appends 3000000] [--picture FILE]
 """
@@ -68,7 +68,7 @@ def limit_bytes(config: NodeConfig) -> int:
 
 
 def parts_of(appends: int) -> Iterator[ShardTags]:
-    """Yield the index data of position after position; its tags are new, but for the log's."""
+    """Yield the index data of one position after the other; all tags but the log's are new."""
     chance = np.random.default_rng(SEED)
     counts = bytes([2]) * RECORDS
     for first in range(0, appends, RECORDS):
@@ -101,7 +101,7 @@ class Local:
             self._read_head(tags[place], first + place)
 
     def _read_head(self, tag: int, seqnum: int) -> None:
-        """Read the first record with a tag; the index tier answers what misses."""
+        """Read the first record with a tag; on a miss, answer for the index tier."""
         self.reads += 1
         match self.index.find_next(tag, 0):
             case Found(seqnum=found):

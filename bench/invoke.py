@@ -33,7 +33,7 @@ APP = Path(__file__).with_name("invoke_app.py")
 
 
 def sides_of(callers: list[HttpCaller]) -> dict[str, Operation]:
-    """Return one operation a function."""
+    """Return one operation for each function."""
     named = [json.dumps({"name": f"caller-{number}"}).encode() for number in range(len(callers))]
 
     async def noop(caller: int) -> object:

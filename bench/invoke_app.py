@@ -1,4 +1,4 @@
-"""What `bench.invoke` deploys: a function that does nothing, and one durable increment."""
+"""The application of `bench.invoke`: a no-op, an append, and a durable increment."""
 
 from __future__ import annotations
 

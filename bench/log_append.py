@@ -1,7 +1,7 @@
 """Append micro-benchmark (WORKLOADS 1): closed-loop callers, 1 KiB records, with and without tags.
 
-What is compared in turns: no tag, one tag out of 20, a new tag for every record, and a batch of ten
-records a call. Every side appends to the same platform: embedded in this process, or with
+The sides run in turns: no tag, one tag out of 20, a new tag for every record, and a batch of ten
+records per call. Every side appends to the same platform: embedded in this process, or with
 `--processes` to 3 sequencers and one replica in processes of their own.
 
     python -m bench.log_append [--seconds 2] [--rounds 5] [--callers 1 64 256] [--processes]
@@ -37,7 +37,7 @@ _PORT: Final = 27_400
 
 
 def sides_of(log: Log) -> dict[str, Operation]:
-    """Return one operation a side."""
+    """Return one operation for each side."""
     data = bytes(range(256)) * (RECORD_BYTES // 256)
     pool = cycle([(f"tag-{number}",) for number in range(20)])
     fresh = count()

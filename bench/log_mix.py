@@ -1,8 +1,8 @@
 """The mixed log workloads of the thesis (WORKLOADS 1): appends and reads of several kinds at once.
 
-Callers draw what they do next from the percentages of a named workload, from one seed. It prints
-for each workload and append:read ratio: operations/s, p50 and p99 of appends and of reads, and the
-share of the lookups that each part of the local index answered.
+Each caller draws its next operation at random, from one seed, by the percentages of a named
+workload. For each workload and append:read ratio the benchmark prints operations/s, p50 and p99 of
+appends and of reads, and the share of the lookups that each part of the local index answered.
 
     python -m bench.log_mix [--seconds 2] [--rounds 3] [--callers 64] [--workloads mix new-tags]
 """
@@ -38,13 +38,13 @@ POOL_TAGS = 20
 POPULAR = 30
 SUFFIX = 100
 OWN_KEPT = 1000
-"""Own records that a caller remembers to read again."""
+"""Records of its own that a caller remembers, to read them again."""
 SEED = 1
 PARTS = ("suffix", "popularity_cache", "tag_cache", "answer_cache", "record_cache")
 
 
 class Workload(NamedTuple):
-    """Percentages; the order of each tuple is that of WORKLOADS 1."""
+    """The percentages of a workload; the order of each tuple is that of WORKLOADS 1."""
 
     tagged: int
     seq_read: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
@@ -65,7 +65,7 @@ WORKLOADS = {
     "one-tag": Workload(100, tag_append=(0, 0, 100), tag_read=(100, 0, 0, 0, 0)),
 }
 RATIOS = {"1:1": 1 / 2, "19:1": 19 / 20, "1:19": 1 / 20}
-"""Append:read, as the share of appends."""
+"""By append:read ratio, the share of appends."""
 SEQ_READS = ("own", "popular", "suffix", "head", "tail")
 TAG_READS = ("direct", "left", "right", "head", "tail")
 
@@ -159,7 +159,7 @@ class Mixing:
         self._callers = [Caller(number, self) for number in range(callers)]
 
     def appended(self, seqnum: int) -> None:
-        """Take note of a new record."""
+        """Note a new record."""
         self.newest = max(self.newest, seqnum)
         if len(self.popular) < POPULAR:
             self.popular.append(seqnum)
@@ -169,7 +169,7 @@ class Mixing:
         await self._callers[caller].step()
 
     def quantiles(self, begins: str) -> tuple[str, str]:
-        """Return p50 and p99 of the kinds whose name begins so."""
+        """Return p50 and p99 of the kinds whose name begins with `begins`."""
         ordered = sorted(
             value
             for kind, values in self.latencies_s.items()

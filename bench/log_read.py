@@ -3,10 +3,10 @@ them.
 
 Three platforms hold the same log of tagged 1 KiB records and are measured in turns:
 
-1. `local`: the local index knows the tag and the record cache the record;
-2. `cold records`: the local index knows, the record comes from storage's disk;
-3. `tier`: no local index at all, so the index tier finds every record, exactly at the bound (an
-   index node asks storage directly, thesis 5.4) or closest to it (the aggregator does).
+1. `local`: the local index has the tag, and the record cache has the record;
+2. `cold records`: the local index has the tag, and the record comes from storage's disk;
+3. `tier`: there is no local index, so the index tier finds every record. If it is exactly at the
+   bound, an index node asks storage directly (thesis 5.4), otherwise the aggregator does.
 
     python -m bench.log_read [--seconds 1] [--rounds 3] [--callers 1 64 256] [--records 20000]
 """

@@ -1,5 +1,5 @@
-"""Media benchmark (WORKLOADS 5): reviews composed at 100 a second and in closed loops. It checks
-that each is in all three places exactly once.
+"""Media benchmark (WORKLOADS 5): reviews composed at 100 per second and in closed loops. It checks
+that each review is in all three places exactly once.
 
     python -m bench.media [--seconds 2] [--rounds 5] [--rates 100 200] [--callers 1 64]
 """

@@ -1,11 +1,11 @@
 """Measures how often an index node recognizes new tags when most of its index is only on disk
 (thesis 5.7).
 
-An append with a tag that a compute node does not know asks the index tier whether the tag is new.
-An index node answers from memory, or not at all: a read of the disk is not worth it. Here its
-snapshots, in real files, have many tags with one record each. Then it gets questions about new and
-about existing tags. `unspilled` holds everything in memory, `without filter` answers that any tag
-may be on the disk.
+When a compute node appends a record with a tag that it does not know, it asks the index tier
+whether the tag is new. An index node answers from memory, or not at all: a read of the disk is not
+worth it. Here the node's snapshots, in real files, have many tags with one record each. The node is
+then asked about new and about existing tags. The side `unspilled` holds everything in memory; the
+side `without filter` has no filter, so any tag may be on the disk.
 
     python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
 """
@@ -61,9 +61,7 @@ class Node:
             self.spill()
 
     def spill(self) -> None:
-        """Write a snapshot of everything, and free its entries from memory as far as memory is
-        short.
-        """
+        """Write a snapshot of everything, and drop entries from memory while memory is short."""
         store = self.store
         base = store.base.info.position if store.base is not None else None
         unwritten = store.close_generation(self._position)
@@ -77,17 +75,17 @@ class Node:
         self.writing_s += time.perf_counter() - start
 
     def knows_new(self, tag: int) -> bool:
-        """Return whether it knows, without its disk, that the tag was never used."""
+        """Return whether the node knows, without its disk, that the tag was never used."""
         search = Search(Direction.NEXT, tag, 0, self.store.end, 1)
         return self.store.search(search) is None and not search.seqnums
 
     def without_filter(self) -> Callable[[int], bool]:
-        """Return `knows_new` as it were if any tag might be on the disk."""
+        """Return `knows_new` for the case without filter: any tag might be on the disk."""
         store = self.store
         kept = store.base
 
         def knows_new(tag: int) -> bool:
-            assert kept is not None, "there is a snapshot"
+            assert kept is not None, "a snapshot was written"
             store._base = kept._replace(tags=_ANY_TAG)  # noqa: SLF001 - what it would be without
             try:
                 return self.knows_new(tag)

@@ -4,9 +4,9 @@
 Every side is driven in the same way: by one or two client processes with closed-loop callers as
 tasks of a uvloop. They append records of 1 KiB with one of 20 tags, and read by tag forwards or
 backwards from a place. Each side's module (`bench/sides/*.py`) describes its operations. The
-durability of its acknowledgements is printed beside its figures. Servers come from Debian's
-packages, and keep their data in temporary directories. The benchmark starts and ends them
-(`bench/support/servers.py`).
+durability of its acknowledgements is printed beside its figures. The servers come from Debian's
+packages, and keep their data in temporary directories. `bench/support/servers.py` starts and ends
+them.
 
 Redis has three clients: redis-py's asyncio client with hiredis as in its documentation, which is
 the base of the ratios; the same client with the fastest settings that were found; and valkey-glide.
@@ -70,7 +70,7 @@ COLUMNS: Final = (
     "acknowledged when",
 )  # fmt: skip
 Found: TypeAlias = dict[str, Rounds]
-"""Of each operation, the rounds of each side."""
+"""By operation, the rounds of each side."""
 
 
 # --- sides
@@ -110,17 +110,17 @@ class Client:
         self._process = process
 
     async def send(self, value: dict[str, Any]) -> None:
-        """Send it one request."""
+        """Send one request to the process."""
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.write(json.dumps(value).encode() + b"\n")
         await self._process.stdin.drain()
 
     async def answer(self, seconds: float = 0.0) -> dict[str, Any]:
-        """Return its answer."""
+        """Return the answer of the process."""
         assert self._process.stdout is not None, "it is a pipe"
         line = await asyncio.wait_for(self._process.stdout.readline(), seconds + ANSWER_S_MAX)
         if not line:
-            raise SystemExit("A client process ended; what it said is above.")
+            raise SystemExit("A client process ended; see its output above.")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -204,7 +204,7 @@ async def compare(
     return found
 
 
-# --- telling
+# --- the table
 
 
 def row_of(

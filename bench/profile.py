@@ -1,4 +1,4 @@
-"""Where the time of a process goes: py-spy samples it from outside while a benchmark runs."""
+"""Profiles a process: py-spy samples it from outside while a benchmark runs."""
 
 from __future__ import annotations
 

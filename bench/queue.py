@@ -3,9 +3,9 @@ deliveries.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers. Then the producers stop and the consumers empty the queue. The check uses the
-messages that consumers received: each message acknowledged exactly once, first deliveries of each
-shard in the order of its pushes. Before that, round trips: one push, pop and acknowledgement after
-the other, by 1 and 64 callers.
+messages that consumers received: each message must be acknowledged exactly once, and the first
+deliveries of each shard must be in the order of its pushes. Before that, round trips are measured:
+one push, pop and acknowledgement after the other, by 1 and 64 callers.
 
     python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64 16/64] [--processes]
 """

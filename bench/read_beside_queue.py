@@ -1,9 +1,9 @@
 """Reads beside a queue (WORKLOADS 1): trims of a queue's sub-streams must not slow the reads of
 other records.
 
-A queue writes a checkpoint each thousand commands, then trims its sub-streams up to it. Two
-platforms hold the same log; in one of them a queue has checkpointed since. The records are in the
-record cache of both, so that both should answer without a message.
+A queue writes a checkpoint every thousand commands, then trims its sub-streams up to that
+checkpoint. Two platforms hold the same log; in one of them a queue has written checkpoints since.
+Both have the records in their record cache, so both should answer without a message.
 
     python -m bench.read_beside_queue [--seconds 1] [--rounds 3] [--callers 1 64] [--messages 2000]
 """
@@ -35,7 +35,7 @@ ALONE, BESIDE = "alone", "beside a queue"
 
 
 async def worked(queue: Queue, messages: int) -> None:
-    """Push and acknowledge so many messages, one after the other."""
+    """Push and acknowledge `messages` messages, one after the other."""
     for _ in range(messages):
         await queue.push(b"x")
         delivery = await queue.take()

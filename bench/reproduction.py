@@ -1,10 +1,10 @@
-"""The thesis's evaluation as shapes (thesis 7.2 to 7.5): local hits, types of reads, index shards,
-who merges, new tags. `docs/REPRODUCTION.md` has the figures beside the thesis's.
+"""Reproduces the shapes of the thesis's evaluation (thesis 7.2 to 7.5): local hits, types of reads,
+index shards, merging nodes, new tags. `docs/REPRODUCTION.md` has the figures beside the thesis's.
 
 Every side of an experiment is a separate platform with the thesis's limits and without a record
 cache. Sides run in turns, round by round. *Local hits* are reads without a question to the index
-tier. *Thesis* sides lack mechanisms that are not in the thesis (refills, kept answers). Nothing is
-synced, as in the thesis (`durability = "memory"`).
+tier. *Thesis* sides lack the mechanisms that are not in the thesis (refills, the answer cache). As
+in the thesis, records are not synced (`durability = "memory"`).
 
     python -m bench.reproduction [--experiments hits ...] [--callers 64] [--seconds 2]
     [--rounds 5]
@@ -44,7 +44,7 @@ NONE: Final[dict[str, Any]] = {**THESIS, "local_index": "none"}
 EXTENDED: Final[dict[str, Any]] = {**THESIS, "local_index": "extended"}
 
 TIER = ("exact", "closest", "none")
-"""Reads that the index tier answered: types 2 and 3, and with a proof that there is no record."""
+"""Answers of the index tier: types 2 and 3 of reads, and a proof that there is no record."""
 EXACT = ("seq own", "seq popular", "seq suffix", "tag direct")
 """Kinds of reads whose bound is the record that they find."""
 
@@ -95,7 +95,7 @@ class Found(NamedTuple):
     tier: dict[str, int]
     """How often the index tier answered, by `TIER`."""
     latencies_s: dict[str, array[float]]
-    """By kind of operation."""
+    """The latencies by kind of operation."""
 
     @property
     def local_hits(self) -> float:
@@ -103,11 +103,11 @@ class Found(NamedTuple):
         return 1 - sum(self.tier.values()) / max(self.reads, 1)
 
     def share(self, kind: str) -> float:
-        """Share of the reads that the index tier answered so."""
+        """Share of the reads with an answer of this kind from the index tier."""
         return self.tier[kind] / max(self.reads, 1)
 
     def median_latency(self, *, exact: bool) -> str:
-        """Return the median of the reads that are, or are not, about their bound itself."""
+        """Return the median of the reads that find their bound itself, or of the others."""
         values = [
             value
             for kind, latencies in self.latencies_s.items()

@@ -1,15 +1,15 @@
-"""How long a start takes, by how the log was written (issue 11: checkpoints).
+"""Measures how long a start takes, by how the log was written (decision 0028).
 
-A data directory is filled as by two callers that append one at a time, or in batches: the
-real storage node, sequencer and index node and the real journal work in this process, turn by turn,
-without waiting for syncs, engines or sockets. Then another process opens it, and is timed from its
-birth to the first record read: wall-clock and processor seconds, imports among them. It is ended in
-order, or killed (`--killed`): then the start has to replay what came after the last checkpoint.
+A data directory is filled as by two callers that append single records or batches. The real storage
+node, sequencer, index node and journal run in this process, iteration by iteration, without waiting
+for syncs, engines or sockets. Then another process opens the directory. It is timed from its start
+to the first record read: wall-clock and processor seconds, including imports. With `--killed` the
+filling ends without a checkpoint, so that the start must replay the frames after the last one.
 
     python -m bench.restart [--records 1000000] [--batch 1] [--killed] [--opens 3] [--keep DIR]
 
-`bytes` are those of the journal without the zeros that wait for appends, of checkpoints, and of
-index snapshots, for each record of 100 bytes.
+`bytes` are those of the journal (without prepared zeros), of checkpoints and of index snapshots,
+for each record of 100 bytes.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ RECORD_BYTES: Final = 100
 TAGS: Final = 1000
 _LOG: Final = "orders"
 _BORN: Final = "INDILOG_BENCH_BORN"
-"""When the process that is timed was asked for, in the environment."""
+"""Environment variable with the time at which the measured process was started."""
 
 
 class Filler:
-    """The roles of an embedded platform but its engine, over its journal, turn by turn."""
+    """The roles of an embedded platform except its engine, over its journal."""
 
     def __init__(self, config: Config, epoch: Epoch) -> None:
         self._config = config
@@ -93,11 +93,11 @@ class Filler:
         self._inbox.setdefault(node, []).append(event)
 
     def say(self, to: NodeId, message: Message) -> None:
-        """Let the engine say something."""
+        """Send a message of the engine."""
         self._tell(to, Received(self._view.engines[0], message, self._epoch))
 
     def run(self) -> None:
-        """Call roles until none has anything left, as in one turn of the shell."""
+        """Call roles until no role has events left, as in one iteration of the shell."""
         self._now += 0.0005
         while self._inbox:
             node = next(iter(self._inbox))
@@ -125,7 +125,7 @@ class Filler:
                 pass  # for engines, or for people
 
     def fill(self, records: int, batch: int) -> None:
-        """Append so many records in batches of that size, by two callers side by side."""
+        """Append `records` records in batches of `batch`, by two concurrent callers."""
         shard, storage = ShardId(0), self._view.storage_nodes[0]
         self.say(storage, ShardClaim(shard, self._epoch))
         self.run()
@@ -174,7 +174,7 @@ def _config(directory: Path) -> Config:
 
 
 async def opened(directory: Path) -> None:
-    """Open it in this new process, and print how long that took."""
+    """Open the directory in this new process, and print how long that took."""
     async with indilog.client.open(directory, _config(directory)) as client:
         born = float(os.environ[_BORN])
         ready_s, cpu_s = time.time() - born, time.process_time()
@@ -187,7 +187,7 @@ async def opened(directory: Path) -> None:
 
 
 def bytes_of(directory: Path) -> dict[str, int]:
-    """Return how much the parts of a directory take on the disk."""
+    """Return how many bytes the parts of a directory take on the disk."""
     journal = directory / "journal"
     parts = {
         "segments": journal.glob("segment-*"),
@@ -211,7 +211,7 @@ def _used(path: Path) -> int:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser("bench.restart", description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=1, help="records in a batch")

@@ -1,11 +1,11 @@
 """Checks that memory, index entries and disk usage do not grow under retention and trims (T7).
 
 A platform embedded in this process serves a mixed load at a fixed rate: a log under retention whose
-records have tags that never come back, a log that is trimmed as a whole, tags that are trimmed one
-by one, a queue whose messages are acknowledged, objects that are changed and collected. Every
-figure of every part is sampled each second. After a warm-up, in which caches fill, the slope of
-each is a straight line's through its samples. The trend counts if both halves have slopes of its
-sign, and it adds more than `--noise` of the mean over the run.
+records have new tags only, a log that is trimmed as a whole, tags that are trimmed one by one, a
+queue whose messages are acknowledged, and objects that are changed and collected. Every figure of
+every part is sampled each second. After a warm-up, in which caches fill, a straight line is fitted
+through the samples of each figure. Its slope counts as a trend if both halves of the run have
+slopes of the same sign, and if it adds more than `--noise` of the mean over the run.
 
     python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
                          [--tracemalloc]
@@ -47,7 +47,7 @@ SEED: Final = 1
 KEEP_S: Final = 20.0
 """Retention of the log that has one, and of the objects' history."""
 TRIM_EVERY: Final = 100
-"""Appends to a log that is trimmed between two trims."""
+"""Appends between two trims of a log."""
 _SAMPLE_S: Final = 1.0
 _SAMPLES_MIN: Final = 4
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -161,7 +161,9 @@ class Trend:
         self._mean = float(np.mean([value for _, value in samples]))
 
     def grows(self, noise: float) -> bool:
-        """Whether it grows by more than `noise` of the mean over the run, in both halves."""
+        """Whether the figure grows by more than `noise` of the mean over the run, in both
+        halves.
+        """
         added = self.slope * self._seconds
         return added > noise * abs(self._mean) and min(self._halves) > 0
 
@@ -172,7 +174,7 @@ def _slope(samples: list[tuple[float, float]]) -> float:
 
 
 COUNTED: Final = ("resident memory", "objects of Python", "disk", "files")
-"""Figures that must be flat; those of parts that count operations grow by their nature."""
+"""Figures that must be flat; other figures count operations, so they grow."""
 
 
 async def main(asked: argparse.Namespace) -> None:

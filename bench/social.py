@@ -1,5 +1,5 @@
-"""Social network benchmark (WORKLOADS 3, "retwis"): 64 to 192 clients over HTTP, medians of each
-function, conflicts, and a check of posts and objects against the log.
+"""Social network benchmark (WORKLOADS 3, "retwis"): 64 to 192 clients over HTTP. It prints the
+median of each function and conflicts, and checks posts and objects against the log.
 
     python -m bench.social [--seconds 2] [--rounds 5] [--callers 64 96 128 192] [--graph FILE]
 """

@@ -1,13 +1,13 @@
-"""Rows and bytes per second of the Spark data source over a data directory, beside one Python
-process that reads the same segments, and Spark that reads Parquet of the same data.
+"""Measures rows and bytes per second of three readers: the Spark data source over a data directory,
+one Python process that reads the same segments, and Spark over Parquet files of the same data.
 
     python -m bench.spark_source [--records 1000000] [--record-bytes 100 1024] [--rounds 3]
                                  [--master local[2]]
 
 Queries: `count` of all records (with all columns), `tag` (the records of one tag of 100), and
 `Parquet` (all columns written as Parquet). The sides run interleaved; medians over the rounds are
-shown. Seconds are wall time, with planning and the start of tasks in them; `nothing` is a query
-over an empty range, so it shows how much that is. Bytes are those of the records' data.
+shown. Seconds are wall time, including planning and the start of tasks; the query `nothing`, over
+an empty range, measures these alone. Bytes are those of the records' data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Query: TypeAlias = Callable[[], int]
 
 
 class Data(NamedTuple):
-    """What is read: a data directory, Parquet of its records, and a place for results."""
+    """A data directory, Parquet files of its records, and a folder for results."""
 
     directory: Path
     parquet: Path

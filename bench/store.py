@@ -1,10 +1,10 @@
 """Measures BokiStore: a transaction over two objects, and reads of an object with a long history.
 
-On the embedded platform, over HTTP (a deployed function) and in this process. Transfers read and
-write two of `--accounts` accounts, chosen at random; what is counted is committed, attempts that
-were in conflict are printed. Reading is compared for an object with 10 past operations and one with
-10,000: hot (the process has seen it), and cold, as the first read of a process after a restart,
-with nothing cached in the process nor beside records.
+It uses the embedded platform, over HTTP (a deployed function) and in this process. Transfers read
+and write two of `--accounts` accounts, chosen at random. Committed transfers are counted, and the
+number of attempts is printed. Reads are compared for an object with 10 past operations and one with
+10,000. Hot: the process has read the object before. Cold: the first read after a restart, without
+cached state in the process and without aux data.
 
     python -m bench.store [--seconds 2] [--rounds 5] [--callers 1 64] [--accounts 1000]
 """
@@ -109,7 +109,7 @@ def sides_over_http(callers: list[HttpCaller], transfers: Transfers) -> dict[str
 
 
 class Measuring:
-    """One run of the benchmark: what was asked, and the table that grows."""
+    """One run of the benchmark: its arguments and its table."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked

@@ -1,4 +1,4 @@
-"""What `bench.store` deploys: a transfer between two accounts, and reading an object."""
+"""The application of `bench.store`: a transfer between two accounts, and reads of an object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bokistore import Store, Transaction
 app = indilog.App("bench")
 
 RETRIES = 100
-"""Of a transfer in conflict: the benchmark counts those that commit."""
+"""Retries of a transfer in conflict: the benchmark counts committed transfers."""
 
 
 async def transferred(store: Store, one: str, other: str) -> int:
@@ -31,7 +31,7 @@ async def transferred(store: Store, one: str, other: str) -> int:
 
 
 async def aged(store: Store, name: str, operations: int) -> None:
-    """Give an object so many past operations."""
+    """Give an object a history of `operations` operations."""
     for _ in range(0, operations, 10):
         await asyncio.gather(*[store.increment(name, "n") for _ in range(10)])
 
@@ -44,7 +44,7 @@ async def transfer(ctx: indilog.Context, one: str, other: str) -> int:
 
 @app.function
 async def age(ctx: indilog.Context, name: str, operations: int) -> None:
-    """Give an object so many past operations."""
+    """Give an object a history of `operations` operations."""
     await aged(Store(ctx.log("bench")), name, operations)
 
 

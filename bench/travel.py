@@ -1,6 +1,6 @@
-"""Travel benchmark (WORKLOADS 4): searches, recommendations, user checks and reservations, at 100 a
-second and in closed loops. It checks that reservations agree with the used capacity and the placed
-orders.
+"""Travel benchmark (WORKLOADS 4): searches, recommendations, user checks and reservations, at 100
+per second and in closed loops. It checks that reservations agree with the used capacity and the
+placed orders.
 
     python -m bench.travel [--seconds 2] [--rounds 5] [--rates 100] [--callers 1 64] [--reserve]
 """
@@ -16,7 +16,7 @@ from functions.travel.load import CAPACITY, MIX, Travel
 
 PAPER = {100: {"load": "  Boki (Beldi)", "all p50": "20 ms (76 ms)", "all p99": "25 ms (171 ms)"}}
 _LASTING_CAPACITY = 1000 * CAPACITY
-"""So that reservations alone do not run into full hotels."""
+"""Capacity for a load of reservations alone, so that hotels do not become full."""
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ figures. Times are not measured.
     python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--record-bytes 1024]
                          [--tags 1000] [--by-tags]
 
-Small batches (`--batch 1`: many appends under way at once, so the platform makes its own) are the
-hard case: punching holes frees none of them, rewriting does. With `--by-tags` the log is not
-trimmed as a whole: that share of its tags is, so that most batches are partly alive. `disk_bytes`
-has the prepared segments in it, `used_bytes` has not.
+Small batches are the hard case: punching holes frees none of them, only rewriting does. With
+`--batch 1` many single appends are under way at once, and the platform batches them. With
+`--by-tags` a share of the tags is trimmed instead of the log, so that most batches are partly
+alive. `disk_bytes` includes the prepared segments, `used_bytes` does not.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Sizes(NamedTuple):
 
     disk_bytes: int
     used_bytes: int
-    """Without the zeros that wait for appends: in the segment that is written, and the next one."""
+    """Disk space without prepared zeros, in the segment being written and the next one."""
     files: int
     index_bytes: int
     entries: int
     discarded_bytes: int
     rewritten_bytes: int
-    """What was written to rewrite segments."""
+    """Bytes written by rewrites of segments."""
 
 
 def sizes_of(platform: Platform, directory: Path) -> Sizes:
@@ -70,7 +70,7 @@ def sizes_of(platform: Platform, directory: Path) -> Sizes:
 
 
 def prepared_in(directory: Path) -> int:
-    """Return the bytes behind the last frame, and those of segments without any."""
+    """Return the bytes after the last frame, and those of segments without frames."""
     prepared = 0
     for file in segment_files(directory / "journal")[-2:]:
         scan = SegmentScan(file.path, file.first, newest=True)
@@ -91,7 +91,7 @@ class Fill(NamedTuple):
 
 
 async def filled(log: Log, fill: Fill) -> list[int]:
-    """Append records, each with one of the tags and, unless tags are trimmed, one that all have."""
+    """Append records, each with one of the tags and, unless tags are trimmed, a common tag."""
     chance = random.Random(SEED)
     common = () if fill.by_tags else ("all",)
     seqnums: list[int] = []
@@ -111,7 +111,7 @@ async def filled(log: Log, fill: Fill) -> list[int]:
 
 
 async def trimmed(log: Log, fill: Fill, share: float, seqnums: list[int]) -> None:
-    """Trim a share of a log, of its beginning or of its tags; see that the rest is there."""
+    """Trim a share of a log: of its beginning, or of its tags; check that the rest is there."""
     if fill.by_tags:
         dead = int(fill.tags * share)
         for tag in range(dead):
@@ -125,7 +125,7 @@ async def trimmed(log: Log, fill: Fill, share: float, seqnums: list[int]) -> Non
 
 
 def at_work(platform: Platform) -> bool:
-    """Return whether storage looks for what is dead, or rewrites segments without it."""
+    """Return whether storage searches for dead records, or rewrites segments without them."""
     storage = [r.status() for r in platform.shell.roles.values() if isinstance(r, StorageNode)]
     return platform.shell.rewriting.busy or any(figures["reclaiming"] for figures in storage)
 

@@ -1,1 +1,1 @@
-"""Benchmarks of what processes of a cluster agree on outside the log."""
+"""Benchmarks of clusters: compute nodes, metadata stores, cold storage."""

@@ -1,8 +1,8 @@
-"""Measures cold storage: how fast records move there, how much room they take, and what a read of
-one record costs beside the same read from the journal (decision 0039).
+"""Measures cold storage: how fast records move there, how much room they take, and the latency of
+reading one record there and from the journal (decision 0039).
 
 An embedded platform moves all full segments but the newest at once. Caches of records are off, so
-every read is one of the journal or of an object's row group.
+every read reads the journal, or a row group of an object.
 
     python -m bench.cluster.cold_storage [--mib 256] [--record-bytes 1024] [--reads 500]
                                          [--place DIRECTORY-OR-S3-ADDRESS]
@@ -29,11 +29,11 @@ _BATCH = 256
 _SEGMENT_BYTES = 16 * MIB
 _WAIT_S = 600.0
 _WARM_UP = 20
-"""Reads before those that count."""
+"""Reads before the measured ones."""
 
 
 def configured(directory: Path, place: str) -> Config:
-    """Return a platform that moves what it may at once."""
+    """Return the configuration of a platform that moves records as soon as possible."""
     return Config(
         node=node_config(
             data_dir=directory / "data",
@@ -69,8 +69,8 @@ async def filled(log: Log, mib: int, record_bytes: int) -> list[SeqNum]:
 
 
 async def moved(platform: Platform, log: Log) -> float:
-    """Wait until nothing more moves; return how many seconds that took. Appends go on slowly,
-    because checkpoints are taken with them.
+    """Wait until nothing more moves; return the seconds. Slow appends continue, because only
+    appends make checkpoints due.
     """
     begun = last = time.perf_counter()
     bytes_moved = 0

@@ -1,9 +1,9 @@
 """Measures processor time per append, by role, with 1, 2 and 4 compute nodes (thesis 7.2.4).
 
 Every compute node is a process of its own and appends at the same fixed rate, so that more compute
-nodes mean more appends and not more waiting. Two cores cannot show growing throughput; the cost of
-an append shows what would limit it. Records have the tag of the log and `--tags` tags each, new
-ones or `--pool` ones that return at the same compute node.
+nodes mean more appends and not more waiting. Two cores cannot show growing throughput, but the cost
+of an append shows what would limit it. Each record has the tag of the log and `--tags` further
+tags: new ones, or ones from a pool of `--pool` tags of its compute node.
 
     python -m bench.cluster.compute_nodes [--nodes 1 2 4] [--rate 1000] [--tags 4] [--pool 0]
     [--rounds 3]
@@ -36,7 +36,7 @@ from indilog.runtime.cluster.supervisor import supervised
 
 DATA = bytes(range(256))
 TICK_S = 0.01
-"""Appends are put in this often; each tick has as many as the rate asks for."""
+"""Interval of starting appends, in seconds; each tick starts as many as the rate requires."""
 
 
 def entries_of(node: int, tags: int, pool: int) -> Iterator[Entry]:
@@ -48,7 +48,7 @@ def entries_of(node: int, tags: int, pool: int) -> Iterator[Entry]:
 
 
 async def drive(asked: argparse.Namespace) -> None:
-    """Be one compute node: append for as long as each line of the standard input says."""
+    """Be one compute node: for each line of the standard input, append for that many seconds."""
     configure_logging("console", "warning")
     name, metadata = asked.drive
     entries = entries_of(int(name.rpartition("-")[2]), asked.tags, asked.pool)

@@ -1,5 +1,5 @@
-"""Writes and watches of the metadata stores: the embedded one in its process and served to another,
-one ZooKeeper, and an ensemble of three.
+"""Measures writes and watches of metadata stores: the embedded one in its own process and served to
+another process, one ZooKeeper server, and an ensemble of three.
 
 A write is a compare-and-set of a key of the caller's own, durable when it returns: each store syncs
 it to disk, the ensemble on two servers. The latency of a watch is the time from the start of a
@@ -42,7 +42,7 @@ SERVE = "--serve"
 VALUE = b"x" * 100
 
 Clients: TypeAlias = dict[str, tuple[MetadataStore, MetadataStore]]
-"""Of each side: the client that writes, and the one that watches."""
+"""By side, the client that writes, and the one that watches."""
 
 
 async def serve(directory: Path) -> None:
@@ -97,7 +97,7 @@ def writes(store: MetadataStore) -> Operation:
 
 
 class Watching:
-    """A client that always watches one key, and another one that writes it."""
+    """A client that watches one key, and another one that writes it."""
 
     def __init__(self, writer: MetadataStore, watcher: MetadataStore) -> None:
         self._writer = writer

@@ -1,16 +1,16 @@
 """Time and memory of reading a data directory and of rebuilding its index, without the platform
 (decisions 0035 and 0041).
 
-A platform appends the records first, with `durability = "memory"`: its speed does not count here.
-Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs in a
-process of its own, in turns: the image of the directory; all columns as Arrow batches; seqnum and
-data; the rebuild of all snapshots in one process; a Spark session that runs a task that does
+A platform first appends the records, with `durability = "memory"`, because this part is not
+measured. Each record has the tag of its log and `--tags-each` tags of `--tags`. Then each side runs
+in a process of its own, in turns: the image of the directory; all columns as Arrow batches; seqnum
+and data; the rebuild of all snapshots in one process; a Spark session that runs a task that does
 nothing; the rebuild in a Spark session. The medians of the rounds are shown.
 
-CPU seconds are those of the process and of all that it started, the JVM and Python workers, without
-the imports of the process. Memory is their largest proportional set size together, sampled every
-50 ms; pages of mapped files count. The cost of Spark that grows with the log is that of its rebuild
-without that of its session.
+CPU seconds are those of the process and its descendants (the JVM and Python workers), without the
+imports of the process. Memory is the largest sum of their proportional set sizes, sampled every 50
+ms; pages of mapped files count. The difference between Spark's rebuild and its session is the cost
+that grows with the log.
 
     python -m bench.pipeline.rebuild [--records 1000000] [--bytes 100] [--tags 100000] [--data DIR]
                                      [--master local[2]] [--sides ...]
@@ -134,7 +134,7 @@ def measured(side: str, directory: Path, master: str) -> dict[str, Any]:
 
 
 class Descendants:
-    """What the processes use that this process and its descendants start while the block runs.
+    """The resources of all processes that this process and its descendants start in the block.
 
     Attributes:
         cpu_s: processor seconds; valid after the block, which waits for their ends.
@@ -146,7 +146,7 @@ class Descendants:
         self.memory_bytes = 0
 
     def __enter__(self) -> Self:
-        """Adopt orphans: what a process leaves running becomes a child of this one."""
+        """Adopt orphans: processes whose parent has ended become children of this one."""
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._before = resource.getrusage(resource.RUSAGE_CHILDREN)
         return self

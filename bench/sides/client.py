@@ -1,8 +1,8 @@
 """A client process of `bench.peers`: opens one side, then runs the requested measurements.
 
-It reads one JSON object a line: first `{"side", "address", "client", "callers"}`, then for each
-measurement `{"operation", "seconds"}`, upon which it answers with one line. It ends at the end of
-its input.
+It reads one JSON object per line: first `{"side", "address", "client", "callers"}`, then for each
+measurement `{"operation", "seconds"}`, which it answers with one line. It ends at the end of its
+input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIDES: Final[dict[str, tuple[str, str]]] = {
     "indilog, compute node": ("bench.sides.indilog", "compute_node"),
     "indilog, connect": ("bench.sides.indilog", "connected"),
 }
-"""Where each side is opened: module and function. A client process imports only its own side."""
+"""By side, the module and function that open it. A client process imports only its own side."""
 
 
 def opener_of(side: str) -> Opened:

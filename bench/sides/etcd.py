@@ -1,8 +1,9 @@
-"""etcd: one key a record, `tag/client-number`; the number is the client's, because etcd gives none
-that can be looked up by range. A put appends; a range with a limit of 1 reads, ascending for
-`read_next`. For `read_prev` etcd sorts the whole range below the place on the server.
+"""etcd: one key for each record, `tag/client-number`. The client counts the number, because etcd
+has none that can be looked up by range. A put appends; a range with a limit of 1 reads, ascending
+for `read_next`. For `read_prev` the server sorts the whole range below the place.
 
-Its JSON gateway over kept-alive HTTP connections, one a caller: the pinned packages have no gRPC.
+Clients use etcd's JSON gateway over kept-alive HTTP connections, one for each caller, because the
+pinned packages have no gRPC.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bench.support.servers import HOST
 
 
 class Etcd(Peer):
-    """Plain HTTP; what is sent is written by hand, so that no JSON library is measured."""
+    """Plain HTTP; requests are formatted by hand, so that no JSON library is measured."""
 
     def __init__(self, client: int, callers: list[HttpCaller]) -> None:
         super().__init__(client)

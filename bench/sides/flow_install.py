@@ -1,9 +1,9 @@
 """Installs missing peers of `bench.flow_peers` into a separate directory.
 
-Python packages by `requirements/peers.lock` into a virtual environment, npm packages by
-`requirements/peers-npm/package-lock.json`; nothing whose hash is not written there, and no npm
-package's install script runs. A peer that cannot be installed is reported, and the comparison runs
-without it.
+Python packages of `requirements/peers.lock` go into a virtual environment, npm packages of
+`requirements/peers-npm/package-lock.json` into a folder. Only packages with a hash there are
+installed, and no install script of an npm package runs. A peer that cannot be installed is
+reported, and the comparison runs without it.
 """
 
 from __future__ import annotations

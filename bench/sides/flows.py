@@ -56,8 +56,8 @@ class Side:
     serving: Callable[[Path], AbstractAsyncContextManager[Served]]
     """Runs the side, with peers from a directory."""
     starts_anew: bool = False
-    """Whether the side is restarted for each operation: if callers wait for minutes, unfinished
-    work of one operation would slow the next.
+    """Whether the side is restarted for each operation, because unfinished work of one operation
+    would slow the next one for minutes.
     """
 
 

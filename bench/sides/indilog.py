@@ -1,5 +1,5 @@
-"""IndiLog, in three ways: embedded in the client process; the client process as a compute node of a
-cluster of processes, where functions stand; and a client over the network (`indilog.connect`).
+"""IndiLog, in three ways: embedded in the client process; the client process as a compute node of
+a cluster of processes, like functions; and a client over the network (`indilog.connect`).
 """
 
 from __future__ import annotations

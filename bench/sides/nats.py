@@ -1,6 +1,6 @@
-"""NATS JetStream: one stream, one subject a tag. A publish waits for the stream's ack; a direct get
-by subject from a sequence number on is `read_next`. JetStream has no read backwards from a place,
-so there is no `read_prev`.
+"""NATS JetStream: one stream, one subject for each tag. A publish waits for the stream's ack. A
+direct get by subject, from a sequence number on, is `read_next`. JetStream cannot read backwards
+from a place, so there is no `read_prev`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class JetStream(Peer):
         return self._context.get_msg(STREAM, place, f"bench.{tag}", direct=True, next=True)
 
     def last(self, caller: int, tag: str, place: Any) -> Awaitable[Any]:  # noqa: ANN401
-        """There is none."""
+        """Unsupported: JetStream has no such read."""
         raise NotImplementedError
 
 
 @asynccontextmanager
 async def jetstream(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """Connect once; make the stream, which may be there already."""
+    """Connect once; create the stream, if it does not exist."""
     connection = await nats.connect(f"nats://{HOST}:{address['port']}")
     try:
         context = connection.jetstream(timeout=_TIMEOUT_S)

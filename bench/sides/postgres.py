@@ -13,7 +13,7 @@ import asyncpg
 from bench.sides.side import Peer
 
 CONNECTIONS_MAX: Final = 64
-"""Of a client process; more callers wait for each other. PostgreSQL gets slower with more."""
+"""Connections of a client process; further callers wait. With more, PostgreSQL gets slower."""
 _TABLE: Final = """
 SELECT pg_advisory_xact_lock(1);
 CREATE TABLE IF NOT EXISTS records (
@@ -31,7 +31,7 @@ SELECT seqnum, data FROM records WHERE tag = $1 AND seqnum <= $2 ORDER BY seqnum
 
 
 class Postgres(Peer):
-    """asyncpg: a pool of connections, statements prepared once a connection."""
+    """asyncpg: a pool of connections; statements are prepared once per connection."""
 
     def __init__(self, client: int, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         super().__init__(client)
@@ -52,7 +52,7 @@ class Postgres(Peer):
 
 @asynccontextmanager
 async def postgres(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """Connect over the Unix socket; make the table, which may be there already."""
+    """Connect over the Unix socket; create the table, if it does not exist."""
     size = min(callers, CONNECTIONS_MAX)
     async with asyncpg.create_pool(
         host=address["host"], port=address["port"], user="bench", database="postgres",

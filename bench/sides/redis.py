@@ -1,5 +1,5 @@
-"""Redis Streams: one stream a tag. XADD appends, XRANGE ... COUNT 1 is `read_next`, XREVRANGE ...
-COUNT 1 is `read_prev`.
+"""Redis Streams: one stream for each tag. XADD appends, XRANGE ... COUNT 1 is `read_next`,
+XREVRANGE ... COUNT 1 is `read_prev`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from bench.support.servers import HOST
 
 
 class RedisPy(Peer):
-    """redis-py's asyncio client, its parser in C (hiredis); `connections` holds one a caller."""
+    """redis-py's asyncio client with its parser in C (hiredis); `connections` has one per
+    caller.
+    """
 
     def __init__(self, client: int, connections: list[redis.Redis]) -> None:
         super().__init__(client)
@@ -57,14 +59,14 @@ class Glide(Peer):
 
 @asynccontextmanager
 async def redis_py(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """As its documentation sets it up: one client, which takes connections out of its pool."""
+    """Open redis-py as in its documentation: one client with a pool of connections."""
     async with redis.Redis(host=HOST, port=address["port"], max_connections=callers) as one:
         yield RedisPy(client, [one] * callers)
 
 
 @asynccontextmanager
 async def redis_py_tuned(address: dict[str, Any], client: int, callers: int) -> AsyncIterator[Peer]:
-    """With the fastest settings that were found: a Unix socket, one connection a caller."""
+    """Open redis-py with the fastest settings found: a Unix socket, one connection per caller."""
     connections = [
         redis.Redis(unix_socket_path=address["path"], single_connection_client=True)
         for _ in range(callers)

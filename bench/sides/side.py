@@ -1,5 +1,5 @@
-"""The interface of a side in a comparison of logs: append with a tag, read by tag, both in turns
-(WORKLOADS 2).
+"""The interface of a side in a comparison of logs: append with a tag, read by tag, and both in
+turns (WORKLOADS 2).
 
 A side is opened in a client process of its own (`bench.sides.client`), for a number of callers that
 call in closed loops as tasks of one uvloop.
@@ -52,7 +52,9 @@ class Peer(abc.ABC):
         await asyncio.gather(*map(caller, range(callers)))
 
     def append(self, caller: int) -> Awaitable[Any]:
-        """Append a record with one of the tags; on return it is as durable as the side makes it."""
+        """Append a record with one of the tags; on return it is as durable as the side
+        guarantees.
+        """
         return self.put(caller, next(self._tags))
 
     async def read_next(self, caller: int) -> object:
@@ -83,7 +85,7 @@ class Peer(abc.ABC):
 
 
 def found(answer: object) -> object:
-    """Every requested record exists, so an empty answer would falsify the comparison."""
+    """Return a non-empty answer; every requested record exists, so an empty one is an error."""
     if not answer:
         raise RuntimeError("a record that was appended was not found")
     return answer

@@ -14,7 +14,7 @@ from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
 
 
 class Deployed(NamedTuple):
-    """Where the platform answers, and its process."""
+    """The address of the platform, and its process."""
 
     url: str
     port: int
@@ -23,7 +23,7 @@ class Deployed(NamedTuple):
 
 @contextmanager
 def deployed(app: Path, name: str | None = None) -> Iterator[Deployed]:
-    """Run a platform with `app`, under the name that it has or the one given."""
+    """Run a platform with `app`, under its own name or under `name`."""
     port = free_port()
     url = f"http://{HOST}:{port}"
     with temporary("platform") as directory:

@@ -37,7 +37,7 @@ Operation: TypeAlias = Callable[[int], Awaitable[object]]
 ROOT = Path(__file__).resolve().parents[2]
 CALLERS = (1, 64, 256)
 LATENCIES_KEPT_MAX = 20_000
-"""Latencies of one round in the JSON file; of more, every n-th is kept."""
+"""Latencies of one round in the JSON file, at most; beyond it, every n-th one is kept."""
 _PACKAGES = (
     "uvloop", "redis", "hiredis", "valkey-glide", "nats-py", "asyncpg", "msgspec", "pyzmq",
     "fastapi", "uvicorn",
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     operations: int
     seconds: float
     cpu_s: float
-    """Processor time of this process meanwhile."""
+    """Processor seconds of this process during the round."""
     latencies_s: array[float]
 
     @property
@@ -134,8 +134,8 @@ def ratio_of(
 def arguments(about: str, **more: dict[str, Any]) -> argparse.Namespace:
     """Read the command line: `--seconds`, `--rounds`, `--callers`, `--json`, and what `more` names.
 
-    `more` maps an option (`processes`) to what `argparse` wants to know about it, also in place of
-    one of these.
+    `more` maps an option (`processes`) to its keyword arguments of `add_argument`, and may replace
+    one of these four.
     """
     parser = argparse.ArgumentParser(description=about, conflict_handler="resolve")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a round")
@@ -280,7 +280,7 @@ def run(main: Callable[[argparse.Namespace], Main], asked: argparse.Namespace) -
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit in the block, so that its processes are ended and its temporary
+    """Make SIGTERM raise SystemExit in the block, so that its processes are ended and its temporary
     directories removed. A second SIGTERM is ignored.
     """
     before = signal.signal(signal.SIGTERM, _end)

@@ -1,8 +1,8 @@
 """Starts platforms for benchmarks: embedded in this process, or with the tiers as separate
 processes.
 
-With processes, every role except the engines runs in a process of its own. This process is all
-compute nodes, so the callers are where functions are.
+With processes, every role except the engines runs in a process of its own. This process runs all
+compute nodes, so callers are at the same place as functions.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Bench:
     """The same log, through each compute node."""
     config: Config
     status: Callable[[], Status]
-    """Summed over the compute nodes."""
+    """Returns the status, summed over the compute nodes."""
     usage: Callable[[], dict[str, Usage]]
-    """Of each process."""
+    """Returns the resources that each process has used."""
 
     @property
     def log(self) -> Log:
@@ -57,7 +57,7 @@ class Bench:
         return self.logs[0]
 
     def hit_ratio(self, before: Status, part: str) -> float | None:
-        """Return the share of the lookups since `before` that a part answered; None: none."""
+        """Return the share of the lookups since `before` that a part answered; None: no lookups."""
         now = self.status()
         hits = now[part]["hits"] - before[part]["hits"]
         asked = hits + now[part]["misses"] - before[part]["misses"]
@@ -112,7 +112,7 @@ async def _engine(
 ) -> AsyncIterator[LocalLogs]:
     async with node_running(node, metadata, _raise, keys) as running:
         logs = logs_of(running.shell, node, running.start.config)
-        assert logs is not None, "it is an engine"
+        assert logs is not None, "the node is an engine"
         await joined(logs)
         yield logs
 

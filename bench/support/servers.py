@@ -1,6 +1,5 @@
 """Runs the servers of other systems: from Debian's packages, in temporary directories, on free
-ports of this machine. A benchmark starts them and ends them; a package that is missing is installed
-first (as root).
+ports of this machine. A missing package is installed first (as root).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CONNECTIONS_MAX = 600
 """Connections of PostgreSQL; a client process opens at most a few hundred."""
 _NOBODY = "nobody"
 _PORTS = 15_000, 32_768
-"""Below those of outgoing connections (`ip_local_port_range`)."""
+"""Range of ports for servers, below those of outgoing connections (`ip_local_port_range`)."""
 
 
 class Server(NamedTuple):
@@ -91,8 +90,9 @@ def etcd_server() -> Iterator[Server]:
 
 @contextmanager
 def postgres_server() -> Iterator[Server]:
-    """Run PostgreSQL with its defaults: `fsync` and `synchronous_commit` on. It refuses to be root,
-    so root runs it as nobody.
+    """Run PostgreSQL with its defaults: `fsync` and `synchronous_commit` on.
+
+    It refuses to run as root, so root runs it as `nobody`.
     """
     programs = _postgres_programs()
     version = _said(str(programs / "postgres"), "--version").split()[2]
@@ -179,8 +179,10 @@ def running(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[int]:
-    """Run a server during the block; the block begins when the server answers at its port, and gets
-    its pid. `environment` comes on top of this process's; `cwd` is `directory` if not given.
+    """Run a server during the block, which gets its pid and begins when the server answers at its
+    port.
+
+    `environment` is added to that of this process; `cwd` is `directory` by default.
     """
     said = directory / f"output-{port}"
     with said.open("wb") as output:
@@ -201,8 +203,9 @@ def running(
 
 
 def free_port() -> int:
-    """Return a port of this machine that is not in use, and that the system gives to no outgoing
-    connection: so it is still free for a server that starts a second time.
+    """Return a free port of this machine that the system never gives to an outgoing connection.
+
+    So it is still free for a server that starts a second time.
     """
     while True:
         port = random.SystemRandom().randrange(*_PORTS)

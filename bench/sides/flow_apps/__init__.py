@@ -1,3 +1,4 @@
-"""What `bench.flow_peers` deploys on each side: the same five things, written as each side's own
-documentation writes them. The peers' run in an environment of their own (requirements/peers.in).
+"""The applications of `bench.flow_peers`, one for each side: the same five operations, written as
+in the side's own documentation. Those of the peers run in an environment of their own
+(requirements/peers.in).
 """
