@@ -1,7 +1,7 @@
 """Puts a platform together: the class of each role, and all roles in one process (ARCHITECTURE 5).
 
-It is the only module of the kernel that knows the tiers. `role_of` serves every kind of process;
-`embedded` runs all roles of the view in this process.
+Only this module of the kernel imports the tiers. All kinds of processes use `role_of`; `embedded`
+runs all roles of the view in this process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ READY_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
 """Seconds between two checks whether a primary has fetched the entries that it lacked."""
 _LOOKS_SILENT: Final = 250
-"""A warning names the awaited nodes after every this many looks: every 5 s."""
+"""Checks between two warnings that name the awaited nodes: one every 5 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -106,7 +106,7 @@ async def embedded(
 
     Raises:
         DataDirectoryError: the directory is in use, of a newer format, or damaged.
-        ConfigError: it was created with another layout.
+        ConfigError: the directory was created with another layout.
         NotReadyError: the engine did not join the log in time.
     """
     async with opened_metadata(config.node) as metadata:
@@ -171,7 +171,7 @@ async def joined(logs: LocalLogs) -> None:
     """Wait until the engine has joined.
 
     Raises:
-        NotReadyError: it did not within `READY_TIMEOUT_S`.
+        NotReadyError: the engine did not join within `READY_TIMEOUT_S`.
     """
     waiter = logs.future()
     logs.engine.when_ready(waiter)
@@ -221,7 +221,7 @@ def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> Retention
 async def retention_enforced(
     shell: NodeShell, logs: LocalLogs, config: Config
 ) -> AsyncIterator[None]:
-    """Enforce retention policies while the block runs, if this compute node does."""
+    """Enforce retention policies while the block runs, if this compute node has that task."""
     if (service := retention_of(shell, logs, config)) is None:
         yield
         return
@@ -370,7 +370,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
 
 
 def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many records are permanently lost, and what that means for reads."""
+    """Return how many records are permanently lost, and a warning about reads of them."""
     lost = sum(figures.get("lost_records", 0) for figures in nodes.values())
     if not lost:
         return {"lost_records": 0}

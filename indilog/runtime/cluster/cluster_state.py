@@ -62,7 +62,7 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
     """Fix the arrangement of the data directory at its first start, permanently.
 
     Raises:
-        ConfigError: it has the other arrangement; its journals would not be found.
+        ConfigError: the directory has the other arrangement, so its journals would not be found.
     """
     wanted = arrangement.encode()
     await store.compare_and_set(ARRANGEMENT_KEY, wanted, expected_version=0)
@@ -98,7 +98,7 @@ def _described(arrangement: bytes) -> str:
 async def publish_run(
     store: MetadataStore, config: Config, addresses: dict[NodeId, str], directory: Path
 ) -> Run | None:
-    """Publish what this run uses, and return what the run before had published, if any."""
+    """Publish the settings of this run, and return those of the previous run, if any."""
     run = msgspec.json.encode(Run(addresses, str(directory), settings_of(config)))
     while True:
         before = await store.get(_RUN_KEY)
@@ -110,13 +110,13 @@ async def publish_run(
 
 
 async def run_of(store: MetadataStore) -> Run | None:
-    """Return what was published for the last run; None: nothing, or by another release."""
+    """Return the settings of the last run; None: none are published, or another release did."""
     found = await store.get(_RUN_KEY)
     return _run_decoded(found.value) if found is not None else None
 
 
 def _run_decoded(value: bytes) -> Run | None:
-    """Return what was published for a run; None: another release published it, in another form."""
+    """Return the settings of a run; None: another release published them, in another form."""
     try:
         return msgspec.json.decode(value, type=Run)
     except msgspec.DecodeError:
@@ -154,8 +154,8 @@ async def node_start(store: MetadataStore) -> NodeStart:
     """Return what a node needs to start, with a new epoch.
 
     Raises:
-        NotReadyError: the first process has not published it yet.
-        ConfigError, DataDirectoryError: another release did, in a form that this one does not know.
+        NotReadyError: the first process has not published the view or the run yet.
+        ConfigError, DataDirectoryError: another release published them, in an unknown form.
         QuorumUnavailableError: the store does not answer.
     """
     view, run = await store.get(VIEW_KEY), await store.get(_RUN_KEY)

@@ -65,7 +65,7 @@ def opened_metadata_file(config: NodeConfig) -> EmbeddedMetadataStore:
                 f"{journals[0].name}); put it back from a copy of the whole directory, or choose "
                 "another directory."
             )
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # records are this user's
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # only this user may read records
         return EmbeddedMetadataStore(file, config)
 
 

@@ -26,7 +26,7 @@ _BELIEVED_S: Final = 5 * _INTERVAL_S
 _BYTES_MAX: Final = 256 * KIB
 
 Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""By role, or part, and name."""
+"""Figures by role (or part), and by name."""
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ async def figures_published(
 
 
 def figures_read(directory: Path, names: Iterable[NodeId]) -> PublishedFigures:
-    """Return what the nodes `names` have written lately."""
+    """Return the recent figures of the nodes `names`."""
     figures: dict[str, Mapping[str, Any]] = {}
     silent: list[NodeId] = []
     for name in names:

@@ -2,10 +2,9 @@
 machine (docs/decisions/0034).
 
 An interpreter and the imports of a node take half a second of processor time, a fork milliseconds.
-`NodeStarter` runs the fork server and is connected to it by a Unix socket that keeps the bounds of
-messages:
+`NodeStarter` runs the fork server. A Unix socket that preserves message boundaries connects them:
 
-- `ready`: it has imported everything.
+- `ready`: the fork server has imported everything.
 - A request is the command of a node, its arguments separated by zero bytes, with the descriptors
   that the node gets (`SCM_RIGHTS`). The first is the node's socket to its supervisor.
 - The answer is `started PID` with a pidfd of the child, or `refused REASON`.
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 NODE_PROGRAM: Final = (sys.executable, "-m", "indilog.node")
-"""How the command of a node begins, whether it is executed or forked."""
+"""The beginning of a node's command, executed or forked."""
 REQUEST_BYTES_MAX: Final = 64 * 1024
 DESCRIPTORS_MAX: Final = 8
 COMMAND_ROOM_BYTES: Final = 512
@@ -72,7 +71,7 @@ class ForkServer:
         """Serve until the other end is gone.
 
         Returns:
-            In a child: what it is to run. In the fork server: None, at its end.
+            In a child: the node to run. In the fork server: None, at its end.
         """
         self._channel.send(b"ready")
         while True:
@@ -124,9 +123,9 @@ class ForkServer:
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Have `ps` and /proc/PID/cmdline show this command as that of this process.
+    """Make `ps` and /proc/PID/cmdline show `command` as the command of this process.
 
-    It is cut to the length of the command line that the process was executed with.
+    It is cut to the length of the command line with which the process was executed.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
@@ -147,7 +146,7 @@ def main() -> None:
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         sys.exit(f"The fork server cannot fork: an import has started a thread ({threads} run).")
     gc.collect()
-    gc.freeze()  # a collection in a child would copy the pages of all that is shared
+    gc.freeze()  # a garbage collection in a child would copy all shared pages
     request = ForkServer(socket.socket(fileno=given.fd)).serve()
     if request is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -39,7 +39,7 @@ def keep_port(directory: Path, name: NodeId, port: int) -> None:
     """Store `port` for later calls of `port_of` in this run, if the configured port is 0.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the port cannot be written.
     """
     path = _path(directory, name)
     whole = path.with_suffix(".port-new")

@@ -23,7 +23,7 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process id."""
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -43,8 +43,8 @@ class Start(Protocol):
     ) -> tuple[socket.socket, Process]:
         """Start `command` in a session of its own.
 
-        `--supervisor-fd N` is added to it. N is a descriptor of the process: one end of a socket
-        pair.
+        `--supervisor-fd N` is added to the command. N is a descriptor of the process: one end of a
+        socket pair.
 
         Args:
             command: the program and its arguments.
@@ -54,7 +54,7 @@ class Start(Protocol):
             The other end of the pair, and the process.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
 
 
@@ -125,7 +125,7 @@ class HeldProcess:
 def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
     """Connect to the process that listens at `control`; None: there is none."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(0)  # a process that hangs and whose queue is full would block us
+    connection.settimeout(0)  # a hung process with a full queue would block us
     try:
         connection.connect(str(control))
         size = _CREDENTIALS.size

@@ -1,8 +1,9 @@
 """Opens the metadata store that the configuration names, for a data directory (ARCHITECTURE 11).
 
-Each data directory has a metadata file. With the embedded store it is the store. With ZooKeeper it
-holds the id that this platform has there, and a copy of the layout for programs that read a data
-directory without its platform. So a data directory and what ZooKeeper holds are never mixed up.
+Each data directory has a metadata file. With the embedded store this file is the store. With
+ZooKeeper it holds the id that this platform has there, and a copy of the layout for programs that
+read a data directory without its platform. By the id, a start notices if a data directory and
+ZooKeeper's metadata belong to different platforms.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class OpenedMetadata(NamedTuple):
     """The same as `store` if that is embedded."""
 
     async def copy_layout(self) -> None:
-        """Copy what `layout_in` reads into the file."""
+        """Copy the layout, which `layout_in` reads, into the file."""
         if self.store is self.file:
             return
         for key in (VIEW_KEY, ARRANGEMENT_KEY):
@@ -46,7 +47,7 @@ async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
     """Open the metadata store of the data directory, which no other process can open meanwhile.
 
     Raises:
-        DataDirectoryError: as `opened_metadata_file`; or ZooKeeper has lost what it held.
+        DataDirectoryError: as `opened_metadata_file`; or ZooKeeper has lost the metadata.
         ConfigError: the data directory belongs to another store, or ZooKeeper refuses this client.
         QuorumUnavailableError: no server of the ZooKeeper ensemble answers.
     """
@@ -69,7 +70,7 @@ async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
 async def _check_belongs(
     store: MetadataStore, file: EmbeddedMetadataStore, config: NodeConfig
 ) -> None:
-    """Refuse a store that holds another platform than the data directory, or none any more."""
+    """Refuse a store that holds another platform than the data directory, or has lost it."""
     place = f"{config.metadata.zookeeper_root} in ZooKeeper"
     known, was_started = await file.get(_PLATFORM_KEY), await file.get(VIEW_KEY) is not None
     if known is None and was_started:

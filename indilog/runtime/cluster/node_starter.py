@@ -14,9 +14,9 @@ from indilog.runtime.cluster import fork_server
 from indilog.runtime.cluster.held_process import STATUS_UNKNOWN, HeldProcess, Process, executed
 
 _READY_S_MAX: Final = 60.0
-"""How long a fork server may take to import what nodes need."""
+"""Seconds that a fork server may take to import the modules of nodes."""
 _ANSWER_S_MAX: Final = 5.0
-"""How long it may take to fork, and to report that a child has ended."""
+"""Seconds that a fork server may take to fork, and to report that a child has ended."""
 _MESSAGE_BYTES_MAX: Final = 4096
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class _Forked(HeldProcess):
         self._status = status
 
     async def wait(self) -> int:
-        """Wait until it is gone; return its exit status, unknown if the fork server is gone too."""
+        """Wait for its end; return its exit status, unknown if the fork server has ended, too."""
         await super().wait()
         await asyncio.wait({self._status}, timeout=_ANSWER_S_MAX)
         return self._status.result() if self._status.done() else STATUS_UNKNOWN
@@ -38,7 +38,7 @@ class _Forked(HeldProcess):
 class _ForkServer:
     """A running fork server.
 
-    Every method that waits raises OSError if it is lost or does not answer in time.
+    Every method that waits raises OSError if the fork server is lost or does not answer in time.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
@@ -46,7 +46,7 @@ class _ForkServer:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._statuses: dict[int, asyncio.Future[int]] = {}
-        """Of the children that live, by process id."""
+        """The exit statuses of running children, by process id."""
         self._answer: asyncio.Future[_Forked | None] = self._loop.create_future()
         """The next answer; `ready` is the first."""
         self.is_lost = False
@@ -55,7 +55,7 @@ class _ForkServer:
 
     @classmethod
     async def started(cls) -> _ForkServer:
-        """Start one; returns when it can fork."""
+        """Start a fork server; returns when it can fork."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -96,7 +96,7 @@ class _ForkServer:
         except BaseException:
             self._lose()
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()  # it may hang
+                self._process.kill()  # the fork server may hang
             raise
 
     def _lose(self) -> None:
@@ -159,7 +159,7 @@ class NodeStarter:
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._is_usable = True
-        """False once a fork server never became ready: the next one would not become so either."""
+        """False after a fork server did not become ready: another one would fail, too."""
         self._one_at_a_time = asyncio.Lock()
 
     async def start(

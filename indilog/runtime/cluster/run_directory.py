@@ -27,11 +27,11 @@ class RunDirectory:
     """A directory that exists as long as a process of its run.
 
     Attributes:
-        path: where it is; only this user may enter it.
+        path: of the directory; only this user may enter it.
         lock: descriptor that holds the lock; the processes of the run inherit it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
 
     def __init__(self) -> None:
@@ -42,9 +42,7 @@ class RunDirectory:
 
     @classmethod
     def of_living(cls, path: Path) -> RunDirectory | None:
-        """Return the directory of a run whose processes still live; None: it and the processes are
-        gone.
-        """
+        """Return the directory of a running run; None: it and the processes are gone."""
         directory = cls.__new__(cls)
         try:
             directory.lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -55,13 +53,13 @@ class RunDirectory:
         return directory
 
     def remove(self) -> None:
-        """Remove it and what is in it."""
+        """Remove the directory with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
 
 def remove_stale_directories() -> None:
-    """Remove the directories of runs of which no process lives."""
+    """Remove the directories of runs whose processes have all ended."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_stale(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -69,7 +67,7 @@ def remove_stale_directories() -> None:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Return whether no process of its run lives; one without a lock file is not ours."""
+    """Return whether all processes of its run have ended; without a lock file it is not ours."""
     try:
         lock = os.open(directory / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

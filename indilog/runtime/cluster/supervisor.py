@@ -147,7 +147,7 @@ class Supervisor:
         """Wait until all processes are ready (again).
 
         Raises:
-            NotReadyError: one does not start; its sentence is in the message.
+            NotReadyError: a process does not start; its error is in the message.
         """
         waits = [asyncio.create_task(process.ready()) for process in self.processes.values()]
         try:

@@ -31,7 +31,7 @@ def token_in(directory: Path) -> str:
 
     Raises:
         DataDirectoryError: the directory cannot be used.
-        ConfigError: other users can read the file, or what is in it is no token.
+        ConfigError: other users can read the file, or it holds no token.
     """
     file = directory / TOKEN_FILE
     with directory_usable(directory):
