@@ -1,4 +1,4 @@
-"""A workflow: each step's outcome is decided once; what was done is undone if a later step fails.
+"""A workflow: each step is decided once, and is compensated if a later step fails.
 
 Prints:
     tea: charged 12, sent
@@ -46,7 +46,7 @@ async def buy(wf: Workflow, item: str) -> str:
 
 @app.function
 async def place(ctx: indilog.Context, item: str) -> str:
-    """Buy an item; the same item is the same order, however often it is placed."""
+    """Buy an item; placing an order for the same item again returns the first order's result."""
     run = await buy.start(item, id=f"order-{item}")
     try:
         return await run.result(timeout=30)

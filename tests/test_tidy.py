@@ -458,8 +458,8 @@ def imported_by_modules() -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Also not for types alone, which import-linter leaves out: each can be read before those that
-    use it.
+    """Imports for types alone count, too, although import-linter leaves them out: each module can
+    be read before those that use it.
     """
     graph = imported_by_modules()
     assert len(graph) > 300

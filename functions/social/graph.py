@@ -21,7 +21,7 @@ _NAME_LENGTH_MAX: Final = 20
 
 
 class GraphError(Exception):
-    """The file is not a graph; one sentence with the line."""
+    """The file is not a graph; the message names the line in one sentence."""
 
 
 def synthetic_graph(

@@ -1,9 +1,9 @@
-"""Hotels: generates the hotels of the demo, and reads the user's own from files.
+"""The hotels of the demo: generated, or read from the user's files.
 
-The user's own are in a directory with `hotels.json` (`id`, `name`, `phoneNumber`, `address`),
-`geo.json` (`hotelId`, `lat`, `lon`) and `inventory.json` (`hotelId`, `roomType.bookableRate`), as
-in the hotel reservation of DeathStarBench. `python -m functions.travel.hotels DIR` checks a
-directory before anything is started.
+The user's directory has `hotels.json` (`id`, `name`, `phoneNumber`, `address`), `geo.json`
+(`hotelId`, `lat`, `lon`) and `inventory.json` (`hotelId`, `roomType.bookableRate`), as in the hotel
+reservation of DeathStarBench. `python -m functions.travel.hotels DIR` checks a directory before
+anything is started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECOND: Final = ("Inn", "House", "Court", "Lodge", "Palace", "Rooms")
 
 
 class HotelDataError(Exception):
-    """The directory has no hotels; one sentence."""
+    """The directory has no valid hotels; the message says why in one sentence."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class _Inventory(msgspec.Struct, frozen=True):
 
 
 def generated_hotels(*, count: int = HOTELS, seed: int = 1) -> list[Known]:
-    """Return hotels spread around a city; the same seed gives the same ones."""
+    """Return hotels spread around a city; the same seed gives the same hotels."""
     choose = random.Random(seed)  # noqa: S311 - no secret
     return [_generated(str(number + 1), choose) for number in range(count)]
 

@@ -25,7 +25,7 @@ _LOADERS: Final = 4
 
 
 class LoadError(Exception):
-    """The platform refuses or fails a necessary request; one sentence."""
+    """The platform refused or failed a necessary request; the message is one sentence."""
 
 
 class LoadRequest(NamedTuple):

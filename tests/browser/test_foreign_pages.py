@@ -166,7 +166,9 @@ def nothing_was_read(seen: list[tuple[str, str]]) -> None:
 def test_a_page_of_another_origin_can_neither_read_nor_change_anything(
     world: World, name: str, *, signed_in: bool
 ) -> None:
-    """Also on another port of the platform's address, to which browsers send its cookies."""
+    """The origins include another port of the platform's address, to which browsers send its
+    cookies.
+    """
     before, refused = world.state(), world.refused()
     with visitor(world, signed_in=signed_in) as context:
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""Services in real workers: one in each, again after a kill, ended by the next version."""
+"""Services in real workers: each worker runs one, also after a kill, until the next version."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ async def test_the_outcome_of_a_key_is_returned_after_any_later_deployment(
 async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a restart: the log has the state, and version numbers continue."""
+    """The same holds after a restart: the log has the state, and version numbers continue."""
     monkeypatch.setattr("indilog_compute.invocations.runs._PAUSE_S_MAX", 0.1)
     moved = moved_time(monkeypatch)
     path = "/functions/demo/count?async=1"

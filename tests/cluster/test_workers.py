@@ -85,7 +85,7 @@ async def test_an_import_that_ends_its_process_disturbs_no_running_call(
 async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
     tmp_path: Path,
 ) -> None:
-    """Its import ends a bounded number of workers. Then workers start without the application, and
+    """The import ends a bounded number of workers. Then workers start without the application, and
     its calls get the reason.
     """
     mark = tmp_path / "mark"
@@ -189,7 +189,7 @@ async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
 
 
 async def test_a_child_process_of_a_crashed_function_is_ended(tmp_path: Path) -> None:
-    """Its child holds the worker's link and output; the crash is detected and the child ended."""
+    """The child process holds the worker's link and output; the crash is detected nevertheless."""
     async with running(tmp_path, workers=1) as platform:
         await platform.deploy("demo", DEMO)
         crashed = await platform.call("demo.leaves_children")

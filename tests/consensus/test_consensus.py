@@ -35,7 +35,7 @@ def test_no_order_of_steps_breaks_a_guarantee(name: str, left: Left, depth: int)
 
 @given(seed=st.integers(0, 2**32), nodes=st.sampled_from([3, 3, 5]))
 def test_no_random_walk_breaks_a_guarantee(seed: int, nodes: int) -> None:
-    """Of five nodes any two may be wiped at a time, of three any one."""
+    """At a time, any two of five nodes may be wiped, or any one of three."""
     explored = walk(seed, nodes=nodes)
     assert explored.found is None, "\n".join((*explored.found.steps, explored.found.what))
 

@@ -462,7 +462,7 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
 
 
 async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
-    """After a long stop, with many schedules that catch up on all missed times."""
+    """Many schedules catch up on all missed times after a long stop."""
     logs = MemoryLogs(ClusterConfig(record_bytes_max=8 * KIB, batch_bytes_max=72 * KIB))
     node = Node(*[Returned(0, b"1")] * 800)
     async with running(logs, node, schedule_catch_up_max=100) as service:

@@ -133,7 +133,7 @@ async def state_of(log: DeploymentLog) -> dict[str, object]:
 def test_a_reader_of_a_trimmed_deployment_log_reaches_the_same_state(
     steps: list[tuple[Any, ...]],
 ) -> None:
-    """With any concurrent deployments, and a node killed between any two trims."""
+    """Deployments may be concurrent, and a node may be killed between any two trims."""
 
     async def story() -> None:
         made = Story()

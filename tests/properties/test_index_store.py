@@ -173,9 +173,7 @@ def part_of(records: list[Ordered]) -> ShardTags:
 
 @given(seed=st.integers(0, 2**32))
 def test_a_search_over_memory_and_disk_finds_what_a_scan_finds(seed: int) -> None:
-    """Also when snapshots are written or fail, and generations are dropped while the search
-    waits.
-    """
+    """While a search waits, snapshots may be written or fail, and generations may be dropped."""
     chance = Random(seed)
     story = Story(chance)
     steps = (

@@ -375,7 +375,7 @@ def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
 
 @given(seed=st.integers(0, 2**32))
 def test_every_answer_equals_a_scan_despite_lost_late_and_repeated_messages(seed: int) -> None:
-    """Also when data comes after the lookup, in parts, or again to a node that lost everything."""
+    """Index data may arrive after the lookup, in parts, or again at a node that lost everything."""
     chance = Random(seed)
     ahead_max = chance.choice([1, 3, 65_536])
     node = node_config(

@@ -1,5 +1,5 @@
-"""Invocations under any order of records, against a model that shares no code with the fold; and a
-fold restored from a checkpoint, against one that read the whole history.
+"""Invocations under any order of records, compared with a model that shares no code with the fold;
+and a fold restored from a checkpoint, compared with one that read the whole history.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_the_fold_agrees_with_a_model_over_the_whole_history(history: list[Event
 def test_a_reader_restored_from_a_checkpoint_reaches_the_same_state(
     history: list[tuple[Event, float]], data: st.DataObject
 ) -> None:
-    """Also when the streams are trimmed as far as the checkpoint allows."""
+    """The streams may be trimmed as far as the checkpoint allows."""
     cut = data.draw(st.integers(0, len(history)))
     full, time, late = Fold(LIMITS), 1000.0, None
     for place, (event, after_s) in enumerate(history):
@@ -176,8 +176,8 @@ def test_the_number_of_kept_results_is_bounded(history: list[tuple[Event, float]
 def test_a_new_reader_starts_from_the_checkpoint_that_a_full_reader_selects(
     data: st.DataObject,
 ) -> None:
-    """With concurrent checkpoint writers in any state, parts in any order, and late trims by the
-    writers of the selected checkpoint.
+    """Concurrent checkpoint writers are in any state, and parts arrive in any order. The writers of
+    the selected checkpoint may trim late.
     """
     fold, records, trims, floor = Fold(LIMITS), list[tuple[int, Checkpointed]](), list[int](), 0
     writing: list[tuple[list[Checkpointed], list[int]]] = []

@@ -52,7 +52,7 @@ def test_a_run_is_listed_for_its_owner(said: list[tuple[RunRecord, set[str]] | N
 
 @given(st.integers(1, 5), st.sampled_from(["finished", "parked", "taken"]))
 def test_records_applied_once_and_in_order_leave_no_run(epochs: int, end: str) -> None:
-    """So a process that stops in good order leaves no work for others."""
+    """A process that stops in order therefore leaves no work for others."""
     held = HeldRuns("a")
     held.apply(0, "r", RunStarted("w", b"{}", "a", "v"))
     for epoch in range(2, epochs + 1):

@@ -126,7 +126,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     def hear_records(self, message: RecordsRead) -> None:
         wanted = self.reading.pop(message.request)
         assert message.unknown == tuple(s for s in wanted if self.truth[s][0] != message.shard), (
-            "exactly what is in another shard is unknown"
+            "exactly the records of other shards are unknown"
         )
         assert message.records or len(message.unknown) == len(wanted)
         for record in message.records:
@@ -153,14 +153,14 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), size=st.integers(1, 4))
     def append(self, shard: int, size: int) -> None:
-        """Resend unordered batches, and send one batch more."""
+        """Resend unordered batches, and send a new batch."""
         writer = self.writers[shard]
         writer.batches.append(Sent(shard, writer.end, writer.epoch, size))
         self.resend(shard)
 
     @rule(shard=st.sampled_from(SHARDS), gap=st.integers(1, 3), old=st.booleans())
     def send_what_must_not_be_stored(self, shard: int, gap: int, *, old: bool) -> None:
-        """A batch after a gap, or of a previous writer."""
+        """Send a batch after a gap, or of a previous writer."""
         writer = self.writers[shard]
         first, epoch = (writer.end, writer.epoch - 1) if old else (writer.end + gap, writer.epoch)
         stray = Sent(shard, first, epoch, 2)
@@ -170,7 +170,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), choice=st.integers(0, 9))
     def take_over(self, shard: int, choice: int) -> None:
-        """A new writer opens the shard at some batch end from the ordered position on."""
+        """Let a new writer open the shard at any batch end from the ordered position on."""
         self.confirm()
         writer = self.writers[shard]
         writer.epoch += 1
@@ -197,7 +197,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         """Let the disk confirm everything."""
         self.machine.holding = False
         held, self.machine.held = self.machine.held, []
-        # Confirmed first: the next message may rely on it.
+        # All frames are confirmed before the next message, which may rely on them.
         self.hear(self.machine.turn(*held))
 
     @rule()
@@ -226,7 +226,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     @rule(cuts=st.lists(st.integers(0, 9), min_size=2, max_size=2))
     def order(self, cuts: list[int]) -> None:
-        """The primary orders some of the reported records."""
+        """Let the primary order some of the reported records."""
         counts = {}
         tail = len(self.truth)
         for shard, cut in zip(SHARDS, cuts, strict=True):
@@ -245,7 +245,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     @rule(start=st.integers(0, 5), count=st.integers(1, 5), late=st.booleans())
     @precondition(lambda self: self.metalog)
     def deliver(self, start: int, count: int, *, late: bool) -> None:
-        """Some entries arrive: repeated, early or in order."""
+        """Deliver some entries: repeated, early or in order."""
         first = max(0, self.machine.node.position - start) + (count if late else 0)
         self.publish(first, first + count)
 
@@ -264,7 +264,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     @rule(shard=st.sampled_from(SHARDS), chosen=st.sets(st.integers(0, 40), min_size=1))
     @precondition(lambda self: self.truth)
     def read(self, shard: int, chosen: set[int]) -> None:
-        """Read existing seqnums, of this shard or not, applied here or not yet."""
+        """Read seqnums of any shard, whether the node has applied their entries or not."""
         self.requests += 1
         seqnums = tuple(sorted({number % len(self.truth) for number in chosen}))
         self.reading[self.requests] = seqnums

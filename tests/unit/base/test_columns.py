@@ -54,7 +54,7 @@ def columns_of(values: Sequence[int]) -> list[array[int]]:
     )
 )
 def test_a_packed_copy_equals_the_columns_at_its_time(steps: list[tuple[str, int, bool]]) -> None:
-    """With any later changes, and with the copy packed at any time or never."""
+    """The columns may change later, and the copy may be packed at any time or never."""
     values: list[int] = []
     packs = Packs()
     with patch.object(columns, "PACK_ROWS", 4):

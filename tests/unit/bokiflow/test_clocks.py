@@ -98,7 +98,7 @@ async def test_a_live_executor_keeps_its_runs_for_any_clock_of_a_driver(
 async def test_a_dead_executor_is_taken_over_independently_of_a_drivers_clock(
     logs: MemoryLogs, ahead_s: float, *, is_driven_before: bool
 ) -> None:
-    """Also by one that begins when all others are gone."""
+    """A driver that starts after the executor's end takes over, too."""
     executor, other = Machine(logs), Machine(logs, ahead_s)
     if not is_driven_before:
         await executor.waits.start(id="r")

@@ -228,7 +228,7 @@ async def takes_the_unknown(wf: Workflow, more: Unknown) -> str:  # type: ignore
 async def test_new_code_that_a_run_cannot_be_given_to_parks_it(
     logs: MemoryLogs, body: Callable[..., Coroutine[Any, Any, str]], reported: str
 ) -> None:
-    """It is not tried again before there is other code, and its status says why."""
+    """The run is not tried again before other code is deployed, and its status gives the reason."""
     await killed_in_a_step(logs, "r")
     new = Process(logs)
     new.two.definition.body = body
@@ -250,7 +250,7 @@ async def test_a_run_that_was_cancelled_before_it_began_here_is_not_held(logs: M
 
 
 async def test_a_process_takes_its_own_runs_back_when_it_lost_them(logs: MemoryLogs) -> None:
-    """Its old execution takes its time to end; only then the new one begins."""
+    """The old execution ends slowly; only then the new one begins."""
     begun, attempts = asyncio.Event(), [0]
 
     async def first() -> str:

@@ -188,7 +188,9 @@ def test_an_executor_that_left_nothing_is_not_read_again() -> None:
 
 
 def test_an_executor_whose_new_owner_has_finished_is_read_again() -> None:
-    """So is an executor whose record may be of a new owner, as far as this process knows."""
+    """The same holds for an executor whose record may be a new owner's, as far as this process
+    knows.
+    """
     executors = living(
         (0.0, Heartbeat("a", 1.0)),
         (2.0, ExecutorDead("a", "b", 1)),

@@ -219,7 +219,7 @@ async def records(log: Log, run: str) -> list[RunRecord]:
 
 
 async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
-    """It waits for other code, or for its time."""
+    """A parked run waits for other code, or for the time of its next attempt."""
     logs = MemoryLogs()
     log, new_owner = logs.log(FLOW_LOG), Process(logs)
     async with new_owner.driven():

@@ -210,7 +210,9 @@ async def test_an_attempt_that_is_followed_by_another_is_logged(
 async def test_a_start_of_the_same_run_with_other_arguments_is_logged_and_changes_nothing(
     flow: Flow, logs: MemoryLogs
 ) -> None:
-    """In the process that executes the run and in another one; not if only their order differs."""
+    """This holds in the process that executes the run and in another one. Arguments in another
+    order count as the same.
+    """
 
     @flow.workflow
     async def buy(wf: Workflow, item: str, count: int = 1) -> str:

@@ -237,7 +237,7 @@ async def test_a_gather_that_was_cancelled_in_a_task_is_not_reported(crash: Cras
 
 
 async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
-    """It has replayed all that is decided of it, and waits for more."""
+    """The gather has replayed its decided operations, and waits for another one."""
 
     async def forgets(wf: Workflow) -> str:
         crash.task(wf.gather(two_after(wf, one(wf)), two_after(wf, wf.signal("never"))))
@@ -252,7 +252,7 @@ async def test_a_gather_that_still_waits_is_reported(crash: Crash) -> None:
 
 
 async def test_a_workflow_ends_after_the_start_of_its_child() -> None:
-    """Its start was decided, so no error may say that it did not start."""
+    """The start of the child was decided, so no error may claim that the child did not start."""
     crash = Crash(happens=False)
     started: list[RunningChild[Any]] = []
 

@@ -47,7 +47,7 @@ async def deliver(queue: Queue, count: int) -> None:
 async def test_a_lost_checkpoint_is_skipped_if_all_records_are_untrimmed(
     logs: DamagedLogs,
 ) -> None:
-    """Its writer crashed before the trim."""
+    """The writer of the checkpoint crashed before the trim."""
     queue = process(logs)
     await deliver(queue, 1)
     (shard,), (tag,) = queue.replica.shards, queue.replica.tags.checkpoints

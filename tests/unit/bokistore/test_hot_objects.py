@@ -65,7 +65,7 @@ async def test_a_hot_object_without_checkpoints_is_collected(
 async def test_hot_objects_over_the_limit_of_one_collection_are_collected(
     log: MemoryLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first part of a log, and in one that begins where the previous collection ended."""
+    """The objects are in the first part of a log, or where the previous collection ended."""
     monkeypatch.setattr(collection, "_HOT_MAX", 1)
     for module in (collection, decisions):
         monkeypatch.setattr(module, "CELL", 32)

@@ -82,8 +82,8 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
 def test_invoke_polls_until_the_invocation_ends(
     platform: type[Platform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the platform answers early that it still runs, and beyond the wait of one
-    request.
+    """The platform may answer early that the invocation still runs, and polling exceeds the wait of
+    one request.
     """
     monkeypatch.setattr("indilog.cli.invocations._PAUSE_S", 0.0)
     done = {"invocation": "i-1", "function": "shop.buy", "state": "done", "result": 7}
@@ -314,7 +314,7 @@ def test_a_bound_below_the_trim_floor_names_the_option(platform: type[Platform])
 def test_no_bound_is_sent_without_the_option(
     platform: type[Platform], arguments: tuple[str, ...], sent: dict[str, str]
 ) -> None:
-    """Without a bound the platform begins at the first untrimmed record."""
+    """The platform then begins at the first untrimmed record."""
     asked = platform({"detail": "The end."}, 404)
     run("log", *arguments)
     [request] = asked.asked

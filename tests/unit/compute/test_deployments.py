@@ -141,7 +141,9 @@ async def test_waiting_for_more_deployments_ends_when_one_is_appended() -> None:
 
 
 async def test_a_schedule_dates_from_the_first_of_consecutive_deployments_that_have_it() -> None:
-    """Also with another `catch_up`; a schedule that was removed and added starts over."""
+    """Another `catch_up` keeps the date; a schedule that was removed and added again gets a new
+    date.
+    """
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     hourly, daily = ScheduleSpec("f", "0 * * * *"), ScheduleSpec("f", "0 0 * * *")
@@ -313,7 +315,9 @@ async def test_a_redeployment_while_earlier_records_are_trimmed_is_kept(
 
 
 async def test_nothing_is_trimmed_after_concurrent_deployments() -> None:
-    """It does not carry the state of the other one; the next one carries both."""
+    """Neither of two concurrent deployments carries the state of the other; the next one carries
+    both.
+    """
     now = 0.0
     logs = MemoryLogs(clock=lambda: now)
     hourly = ScheduleSpec("f", "0 * * * *")

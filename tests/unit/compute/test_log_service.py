@@ -119,7 +119,7 @@ async def test_a_read_that_has_to_wait_continues_in_a_task(question: LogQuestion
 
 @pytest.mark.parametrize("has_begun", [False, True])
 async def test_a_read_that_has_to_wait_can_be_cancelled(*, has_begun: bool) -> None:
-    """It is answered once, as every question; the answer frees its share of the limit."""
+    """The read is answered once, like every question, which frees its share of the limit."""
     logs = HeldLogs()
     asking = Asking(logs)
     asking.ask(1, READS[2])

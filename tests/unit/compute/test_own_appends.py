@@ -183,7 +183,7 @@ async def test_a_replica_applies_its_own_command_or_stays_before_it() -> None:
 
 
 async def test_a_collection_that_sees_none_of_its_own_records_frees_no_more() -> None:
-    """It takes the time from `Log.now()`, not from a record of its own."""
+    """The collection takes the time from `Log.now()`, not from a record of its own."""
     logs = StaleLogs()
     store = Store(logs.log("work"))
     for _ in range(CELL + 20):

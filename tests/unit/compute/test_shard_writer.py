@@ -275,7 +275,7 @@ def test_only_the_replica_that_lacks_a_batch_gets_it_again() -> None:
 
 
 def test_nothing_is_resent_to_a_slow_replica() -> None:
-    """It accepted all batches, and its syncs are slow: resends would make them slower."""
+    """The replica accepted all batches, and its syncs are slow: resends would make them slower."""
     shard = opened(resend_s=0.25, resend_s_max=2.0, append_timeout_s=100)
     append(shard, b"a")
     shard.flush(at(0))

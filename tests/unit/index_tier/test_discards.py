@@ -113,7 +113,7 @@ def test_nothing_is_forgotten_for_trims_that_are_not_known_here() -> None:
 
 
 def test_nothing_is_forgotten_for_another_copy_of_the_metalog() -> None:
-    """Its seqnums may be those of other records."""
+    """In another copy the same seqnums may be other records."""
     node, _ = grown()
     node.handle([Received(A, said((1, 3), end=8, copy_of=2), Epoch(1))], T0)
     swept(node)

@@ -217,7 +217,9 @@ def on_disk(disk: SnapshotDisk, position: int) -> set[int]:
 
 
 def test_a_snapshot_written_amid_a_sweep_has_no_forgotten_records() -> None:
-    """It would keep them: what is in a snapshot only is not asked about again."""
+    """Otherwise the snapshot would keep them: storage is not asked again about records that are
+    only in a snapshot.
+    """
     store, disk = IndexStore(memory_bytes_max=MANY, entries_min=1), SnapshotDisk()
     store.add(of_log(0, 10))
     store.forget(np.array([[2, 4]], np.uint64))

@@ -70,7 +70,7 @@ def test_losses_below_the_floor_are_forgotten() -> None:
 
 
 def test_a_lost_record_among_trimmed_ones_is_found_by_its_seqnum() -> None:
-    """Its reader learns that it is lost, not that it was trimmed."""
+    """The reader learns that the record is lost, not that it was trimmed."""
     node = index_node()
     node.handle([trims(0, Floor(LOG, 8, of_log=True)), data(with_lost())], T0)
     for seqnum in (5, 6):

@@ -102,7 +102,7 @@ def test_the_next_entry_of_a_newer_primary_replaces_nothing() -> None:
 
 
 def test_an_entry_that_follows_on_another_one_makes_the_node_rebuild() -> None:
-    """Its own last entry was replaced, and the message that showed it was lost."""
+    """The node's last entry was replaced, and the message that showed this was lost."""
     node = with_two()
     effects = node.handle([data(of(3, 2, 5, 9), copy_of=3)], T0)
     assert (reasons(effects), opens(effects)) == ([REPLACED], [4])

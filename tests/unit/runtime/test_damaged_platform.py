@@ -112,7 +112,7 @@ async def test_no_read_skips_a_batch_whose_tags_are_lost(
 
 @pytest.mark.asyncio
 async def test_tags_in_a_checkpoint_outlive_their_batch(tmp_path: Path) -> None:
-    """Only reads of the sub-streams that the lost record was in raise (decision 0028)."""
+    """Only reads of the lost record's sub-streams raise (decision 0028)."""
     async with indilog.client.open(tmp_path, CONFIG) as client:
         for number in range(6):
             await client.log("orders").append(b"%d" % number * 50, tags=[f"t{number % 2}"])

@@ -186,7 +186,9 @@ def test_a_shell_without_a_snapshot_folder_keeps_no_snapshots() -> None:
 
 
 def test_a_snapshot_above_the_newest_position_is_removed(tmp_path: Path) -> None:
-    """It contains metalog entries that were replaced, so the index was rebuilt below it."""
+    """The snapshot contains metalog entries that were replaced, so the index was rebuilt below
+    them.
+    """
     folder = SnapshotFolder(tmp_path)
     for position in (10, 30, 40):
         written(folder, position)

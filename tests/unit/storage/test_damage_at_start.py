@@ -271,7 +271,9 @@ def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened(
 
 
 def test_a_shard_can_be_opened_inside_a_hole() -> None:
-    """Only other replicas know where its batches begin; if refused, the shard would stay closed."""
+    """Only other replicas know where the hole's batches begin. If the opening were refused, the
+    shard would stay closed.
+    """
     shard = shard_of((0, 2), (2, 6), (6, 9))
     assert shard.lose(DamagedBatch(Location(1, 232, 10), readable=True))
     assert not shard.can_open_at(1), "a batch would be split"
@@ -283,7 +285,7 @@ def test_a_shard_can_be_opened_inside_a_hole() -> None:
 
 
 def test_a_shard_opens_inside_records_of_unknown_state() -> None:
-    """Those records are dropped, so no batch of them can be split."""
+    """The opening drops those records, so it splits none of their batches."""
     shard = shard_of((0, 2))
     shard.order(Span(shard.id, 0, 0, 2, E1))
     shard.store(2, 6, Location(1, 232, 10))

@@ -175,7 +175,7 @@ def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
 
 
 def test_a_page_beyond_the_base_is_taken_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers a question of before the primary restarted with a lower base."""
+    """The page answers a question from before the primary restarted with a lower base."""
     machine = partly_adopted(monkeypatch)
     machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
     assert machine.asked is not None

@@ -126,7 +126,7 @@ def test_after_a_start_entries_are_asked_for_until_an_answer_brings_nothing_new(
 
 
 def test_an_answer_to_an_earlier_question_ends_no_catch_up() -> None:
-    """It may be delayed, and newer entries may exist."""
+    """The answer may be delayed, and newer entries may exist."""
     machine = Machine(config=config_of(resend_s=0.5))
     first = machine.asked
     machine.wait(0.6)

@@ -144,7 +144,7 @@ def test_replacements_of_checkpointed_entries_are_recovered_from_the_journal() -
 
 
 def test_entries_that_only_a_damaged_checkpoint_had_are_journaled_again() -> None:
-    """Its entries were in no frame when the power went."""
+    """The checkpoint's entries were in no frame at the power loss."""
     machine = with_two_shards(ordering_frame_entries=2)
     machine.take_checkpoint()
     older, frames = machine.checkpoint, len(machine.frames)
@@ -240,7 +240,9 @@ def test_entries_that_no_primary_sends_are_ignored(message: MetalogEntries) -> N
 
 
 def test_a_new_incarnation_makes_the_node_announce_last_positions_to_index_nodes() -> None:
-    """So they see at once whether their entries were replaced, and otherwise keep answering."""
+    """Index nodes see at once whether their entries were replaced, and otherwise continue to
+    answer.
+    """
     machine = with_two_shards()
     hello = MetalogEntries(1, Epoch(1), (), committed=1)
     machine.tell(hello, sender=PRIMARY, life=2)

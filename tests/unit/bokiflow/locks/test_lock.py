@@ -94,7 +94,7 @@ async def test_the_end_of_a_lease_releases_the_lock_and_fails_its_holder(log: Lo
 
 @pytest.mark.asyncio
 async def test_a_waiter_that_died_costs_no_more_than_its_wait(log: Log) -> None:
-    """It would hold the lock for a lease of a year if its wait were not over."""
+    """If the dead waiter's wait did not end, it would hold the lock for a lease of a year."""
     held = await Lock(log(), "hotel:7", lease=0.1).acquire()
     dead = asyncio.create_task(Lock(log(), "hotel:7", wait=0.05, lease=3e7, owner="dead").acquire())
     await waiting(log(), "hotel:7", 2)
@@ -307,7 +307,7 @@ async def test_a_checkpoint_that_cannot_be_written_fails_no_release(
 async def test_a_release_is_known_after_any_number_of_concurrent_records(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own process has read beyond its record before its append returns."""
+    """The releasing process reads beyond its own record before that append returns."""
     mine, gate = log(), asyncio.Event()
     held = await Lock(mine, "hotel:7").acquire()
     append = mine.append

@@ -96,7 +96,7 @@ ASKS: dict[str, Callable[[Any], Awaitable[object]]] = {
 async def test_the_last_attempt_is_not_followed_by_a_pause(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It pauses between tries, for as long as is said."""
+    """Pauses come only between attempts, and last 25 s in all."""
     away, pauses = Away(), list[float]()
 
     async def pause(seconds: float) -> None:

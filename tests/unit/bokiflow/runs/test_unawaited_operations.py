@@ -129,7 +129,7 @@ async def test_earlier_steps_are_compensated(flow: Flow) -> None:
 async def test_an_operation_that_is_decided_by_now_is_finished(
     logs: MemoryLogs, turns: int
 ) -> None:
-    """In a later execution, which need not wait for anything before it returns."""
+    """A later execution need not wait for such an operation before it returns."""
     log = logs.log(FLOW_LOG)
     await begin(log, "r")
     is_first = True
@@ -156,7 +156,9 @@ async def test_an_operation_that_is_decided_by_now_is_finished(
 
 
 async def test_every_execution_comes_to_the_same_end(logs: MemoryLogs) -> None:
-    """Also one that finds finished what was not when the workflow returned first."""
+    """The end is the same for an execution that finds an operation finished which was unfinished
+    when the workflow first returned.
+    """
     log, gate = logs.log(FLOW_LOG), asyncio.Event()
     await begin(log, "r")
     undone: list[str] = []

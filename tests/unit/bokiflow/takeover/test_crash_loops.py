@@ -188,7 +188,7 @@ async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another() ->
 
 
 async def test_a_cancelled_run_that_ends_its_processes_all_the_same_is_ended() -> None:
-    """It does so in its own code, where no operation notices the cancellation."""
+    """The run ends its processes in its own code, where no operation notices the cancellation."""
     logs = MemoryLogs()
     parked = await with_poison(logs, "dies")
     handle = parked.work.handle("poison")

@@ -212,7 +212,7 @@ async def test_records_of_a_later_version_delay_no_run_and_are_left_to_it(
 async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_taken(
     logs: MemoryLogs,
 ) -> None:
-    """Its start has the executor's tag, too, and what is lost comes back."""
+    """The lost start of the run has the executor's tag, too, and is repaired later."""
     dead, new_owner = Process(logs), Process(logs)
     name = await dead.begins("first")
     await dead.begins("bad")

@@ -243,7 +243,7 @@ async def test_the_stream_of_an_executor_that_left_nothing_is_trimmed() -> None:
 async def test_a_cancellation_that_was_read_before_the_run_is_executed_counts(
     logs: MemoryLogs,
 ) -> None:
-    """Its record stands behind what was read of the run; no process waits for its records."""
+    """The cancellation is after the records read by the runner, and no process waits for it."""
     process, log = Process(logs), logs.log(FLOW_LOG)
 
     async def steps(wf: Workflow) -> str:

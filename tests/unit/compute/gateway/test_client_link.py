@@ -97,7 +97,7 @@ async def turns() -> None:
 async def test_a_cancelled_large_question_returns_its_bytes_to_the_budget(
     monkeypatch: pytest.MonkeyPatch, *, is_checked: bool
 ) -> None:
-    """Also while its session position is being checked."""
+    """The question may be cancelled while its session position is being checked."""
     client = Client()
     question = LARGE
     if is_checked:

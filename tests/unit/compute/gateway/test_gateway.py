@@ -392,7 +392,7 @@ async def test_a_retention_policy_that_was_put_is_read_back(served: Served) -> N
 async def test_an_outcome_is_answered_with_the_position_of_its_record(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a read with this position sees what the invocation wrote."""
+    """A read with this position then sees the records of the invocation."""
 
     async def invocation(id: str, *, wait_s: float) -> InvocationStatus:  # noqa: A002
         return InvocationStatus(id, "app.f", InvocationState.DONE, Returned(7, b"1"))

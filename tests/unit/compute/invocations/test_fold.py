@@ -324,7 +324,7 @@ def test_a_checkpoint_counts_only_if_it_follows_the_newest_one() -> None:
 
 
 def test_a_stale_checkpoint_inside_of_the_one_that_counts_is_skipped() -> None:
-    """Also when that is all that trims have left."""
+    """Trims may have left only the parts of these two checkpoints."""
     story = Story()
     story.accept("i")
     whole = checkpoint_parts(story.fold.checkpoint(), "counts", 50, 8)

@@ -16,7 +16,9 @@ def gave_up(message: str, *, temporary: bool) -> Failed:
 
 @pytest.mark.parametrize("message", ["shop.pay failed: run this one again.", "shop.pay failed: no"])
 def test_a_key_of_a_transient_failure_advises_another_key(message: str) -> None:
-    """Its own sentence says to run it again, and the same key would answer the same for ever."""
+    """The function's own error asks to run it again, but the same key would always return the same
+    outcome.
+    """
     reported = kept_with_key(gave_up(message, temporary=True))
     assert isinstance(reported, Failed)
     assert reported.message.startswith(f"{message.rstrip('.')}. This is the outcome of")

@@ -27,7 +27,7 @@ async def waiting(waiters: OutcomeWaiters, id_: str = "i") -> asyncio.Task[Ended
 
 
 async def test_all_callers_that_wait_for_an_outcome_are_notified() -> None:
-    """Also when a caller waits again before the woken ones have gone on."""
+    """A caller may wait again before the notified callers have continued."""
     waiters = OutcomeWaiters(10)
     first = [await waiting(waiters) for _ in range(2)]
     again = [asyncio.ensure_future(waiters.wait_for_outcome("i")) for _ in range(2)]
@@ -48,7 +48,7 @@ async def test_a_caller_over_the_limit_is_refused_until_another_one_leaves() -> 
 
 
 async def test_callers_waiting_for_records_are_bounded_but_not_the_node_itself() -> None:
-    """Also those who have left, as long as nothing is read."""
+    """Cancelled callers count, too, until further records are read."""
     waiters = OutcomeWaiters(2)
     callers = [asyncio.ensure_future(waiters.wait_for_record_bounded(7, 5)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -61,7 +61,7 @@ class Story:
 @pytest.mark.parametrize("change", Change)
 @pytest.mark.parametrize("state", [None, *InvocationState])
 def test_the_fold_follows_the_table(state: InvocationState | None, change: Change) -> None:
-    """Also where the table has no entry: the record changes nothing."""
+    """A record for which the table has no entry changes nothing."""
     story = Story(state)
     story.read(change)
     assert story.state is TRANSITIONS.get((state, change), state)

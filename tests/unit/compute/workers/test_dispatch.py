@@ -216,7 +216,7 @@ def test_the_last_other_application_that_is_undeployed_leaves_its_share() -> Non
 
 
 def test_calls_that_leave_a_suspended_worker_are_not_overtaken() -> None:
-    """Of an application at its share: its moved calls start before those that wait."""
+    """The application is at its share; its moved calls start before its waiting ones."""
     made = dispatcher(workers=2, slots=2, pending=100, is_shared=True)
     one, two, three, four = calls("1234")
     assert [made.admit(call) for call in (one, two, three)] == ["w0", "w1", "w0"]

@@ -82,7 +82,7 @@ async def quick(ctx) -> int:
 async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
     tmp_path: Path,
 ) -> None:
-    """Neither its plain calls, nor recorded ones, nor those that wait for an outcome."""
+    """The other application's plain calls, recorded calls, and waits for outcomes continue."""
     node = node_config(
         workers=1,
         worker_calls_max=20,

@@ -154,7 +154,7 @@ def test_a_mistake_is_one_sentence_with_its_place(
 def test_a_full_disk_is_reported_as_disk_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is nothing wrong with the code, and passes."""
+    """A full disk is no fault of the code, and the error is transient."""
 
     def no_room(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")

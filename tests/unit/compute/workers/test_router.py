@@ -176,7 +176,7 @@ async def test_a_call_that_finds_no_worker_in_time_did_nothing() -> None:
 
 
 async def test_the_time_of_a_call_counts_from_when_a_worker_has_it() -> None:
-    """Before that, the limit on waiting counts."""
+    """Before that, the limit on waiting applies."""
     router, app = router_of(call_timeout_s=0.2, call_wait_s_max=30), deployed()
     call = submitted(router, app)
     waited = asyncio.get_running_loop().time()
@@ -401,7 +401,7 @@ async def test_a_waiting_call_starts_when_the_other_application_is_undeployed() 
 
 
 async def test_calls_moved_from_a_silent_worker_start_before_those_that_waited() -> None:
-    """Of an application at its share, with a slot that stays for others."""
+    """The application is at its share, and one slot stays free for others."""
     router, app = (
         router_of(is_shared=True, worker_silent_s=0.01, worker_calls_max=2, calls_pending_max=99),
         deployed(),
@@ -505,7 +505,7 @@ async def test_a_check_for_which_there_is_no_worker_ends(ends: str) -> None:
 
 
 async def test_a_call_whose_worker_is_found_dead_when_it_is_sent_runs_elsewhere() -> None:
-    """Also when the router has not learned of its end yet."""
+    """The router may not have noticed the worker's end yet."""
     router, app = router_of(), deployed()
     dead, other = Worker(router), Worker(router)
     dead.process.link.lost()

@@ -227,7 +227,9 @@ async def test_any_exception_of_a_function_ends_its_call_only(node: Node, functi
 async def test_an_error_of_the_platform_inside_a_function_is_the_functions_failure(
     node: Node,
 ) -> None:
-    """Its caller made no mistake, and hears which function failed and whether it may pass."""
+    """The function's caller made no mistake. The error names the failed function, and whether it
+    may be transient.
+    """
     answer = await node.invoke("not_ready")
     assert failure(answer) == (
         "FunctionFailedError",

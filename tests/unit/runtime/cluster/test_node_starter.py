@@ -164,7 +164,7 @@ def test_exit_statuses_and_signals_are_reported() -> None:
 
 
 def test_a_process_that_is_gone_is_not_signalled() -> None:
-    """Its descriptor was closed, and may be that of another process by now."""
+    """The process's descriptor was closed, and may be that of another process by now."""
 
     async def story() -> None:
         async with starter() as made:
@@ -180,7 +180,7 @@ def test_a_process_that_is_gone_is_not_signalled() -> None:
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
 def test_a_killed_fork_server_harms_no_node_and_is_replaced(*, is_noticed: bool) -> None:
-    """Also if the loop has not run since: the next start finds a connection that is broken."""
+    """The loop may not have run since the kill: the next start then finds a broken connection."""
 
     async def story() -> None:
         async with starter() as made, node(made) as first:

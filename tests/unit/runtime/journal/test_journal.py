@@ -437,7 +437,7 @@ def test_an_unknown_format_is_refused_in_a_directory_without_a_journal(directory
 def test_a_journal_of_an_older_format_is_refused_unchanged(
     directory: Path, opened: list[Journal]
 ) -> None:
-    """Its record batches would count as damaged."""
+    """Record batches of the older format would count as damaged."""
     journal, _ = started(directory, opened)
     journal.close()
     (directory / "FORMAT").write_text(format_line(FORMAT_VERSION - 1))

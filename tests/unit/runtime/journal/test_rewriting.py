@@ -237,7 +237,7 @@ def test_reclaimable_bytes_counted_before_a_rewrite_are_not_applied_after_it(
 
 
 def test_damage_is_reported_for_the_file_that_exists(rewriter: Rewriter) -> None:
-    """Also where one file holds several segments."""
+    """One file may hold several segments."""
     places = filled(rewriter, segments=3)
     rewriter.discard(*places[:33])
     rewriter.rest()

@@ -131,7 +131,7 @@ def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
 def test_each_session_ends_in_time_also_one_that_is_shorter_than_those_before(
     tmp_path: Path,
 ) -> None:
-    """Nothing but the store's own timer ends it."""
+    """Only the store's own timer ends the sessions."""
 
     async def story() -> None:
         with opened(tmp_path) as store:

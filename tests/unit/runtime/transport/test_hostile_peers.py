@@ -97,7 +97,7 @@ async def test_a_node_sends_nothing_to_a_listener_of_another_cluster(
 async def test_a_node_of_this_cluster_may_not_send_a_frame_over_the_limit(
     network: Network[StreamTransport], clusters: Clusters
 ) -> None:
-    """Its length is refused, before the frame is received."""
+    """The frame's length is refused before the frame is received."""
     b, inbox = network.receiving(B, limited(message_bytes_max=5000))
     context = keys_in(clusters.own).client
 
