@@ -1,5 +1,5 @@
 """The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log`, `invocation`,
-`cluster` and those of the pipeline have modules of their own.
+`cluster`, `backup` and those of the pipeline have modules of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 
 from indilog.apps.sources import sources_of
 from indilog.cli import show
+from indilog.cli.backup import backup
 from indilog.cli.cluster import cluster
 from indilog.cli.gateway import DEFAULT, Gateway, Url, explain_mistakes, stop
 from indilog.cli.invocations import invocations
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(logs, name="log")
 app.add_typer(invocations, name="invocation")
 app.add_typer(cluster, name="cluster")
+app.add_typer(backup, name="backup")
 app.command(name="rebuild-index")(rebuild_index)
 app.command()(analyse)
 app.command()(export)

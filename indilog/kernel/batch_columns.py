@@ -110,6 +110,11 @@ class BatchColumns:
         some.tags = self.tags[np.repeat(of_record, self.tag_counts)]
         return some
 
+    def whole(self) -> list[memoryview]:
+        """Return the bytes of each batch, from its header to the end of its data."""
+        ends = self._data_ends.tolist()
+        return [payload[:end] for payload, end in zip(self._payloads, ends, strict=True)]
+
     def epochs(self) -> Counts:
         """Return the epoch of the writer of each batch."""
         epochs: Counts = self._headers["epoch"].astype(np.int64)

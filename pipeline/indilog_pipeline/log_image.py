@@ -136,6 +136,10 @@ class LogImage(NamedTuple):
         entry = int(np.searchsorted(self.ordered.times, np.uint64(max(time_us, 0))))
         return int(self.ordered.tails[entry - 1]) if entry else 0
 
+    def tail_before(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail before the entry at `position`, at most the image's."""
+        return int(self.ordered.tails[position - 1]) if position else 0
+
     def rows_of(self, start: SeqNum, end: SeqNum) -> range:
         """Return the rows of `batches` with any record in `[start, end)`."""
         batches = self.batches

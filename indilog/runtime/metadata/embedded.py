@@ -219,6 +219,13 @@ class EmbeddedMetadataStore:
         self._write(msgspec.structs.replace(self._contents, sequences=sequences))
         return number
 
+    def raise_sequence(self, key: str, number: int) -> None:
+        """Have the sequence of `key` give only numbers above `number`."""
+        self._check(key, b"")
+        if number > self._contents.sequences.get(key, 0):
+            sequences = {**self._contents.sequences, key: number}
+            self._write(msgspec.structs.replace(self._contents, sequences=sequences))
+
     async def watch(self, key: str, *, after: int) -> Versioned | None:
         """See `MetadataStore.watch`."""
         check_key(key, b"", self._config)

@@ -1,0 +1,119 @@
+"""The commands `indilog backup DATA DESTINATION`, `backup restore` and `backup verify`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from indilog.base.ids import MAX_SEQNUM
+from indilog.cli import show
+from indilog.cli.gateway import explain_mistakes
+
+
+class _CreatesByDefault(TyperGroup):
+    """A group in which `DATA DESTINATION` alone is the command `create`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put the name of the command before its arguments, if it is left out."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+backup = typer.Typer(
+    cls=_CreatesByDefault, help="Back up a platform, restore a backup.", no_args_is_help=True
+)
+
+Source = Annotated[Path, typer.Argument(help="The directory of a backup.", metavar="SOURCE")]
+
+
+@backup.command()
+def create(
+    data: Annotated[Path, typer.Argument(help="The data directory.", metavar="DATA")],
+    destination: Annotated[Path, typer.Argument(help="A new directory.", metavar="DESTINATION")],
+    *,
+    part_mib: Annotated[int, typer.Option(min=1, max=4096, help="MiB of a file.")] = 64,
+) -> None:
+    """Back up a data directory, also while its platform runs (`indilog backup DATA DESTINATION`).
+
+    An interrupted backup continues when the same command runs again.
+    """
+    with explain_mistakes(), _progress("backup") as tell:
+        from indilog_pipeline.backup.create import create
+
+        made = create(data, destination, part_bytes=part_mib << 20, tell=tell)
+    show.line(f"Backed up {made.kept:,} records; all their seqnums are below {made.tail}.")
+
+
+@backup.command()
+def restore(
+    source: Source,
+    data: Annotated[Path, typer.Argument(help="A new data directory.", metavar="NEW_DATA")],
+    *,
+    config: Annotated[Path | None, typer.Option(help="TOML file of the new platform.")] = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="It will run as `indilog up --processes`.")
+    ] = False,
+    next_seqnum: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MAX_SEQNUM,
+            help="First seqnum that it assigns; default: 2^20 above the backup.",
+        ),
+    ] = None,
+) -> None:
+    """Make a new platform from a backup; start it with the same settings afterwards."""
+    from indilog.config import config_from
+    from indilog.runtime.cluster.supervisor import processes_config
+
+    configured = processes_config if processes else config_from
+    with explain_mistakes(), _progress("restore") as tell:
+        from indilog_pipeline.backup.restore import restore
+
+        made = restore(
+            source,
+            configured(config, os.environ, {"node": {"data_dir": data}}),
+            "processes" if processes else "embedded",
+            next_seqnum=next_seqnum,
+            tell=tell,
+        )
+    show.line(
+        f"Restored {made.kept:,} records; the next seqnum is {made.next_seqnum}. Start it with "
+        f"`indilog up{' --processes' if processes else ''} --data {data}`."
+    )
+
+
+@backup.command()
+def verify(source: Source) -> None:
+    """Check every file of a backup."""
+    with explain_mistakes():
+        from indilog_pipeline.backup.files import verify
+
+        plan, manifest = verify(source)
+    show.line(
+        f"The backup is whole: {manifest.kept:,} records, all with seqnums below {plan.tail}."
+    )
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    quiet = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task(name)
+
+        def tell(done: int, total: int) -> None:
+            progress.update(task, total=total, completed=done)
+
+        yield tell

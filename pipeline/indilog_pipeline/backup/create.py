@@ -1,0 +1,233 @@
+"""Makes a backup of a data directory, also beside a running platform (decision 0045).
+
+An image (decision 0035) fixes the position: its entries are committed, so they never change, and
+its records are durable. Everything after it is left out, however long the backup takes. Batches
+that the platform moves meanwhile are found in a newer image. Batches that it discards meanwhile are
+trimmed. So the floors are those of an image that is read last.
+
+A backup that was interrupted continues with the plan that it began with: parts that are there and
+intact are not read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError
+from indilog.base.ids import Epoch, SeqNum
+from indilog.kernel.records import batch_header
+from indilog.runtime.journal.directory_lock import lock_directory
+from indilog_pipeline.backup.files import (
+    MANIFEST_FILE,
+    ORDER_FILE,
+    PLAN_FILE,
+    Manifest,
+    Plan,
+    StoredBatch,
+    batch_pieces,
+    batches_in,
+    digest_of,
+    encoded,
+    floors_of,
+    order_pieces,
+    part_name,
+    plan_in,
+    verify,
+    write_file,
+)
+from indilog_pipeline.log_image import LogImage
+from indilog_pipeline.payloads import Chunk, Payloads
+
+PART_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of batches in a part, about; what an interrupted backup repeats at most."""
+
+Tell = Callable[[int, int], None]
+"""Gets how many of how many parts are written."""
+
+
+class Made(NamedTuple):
+    """A whole backup: all its seqnums are below `tail`, and it holds `kept` records."""
+
+    tail: SeqNum
+    kept: int
+
+
+def create(
+    data: Path, destination: Path, *, part_bytes: int = PART_BYTES, tell: Tell = lambda *_: None
+) -> Made:
+    """Make a backup of the data directory `data` in `destination`, or continue one there.
+
+    Raises:
+        ConfigError: `destination` holds something else, or a backup of another platform.
+        DataDirectoryError: `data` is no data directory; or a file of the backup is damaged.
+        DataLossError: records that are not trimmed cannot be read from any replica.
+        NotReadyError: a running platform moves files faster than they are read.
+    """
+    image = LogImage.read(data)
+    try:
+        destination.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = lock_directory(destination / "LOCK")
+    except OSError as error:
+        raise ConfigError(
+            f"The backup {destination} cannot be written: {error.strerror or error}."
+        ) from error
+    try:
+        if (destination / MANIFEST_FILE).exists():
+            plan, manifest = verify(destination)
+            return Made(plan.tail, manifest.kept)
+        return _create(image, destination, part_bytes, tell)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"The backup {destination} cannot be written: {error.strerror or error}; make room, "
+            "and run the same command again."
+        ) from error
+    finally:
+        os.close(lock)
+
+
+def _create(image: LogImage, destination: Path, part_bytes: int, tell: Tell) -> Made:
+    plan = _plan_for(image, destination, part_bytes)
+    order = _order(image, destination, plan)
+    payloads = Payloads(image)
+    try:
+        records = []
+        for number in range(len(plan.starts)):
+            tell(number, len(plan.starts))
+            records.append(_part(payloads, destination, plan, number))
+    finally:
+        payloads.close()
+    last = LogImage.read(image.directory)
+    _refuse_loss(last, plan.tail)
+    kept, epoch = 0, int(max(plan.lineage.epochs))
+    for number in range(len(plan.starts)):
+        for batch in batches_in(destination, number):
+            kept += batch.records
+            epoch = max(epoch, _epoch_of(batch))
+    manifest = Manifest(
+        digest_of(destination / PLAN_FILE),
+        order,
+        tuple(records),
+        Epoch(epoch),
+        floors_of(last.floors),
+        kept,
+    )
+    write_file(destination / MANIFEST_FILE, [encoded(manifest)])
+    tell(len(plan.starts), len(plan.starts))
+    return Made(plan.tail, kept)
+
+
+def _order(image: LogImage, destination: Path, plan: Plan) -> str:
+    """Write the order; return its digest.
+
+    Raises:
+        ConfigError: it is another order than that of the interrupted backup.
+    """
+    path = destination / ORDER_FILE
+    before = None
+    if path.exists():
+        with contextlib.suppress(DataDirectoryError):  # of a disk that lost it
+            before = digest_of(path)
+    digest = write_file(path, order_pieces(image, plan.position))
+    if before not in (None, digest):
+        raise _other_platform(image, destination)
+    return digest
+
+
+def _plan_for(image: LogImage, destination: Path, part_bytes: int) -> Plan:
+    """Return the plan that is there, or write one for the image."""
+    if (destination / PLAN_FILE).exists():
+        plan = plan_in(destination)
+        if image.position < plan.position or image.tail_before(plan.position) != plan.tail:
+            raise _other_platform(image, destination)
+        return plan
+    if strange := [path.name for path in destination.iterdir() if path.name != "LOCK"]:
+        raise ConfigError(
+            f"{destination} holds other files (such as {min(strange)}); choose another directory."
+        )
+    _refuse_loss(image, image.tail)
+    sums = np.cumsum(image.batches.bytes)
+    of_part = sums // part_bytes if len(sums) else sums
+    begins = np.flatnonzero(np.diff(of_part, prepend=-1))
+    starts = [0, *image.batches.seqnums[begins][1:].tolist()]
+    plan = Plan(
+        os.urandom(8).hex(),
+        image.position,
+        image.tail,
+        tuple(starts),
+        tuple(sorted({*image.view.shards, *np.unique(image.ordered.shards).tolist()})),
+        image.lineage,
+    )
+    write_file(destination / PLAN_FILE, [encoded(plan)])
+    return plan
+
+
+def _other_platform(image: LogImage, destination: Path) -> ConfigError:
+    return ConfigError(
+        f"{destination} holds the beginning of a backup of another platform than that of "
+        f"{image.directory}; choose another directory."
+    )
+
+
+def _part(payloads: Payloads, destination: Path, plan: Plan, number: int) -> str:
+    """Write a part, unless it is there and intact; return its digest."""
+    path = destination / part_name(number)
+    if path.exists():
+        try:
+            return digest_of(path)
+        except DataDirectoryError:
+            path.unlink()  # of a disk that lost it; the platform has it still
+    seqnums = plan.part(number)
+
+    def pieces() -> Iterator[bytes]:
+        for batch in _batches(payloads, seqnums):
+            yield from batch_pieces(batch)
+
+    return write_file(path, pieces())
+
+
+def _batches(payloads: Payloads, seqnums: range) -> Iterator[StoredBatch]:
+    """Yield the batches whose first seqnums are in a part."""
+    at = seqnums.start
+    while at < seqnums.stop:
+        chunk = payloads.chunk(at, seqnums.stop, with_data=True)
+        _refuse_damage(chunk)
+        whole = chunk.columns.whole()
+        for row, payload in zip(chunk.columns.batches.tolist(), whole, strict=True):
+            if int(chunk.batches.seqnums[row]) >= at:
+                yield StoredBatch(
+                    chunk.batches.shards[row].item(),
+                    int(chunk.batches.localids[row]),
+                    int(chunk.batches.records[row]),
+                    bytes(payload),
+                )
+        at = chunk.stop
+
+
+def _refuse_damage(chunk: Chunk) -> None:
+    damaged = [*chunk.columns.damaged.tolist(), *chunk.columns.batches[chunk.broken].tolist()]
+    if damaged:
+        seqnum = int(chunk.batches.seqnums[min(damaged)])
+        raise DataLossError(
+            f"The records from seqnum {seqnum} on are damaged in every replica, so there can be no "
+            "whole backup; trim them, or restore the data directory from an older backup."
+        )
+
+
+def _refuse_loss(image: LogImage, tail: SeqNum) -> None:
+    lost = image.lost[image.lost[:, 0] < tail]
+    if len(lost):
+        start, end = lost[0].tolist()
+        raise DataLossError(
+            f"The records with seqnums {start} to {end - 1} are lost, so there can be no whole "
+            "backup; if a replica is being repaired, wait for it, or trim them."
+        )
+
+
+def _epoch_of(batch: StoredBatch) -> int:
+    return int(batch_header(batch.payload).epoch)

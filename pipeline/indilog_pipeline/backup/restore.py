@@ -1,0 +1,318 @@
+"""Makes a new platform from a backup (decision 0045).
+
+Storage nodes get journals as if they had stored every batch and applied every entry themselves.
+Sequencers get a base that replaces all entries. Index nodes get nothing: they fetch their data from
+the storage nodes when they start. So another number of sequencers, storage nodes, replicas or index
+shards needs nothing special.
+
+Two kinds of entries follow those of the backup. Some order records that do not exist: a *hole* of
+seqnums, which readers of the old platform may have seen beyond the backup, and which therefore are
+never assigned again. They count as discarded. The others are trims with all floors.
+
+The directory is built under another name, and renamed when all of it is durable.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from indilog.base.errors import ConfigError, DataDirectoryError
+from indilog.base.ids import MAX_SEQNUM, Epoch, LocalId, NodeId, SeqNum, ShardId, ViewNumber
+from indilog.config import Config, node_config
+from indilog.kernel.lineage import Extent, Lineage
+from indilog.kernel.metalog import (
+    TRIM_FLOORS_MAX,
+    Base,
+    Entry,
+    Floor,
+    GrowingBase,
+    NewRecords,
+    Trim,
+    entries_encoded,
+)
+from indilog.kernel.tombstones import GoneRecords, gone_encoded
+from indilog.kernel.view import View
+from indilog.roles.role import FrameKind
+from indilog.runtime.cluster.cluster_state import Arrangement
+from indilog.runtime.cluster.new_platform import make_metadata
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.segment import synced_directory
+from indilog_ordering.metalog_state import MetalogState, state_encoded
+from indilog_pipeline.backup.files import (
+    Manifest,
+    Order,
+    Plan,
+    StoredBatch,
+    batches_in,
+    order_in,
+    verify,
+)
+
+HOLE: Final = 1 << 20
+"""Seqnums that a restored platform leaves out after those of the backup, unless told otherwise."""
+HOLE_MAX: Final = 1 << 24
+"""The largest hole. An index node keeps 18 bytes for each of its seqnums."""
+_HOLE_OF_ENTRY: Final = 1 << 13
+"""Seqnums that one entry leaves out. An index node gets a byte for each, of 1,024 entries at
+once, and that must fit into a message.
+"""
+_ENTRIES_OF_FRAME: Final = 512
+_VIEW: Final = ViewNumber(1)
+
+Tell = Callable[[int, int], None]
+"""Gets how many of how many parts are read."""
+
+
+class Restored(NamedTuple):
+    """A new platform: it has records below `tail`, and assigns seqnums from `next_seqnum` on."""
+
+    tail: SeqNum
+    kept: int
+    next_seqnum: SeqNum
+
+
+def restore(
+    source: Path,
+    config: Config,
+    arrangement: Arrangement,
+    *,
+    next_seqnum: SeqNum | None = None,
+    tell: Tell = lambda *_: None,
+) -> Restored:
+    """Make a new platform from the backup `source` in the data directory of `config`.
+
+    Args:
+        source: the directory of a whole backup.
+        config: of the new platform: `data_dir` must not exist, or be empty.
+        arrangement: how the new platform runs.
+        next_seqnum: the first one that the new platform assigns; above all that programs may have
+            seen of the old one. None: 2^20 above those of the backup.
+        tell: gets the progress.
+
+    Raises:
+        ConfigError: the directory is not empty, the layout does not fit the backup, or
+            `next_seqnum` is out of its range.
+        DataDirectoryError: the backup is not whole or is damaged, or the directory cannot be
+            written.
+    """
+    plan, manifest = verify(source)
+    data = config.node.data_dir
+    if config.node.metadata.metadata_store != "embedded":
+        raise ConfigError(
+            'A backup is restored with metadata_store = "embedded"; ZooKeeper has no part of it.'
+        )
+    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise ConfigError(f"{data} is not empty; choose a new data directory.")
+    after = _checked(plan, manifest, next_seqnum)
+    new = data.with_name(f"{data.name}.restoring")
+    try:
+        shutil.rmtree(new, ignore_errors=True)  # of an interrupted restore
+        new.parent.mkdir(parents=True, exist_ok=True)
+        into = Config(cluster=config.cluster, node=node_config(config.node, data_dir=new))
+        view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1))
+        _check_layout(plan, view)
+        entries = _Entries(plan, manifest, order_in(source), after, view)
+        _write_journals(source, into, arrangement, view, plan, entries, tell)
+        if data.exists():
+            data.rmdir()
+        new.rename(data)
+        synced_directory(data.parent)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"{new} cannot be written: {error.strerror or error}; make room, and restore again."
+        ) from error
+    return Restored(plan.tail, manifest.kept, after)
+
+
+def _checked(plan: Plan, manifest: Manifest, next_seqnum: SeqNum | None) -> SeqNum:
+    """Return the first seqnum to assign: above all of the backup, and not below any floor."""
+    least = max([plan.tail, *(until for _, until, _, _ in manifest.floors)])
+    most = min(plan.tail + HOLE_MAX, MAX_SEQNUM)
+    after = max(least, plan.tail + HOLE) if next_seqnum is None else next_seqnum
+    if not least <= after <= most:
+        raise ConfigError(
+            f"The next seqnum is {least} to {most}, not {after}: the backup ends below "
+            f"{plan.tail}, and its trims at {least}."
+        )
+    return after
+
+
+def _check_layout(plan: Plan, view: View) -> None:
+    if set(view.shards) != set(plan.shards):
+        raise ConfigError(
+            f"The backup is of a platform with {len(plan.shards)} compute nodes, each with a "
+            f"shard; set engines to {len(plan.shards)}, not {len(view.shards)}."
+        )
+
+
+class _Entries:
+    """The metalog of the new platform.
+
+    Attributes:
+        base: what all entries add up to.
+        cuts: how many records of each shard the backup has.
+        ends: the same with the hole.
+        epoch: of the entries after those of the backup.
+    """
+
+    def __init__(
+        self, plan: Plan, manifest: Manifest, order: Order, after: SeqNum, view: View
+    ) -> None:
+        self._plan = plan
+        self._order = order
+        self._floors = [Floor(*floor) for floor in manifest.floors]
+        self._hole = after - plan.tail
+        self._shard = min(view.shards)
+        self.epoch = Epoch(manifest.epoch + 1)
+        growing = GrowingBase(Base())
+        for entry in self:
+            growing.apply(entry)
+        self.base = growing.base()
+        self.ends: Mapping[ShardId, LocalId] = self.base.cut
+        self.cuts = dict(self.ends)
+        if self._hole:
+            self.cuts[self._shard] -= self._hole
+        if self.base.tail != after:
+            raise DataDirectoryError("The order in the backup is not that of its records.")
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._of_backup()
+        yield from self._added()
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield the payloads of `ORDERING` frames with all entries."""
+        page: list[Entry] = []
+        for entry in self:
+            page.append(entry)
+            if len(page) == _ENTRIES_OF_FRAME:
+                yield entries_encoded(page)
+                page = []
+        if page:
+            yield entries_encoded(page)
+
+    def _of_backup(self) -> Iterator[Entry]:
+        """Yield the entries of the backup; those of trims order nothing here."""
+        order, span, spans = self._order, 0, len(self._order.positions)
+        lineage = Lineage.restored(self._plan.lineage)
+        for position, time_us in enumerate(order.times.tolist()):
+            counts: dict[ShardId, int] = {}
+            while span < spans and order.positions[span] == position:
+                counts[ShardId(int(order.shards[span]))] = int(order.lengths[span])
+                span += 1
+            epoch = lineage.before(position + 1)
+            assert epoch is not None, "the lineage has every position"
+            yield NewRecords(position, _VIEW, epoch, counts, {}, time_us)
+
+    def _added(self) -> Iterator[Entry]:
+        position, time_us = self._plan.position, int(self._order.times[-1:].sum())
+        for start in range(0, self._hole, _HOLE_OF_ENTRY):
+            counts = {self._shard: min(_HOLE_OF_ENTRY, self._hole - start)}
+            yield NewRecords(position, _VIEW, self.epoch, counts, {}, time_us)
+            position += 1
+        for number, start in enumerate(range(0, len(self._floors), TRIM_FLOORS_MAX)):
+            floors = tuple(self._floors[start : start + TRIM_FLOORS_MAX])
+            yield Trim(position, _VIEW, self.epoch, number, floors)
+            position += 1
+
+
+class _Shards:
+    """What of the shards of a storage node is in its journal so far."""
+
+    def __init__(self, node: NodeId, view: View, entries: _Entries) -> None:
+        self._entries = entries
+        self._ends: dict[ShardId, LocalId] = {
+            shard: 0 for shard, placed in view.shards.items() if node in placed.replicas
+        }
+
+    def frames_of(self, batch: StoredBatch) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the frames of a batch, if the node keeps its shard."""
+        if batch.shard not in self._ends:
+            return
+        yield from self._gone_until(batch.shard, batch.first)
+        self._ends[batch.shard] = batch.first + batch.records
+        yield FrameKind.RECORDS, batch.payload
+
+    def last_frames(self) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the frames after all batches."""
+        for shard in self._ends:
+            yield from self._gone_until(shard, self._entries.cuts.get(shard, 0))
+            yield from self._gone_until(shard, self._entries.ends.get(shard, 0))
+
+    def _gone_until(self, shard: ShardId, end: LocalId) -> Iterator[tuple[FrameKind, bytes]]:
+        first = self._ends[shard]
+        if first < end:
+            gone = GoneRecords(shard, self._entries.epoch, first, end, repaired=False)
+            self._ends[shard] = end
+            yield FrameKind.GONE_RECORDS, gone_encoded(gone)
+
+
+def _write_journals(
+    source: Path,
+    config: Config,
+    arrangement: Arrangement,
+    view: View,
+    plan: Plan,
+    entries: _Entries,
+    tell: Tell,
+) -> None:
+    """Write the journals of all sequencers and storage nodes, and make them durable."""
+    journals: dict[NodeId, Journal] = {}
+    nodes = (*view.sequencers, *view.storage_nodes)
+    data = config.node.data_dir
+    try:
+        for node in nodes:
+            if arrangement == "embedded" and journals:
+                journals[node] = next(iter(journals.values()))
+                continue
+            directory = data / ("journal" if arrangement == "embedded" else node)
+            journals[node] = Journal.open(
+                directory, segment_bytes=config.node.journal.segment_bytes, durability="fsync"
+            )
+            for _ in journals[node].recover():
+                raise AssertionError("a new journal is empty")
+        _write_records(source, view, plan, entries, journals, tell)
+        state = state_encoded(
+            MetalogState(
+                entries.base.last,
+                learner=False,
+                extent=Extent(entries.base.last, entries.base.position),
+                base=entries.base,
+            )
+        )
+        for node in view.sequencers:
+            journals[node].write(stream_of(node), FrameKind.METALOG_STATE, state)
+        for journal in set(journals.values()):
+            journal.sync()
+            journal.settle_flushed()
+    finally:
+        for journal in set(journals.values()):
+            journal.close()
+
+
+def _write_records(
+    source: Path,
+    view: View,
+    plan: Plan,
+    entries: _Entries,
+    journals: Mapping[NodeId, Journal],
+    tell: Tell,
+) -> None:
+    shards = {node: _Shards(node, view, entries) for node in view.storage_nodes}
+    for number in range(len(plan.starts)):
+        tell(number, len(plan.starts))
+        for batch in batches_in(source, number):
+            for node, kept in shards.items():
+                for kind, payload in kept.frames_of(batch):
+                    journals[node].write(stream_of(node), kind, payload)
+        for journal in set(journals.values()):
+            journal.sync()
+    for node, kept in shards.items():
+        for kind, payload in kept.last_frames():
+            journals[node].write(stream_of(node), kind, payload)
+    for payload in entries.frames():
+        for node in view.storage_nodes:
+            journals[node].write(stream_of(node), FrameKind.ORDERING, payload)
+    tell(len(plan.starts), len(plan.starts))
