@@ -65,7 +65,7 @@ class _Lookup:
 
         A seqnum is in one index shard only. There are no matches below the floor, and none at all
         if the bound is below it. If the lookup crosses lost records, only the matches before them
-        are returned; None: it crosses none.
+        are returned, with the range of the lost ones.
         """
         if self.bound < self.floor:
             return ((), ()), None

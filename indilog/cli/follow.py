@@ -86,7 +86,7 @@ class _Follower:
 
         self.has_received = False
         query = self._query | {"bound": self._bound}
-        if self._bound != self._start:  # after the printed records, not at the given time
+        if self._bound != self._start:  # continue after the printed records, not at that time
             query.pop("since", None)
         try:
             with self._gateway.lines(self._path, **query) as lines:

@@ -74,7 +74,7 @@ async def killing(
 
 
 async def run(platform: Platform, application: Application, seed: int) -> tuple[LoadRun, list[str]]:
-    """Run the application's load while workers die, and its check afterwards."""
+    """Run the application's load while workers are killed, and its check afterwards."""
     await deploy(platform.http, application.name)
     await application.load(platform.url, lambda _: None)
     killed: list[int] = []

@@ -1,11 +1,11 @@
 """The Answer Cache: answers of the index tier that can never change (thesis 10).
 
 Appends never change the records before them. Suppose the index tier answers that the first record
-with a tag from bound b on is at s. Then there will never be one in [b, s). Or it answers that the
-last one up to b is at s, and b is below the log's tail. Then there will never be one in (s, b].
-Such an answer is kept as a *zone* around the record at s: no other record of the tag lies in
-[below, above]. Two zones around the same record are merged. The answers "there is none from b on"
-and "the last one of all" are not kept, because the next append may change them.
+with a tag from bound b on is at s. Then the tag will never have a record in [b, s). Or suppose that
+the last record up to b is at s, and b is below the log's tail. Then the tag will never have a
+record in (s, b]. Such an answer is kept as a *zone* around the record at s: no other record of the
+tag lies in [below, above]. Two zones around the same record are merged. The answers "no record from
+b on" and "the last record of all" are not kept, because the next append may change them.
 
 So a lookup that the Tag Cache cannot serve, mostly for the first record of a tag, goes to the index
 tier only once. Only a trim can change an answer; then all zones of the tag are dropped.
@@ -22,7 +22,7 @@ from indilog.base.ids import SeqNum, ShardId, TagHash
 from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found
 
 ZONE_BYTES: Final = 560
-"""Bytes that the only zone of a tag costs in CPython; zones of one tag together cost less."""
+"""Bytes of the only zone of a tag in CPython; several zones of one tag take less each."""
 
 
 class _Zone:
@@ -73,7 +73,7 @@ class AnswerCache:
     ) -> None:
         """Keep that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
 
-        `tail` is the end of the log that was asked about: beyond it the answer may change.
+        `tail` is the log's tail in the question: beyond it the answer may change.
         """
         assert seqnum <= bound, "the last up to a bound is not after it"
         assert seqnum < tail, "only ordered records are found"

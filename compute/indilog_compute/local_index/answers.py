@@ -1,4 +1,4 @@
-"""What a lookup in the local index can say (thesis 5.1; ARCHITECTURE 3, "found / empty / miss").
+"""The outcomes of a lookup in the local index (thesis 5.1; ARCHITECTURE 3, "found / empty / miss").
 
 Found and empty are proven for the prefix of the log that the index has applied; a miss proves
 nothing.
@@ -16,7 +16,7 @@ from indilog.base.ids import SeqNum, ShardId
 
 @final
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """The record that was asked for, and the shard that holds it."""
+    """The seqnum of the record, and the shard that holds it."""
 
     seqnum: SeqNum
     shard: ShardId
@@ -34,10 +34,9 @@ class Miss(msgspec.Struct, frozen=True, gc=False):
 
 @final
 class Matches(msgspec.Struct, frozen=True):
-    """The first records from a bound on, ascending, with their shards; none: proven that there is
-    none.
+    """The first records from a bound on, ascending, with their shards.
 
-    Fewer than were asked for: proven that there are no more.
+    If they are fewer than requested, it is proven that there are no more.
     """
 
     seqnums: Sequence[SeqNum]

@@ -1,20 +1,20 @@
 """Questions to the index tier about tags, and its answers about tags that have no row yet (thesis
 5.7).
 
-A question is about the records of a tag below a *limit*: the tail that is applied here when it is
-sent. More index data arrives before the answer. The answer still fits if the Tag Cache has evicted
-no record of that tag since. So a tag is *expected* when a question about it is sent. Any eviction
-of its records ends the expectation. An answer without an expectation, or with another limit, is
-dropped. The timestamps of thesis 5.7 exclude answers about records beyond the applied tail.
-Expectations also prevent that a tag counts as complete if it was evicted between question and
+A question is about the records of a tag below a *limit*: the tail that is applied here when the
+question is sent. More index data arrives before the answer. The answer still fits if the Tag Cache
+has evicted no record of that tag since. So a tag is *expected* when a question about it is sent.
+Any eviction of its records ends the expectation. An answer without an expectation, or with another
+limit, is dropped. The timestamps of thesis 5.7 exclude answers about records beyond the applied
+tail. Expectations also prevent that a tag counts as complete if it was evicted between question and
 answer.
 
 The first record of a tag without a row stays valid until its next record, which begins a row. Until
 then it answers lookups. A tag without any record is proven to have none.
 
-A lookup that misses because its tag has no row makes the tag *wanted*: the next record with it, of
-whatever writer, begins a row. So do the next records of expected tags and of those whose first
-record is known, or their rows would lack a record.
+A lookup that misses because its tag has no row makes the tag *wanted*: its next record, by any
+writer, begins a row. The next record of an expected tag, or of a tag with a known first record,
+also begins one; otherwise the row would later lack that record.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _SHARE: Final = 32
 
 
 class Expectations:
-    """Expectations, first records and wanted tags; of each at most a 32nd of the Tag Cache's tags.
+    """Expectations, first records and wanted tags: each at most a 32nd of the Tag Cache's tags.
 
     The oldest are dropped first. That is harmless: a tag is then not known to be complete, or has
     no row until it is looked up again.
 
     Attributes:
-        firsts: the first record of a tag that has no row, or None: it has no record. The least
-            recently used comes first.
-        limits: the limit of the question about each tag, of which nothing was evicted since.
+        firsts: the first record of each tag without a row; None: the tag has no record. The least
+            recently used tag comes first.
+        limits: for each expected tag, the limit of the question about it.
         wanted: tags whose lookups missed, the oldest first.
     """
 
@@ -59,7 +59,7 @@ class Expectations:
         return tag in self.limits or tag in self.firsts
 
     def begins_row(self, tag: TagHash) -> bool:
-        """Whether the next record of `tag`, which has no row, begins one, by any writer."""
+        """Whether the next record of `tag`, by any writer, begins a row; the tag has no row now."""
         return tag in self.wanted or tag in self.limits or tag in self.firsts
 
     def want(self, tag: TagHash) -> None:

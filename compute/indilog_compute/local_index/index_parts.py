@@ -1,4 +1,4 @@
-"""Checks of index data for the local index, and its tags as columns.
+"""Checks index data for the local index, and splits its tags into columns.
 
 Writers put the tag of the log first. If all records of a part have the same number of tags,
 `width`, then every `width`-th tag is often the same. Such a constant column is a *run*: one bulk

@@ -3,12 +3,12 @@
 The empty tag covers the whole log. It is looked up in the Suffix, and below the head of the Suffix
 in the Popularity Cache. Every other tag is looked up in the Tag Cache (algorithm 6), then in the
 Answer Cache. The Suffix follows the metalog itself (type-O), the Tag Cache the index data (type-S),
-which arrives later. So each of the two has a position of its own. Before a lookup the caller
+which arrives later. So Suffix and Tag Cache have a position each. Before a lookup, the caller
 compares that position with the position of its session.
 
-Only reads need the Tag Cache. So index data waits until a read comes, or until it has
-`WAITING_MAX` tags. Then it is sorted by tag together (`indilog.roles.tags_sorted`), so that a tag
-costs one step for all of its records.
+Only reads need the Tag Cache. So index data waits until the next read, or until `WAITING_MAX` tags
+wait. Then it is sorted by tag together (`indilog.roles.tags_sorted`), so that each tag takes one
+step for all of its records.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class LocalIndex:
         config: the limits.
         position: how many metalog positions are applied already.
         tail: the tail of the log there.
-        own: the shards that this node writes. Tags that others write are kept if reads asked for
+        own: the shards that this node writes. Tags of other shards are kept if reads asked for
             them.
 
     Attributes:
         tag_position: how many metalog positions the Tag Cache has applied.
-        trims: how often trimmed records were dropped. An answer to a question from before the last
-            time may not be learned.
+        trims: how often trimmed records were dropped. The answer to a question from before the last
+            drop must not be kept.
     """
 
     __slots__ = (
@@ -205,7 +205,7 @@ class LocalIndex:
     def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
         """Keep the shard of a record that the index tier found, by any tag.
 
-        Only of records below the Suffix: the shards of the others are known.
+        Only records below the Suffix are kept: the shards of the others are known.
         """
         if seqnum < self._suffix.head:
             self._popularity.learn(seqnum, shard)
@@ -234,8 +234,8 @@ class LocalIndex:
     def forget_below(self, tag: TagHash, until: SeqNum) -> None:
         """Drop the records of `tag` below `until`: they were trimmed.
 
-        Lookups from a bound below the first record kept miss from now on, so that the index tier
-        answers which records were trimmed. For a tag with a floor the index tier does not answer
+        From now on, lookups from a bound below the first kept record miss, so that the index tier
+        answers which records were trimmed. For a tag with a floor, the index tier does not answer
         which record was the first.
         """
         self.trims += 1
@@ -272,7 +272,7 @@ class LocalIndex:
         self._tags.give_up(tag, limit)
 
     def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
-        """Take in the first record of `tag` below `limit`; None: there is none."""
+        """Note the first record of `tag` below `limit`; None: the tag has no record there."""
         self._tags.learn_first(tag, limit, first)
 
     def refill(

@@ -14,7 +14,7 @@ from indilog.base.ids import SeqNum, ShardId
 from indilog_compute.local_index.answers import MISS, Answer, Found
 
 ENTRY_BYTES: Final = 200
-"""Bytes of an entry in CPython: two ints, two dictionary slots and one of an ordered one."""
+"""Bytes of an entry in CPython: two ints, two slots of a dict and one of an OrderedDict."""
 
 
 class PopularityCache:

@@ -1,17 +1,17 @@
 """The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
 
-A chain with one member per cut. A member's key is the highest seqnum of the cut; of the upper
-bounds of its productive shards it keeps only their distances to the key, in 2 bytes, and the shard
-ids, in 2 bytes. All members lie one after the other in flat arrays:
+The Suffix is a chain with one member per cut. A member's key is the highest seqnum of the cut. For
+each productive shard of the cut, the member keeps the distance of the shard's upper bound to the
+key, in 2 bytes, and the shard id, in 2 bytes. All members lie one after the other in flat arrays:
 
     keys       [  6,        9,           ... ]    highest seqnum of each member
     ends       [  2,        5,           ... ]    where the member's part of the next two ends
     distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
     shards     [  1, 0,     2, 1, 0,     ... ]    so a member lists its shards from the last one on
 
-A cut whose upper bounds differ by more than fits 2 bytes becomes several members: a member is any
-run of consecutive upper bounds. A shard may have any number of records in a cut, because only upper
-bounds are stored.
+If the upper bounds of a cut differ by more than fits into 2 bytes, the cut becomes several members:
+a member is any run of consecutive upper bounds. A shard may have any number of records in a cut,
+because only upper bounds are stored.
 
 The Suffix is bounded by the number of members and in bytes. The oldest member is evicted by moving
 `_start`. The arrays are moved down once an eighth of the limit is evicted, which costs one short
@@ -65,7 +65,9 @@ class Suffix:
         self._start = 0
         """Members before this one are evicted, and still in the arrays."""
         self._base = 0
-        """`_ends` count from the first element ever added; so many elements are moved away."""
+        """The number of elements removed from the front; `_ends` count from the first one ever
+        added.
+        """
         self.head = self.tail = tail
         self.hits = self.misses = 0
 
@@ -79,7 +81,7 @@ class Suffix:
         return sum(map(getsizeof, (self._keys, self._ends, self._distances, self._shards)))
 
     def apply(self, spans: Sequence[Span]) -> None:
-        """Add one cut: what one metalog entry ordered, ascending by shard and seqnum."""
+        """Add one cut: the spans that one metalog entry ordered, ascending by shard and seqnum."""
         near: list[Span] = []
         end = self.tail
         for span in spans:

@@ -1,14 +1,15 @@
-"""The Tag Cache: where the newest records of the tags in use are (thesis 5.1.3, 5.7).
+"""The Tag Cache: the places of the newest records of the tags in use (thesis 5.1.3, 5.7).
 
-It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies type-S
-index data of every metalog position in order. So from a tag's head on, no record with the tag is
-missing. Records below the head are unknown, unless the row is complete or has the tag's minimum.
+It maps a tag to a row (`tag_rows`): the tag's highest seqnums and their shards. It applies the
+type-S index data of every metalog position in order. So from the head of a row on, no record with
+its tag is missing. Records below the head are unknown, unless the row is complete or has the tag's
+minimum.
 
 **Interest** (decision 0038). Index data comes from all writers, but most tags of other compute
 nodes are never read here. A record that was written here begins a row for each of its tags. A
 record of another writer begins one only for a tag that is *wanted* (`expectations`). Every record
-extends the rows that there are. So a tag that neither this node wrote nor its reads asked for costs
-one failed search, and no memory.
+extends existing rows. So a tag that this node neither wrote nor asked for costs one failed search,
+and no memory.
 
 **Last access.** Each tag has the metalog position of its last event: insert, update or read hit
 (proven absence included). When a limit is exceeded, the tags with the lowest last access are
@@ -18,12 +19,12 @@ evicted whole.
 is read often. `expectations` decides which of these answers still fit.
 
 **No long pauses.** A rebuild of a dictionary of 10^6 tags stops the event loop for 0.06 s, of an
-ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are as good
-as random, into partitions of some ten thousand tags: plain dictionaries in the order of events.
-Eviction visits one partition after the other and evicts the tags at the front whose last access is
-at or below a *horizon*. After the last partition the horizon moves to the oldest access left plus
-a 64th of its age. So a tag may be evicted before one whose last access was earlier by less than
-that. With one partition (a small cache) the order is exact.
+ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are
+practically random, into partitions of some ten thousand tags: plain dictionaries in the order of
+events. Eviction visits one partition after the other and evicts the tags at the front whose last
+access is at or below a *horizon*. After the last partition the horizon moves to the oldest access
+left plus a 64th of its age. So the order of evictions may deviate from the order of last accesses
+by that much. With one partition (a small cache) the order is exact.
 
 **Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag may exceed its
 limit by an eighth before its oldest seqnums are evicted, so that eviction is amortised. The seqnums
@@ -85,10 +86,10 @@ def _move_to_end(partition: _Partition, tag: TagHash, held: Held) -> None:
 
 
 class TagCache:
-    """Has, of each cached tag, every record from the tag's head on, and sometimes all records.
+    """Has for each cached tag every record from the head of its row on, and sometimes all records.
 
-    Holds at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max` of
-    one tag plus an eighth. With a limit of 0 it is empty and every lookup misses.
+    Holds at most `bytes_max` bytes and `seqnums_max` seqnums in all, and `seqnums_per_tag_max`
+    seqnums plus an eighth for one tag. With a limit of 0 it is empty and every lookup misses.
 
     Attributes:
         held: how many seqnums it holds.
@@ -124,7 +125,7 @@ class TagCache:
         self._partitions: list[_Partition] = [{} for _ in range(min(partitions, _PARTITIONS_MAX))]
         self._mask = len(self._partitions) - 1
         self._position = position
-        """How many metalog positions are applied: the time of read hits."""
+        """How many metalog positions are applied; read hits count as events at this position."""
         self._horizon = 0
         """Eviction removes tags whose last access is at or below this position."""
         self._cursor = 0
@@ -205,8 +206,9 @@ class TagCache:
                 self._cut(tag, row)
 
     def _first_of_interest(self, tag: TagHash, shards: memoryview[int], start: int) -> int:
-        """Return where the row of a tag without one begins among its new records, which start at
-        `start`; the end: none of them begins a row.
+        """Return which of the new records of a tag, from index `start` on, begins the tag's row.
+
+        The number of records: none of them begins a row.
         """
         if self._expectations.begins_row(tag):
             return start
@@ -241,7 +243,9 @@ class TagCache:
             self._cut(tag, row)
 
     def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
-        """Add records one by one, `seqnums` as many as `tags`: the hot loop of the index."""
+        """Add records one by one: the hot loop of the index. `tags` and `seqnums` are equally
+        long.
+        """
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
         position, firsts = self._position, self._expectations.firsts
         accessed_and_shard = position << ACCESSED_SHIFT | shard
@@ -262,7 +266,7 @@ class TagCache:
                 row = self._with_arrays(partition, tag)
             of_tag = row.seqnums
             if of_tag[-1] == seqnum:
-                continue  # a record that has a tag twice is there once
+                continue  # a tag that a record has twice counts once
             of_tag.append(seqnum)
             row.shards.append(shard)
             added += 1
@@ -420,8 +424,8 @@ class TagCache:
 
         Args:
             tag: a tag that was expected.
-            limit: what it was expected with.
-            seqnums: the newest below `limit`.
+            limit: the limit of its expectation.
+            seqnums: the newest ones below `limit`.
             shards: the shard of each.
             complete: whether these are all records of the tag below `limit`.
         """

@@ -1,4 +1,4 @@
-"""Which reads of records are asked of a second replica as well (decision 0012).
+"""Chooses the reads of records that are also sent to a second replica (decision 0012).
 
 A replica that is slow for a moment (a sync, a long page, a pause) would delay its readers. So a
 read that takes longer than 99 of 100 recent ones is sent to another replica, too; the first answer
@@ -15,7 +15,7 @@ from typing import Final
 from indilog.base.ids import Instant
 
 _SAMPLES: Final = 512
-"""How many recent reads the delay is estimated from."""
+"""The number of recent reads from which the delay is estimated."""
 _SAMPLES_MIN: Final = 100
 """With fewer samples the 99th percentile is not estimated."""
 _SAMPLES_PER_ESTIMATE: Final = 32
@@ -29,7 +29,8 @@ class Hedges:
     Guarantee: at most `share_max` of the tries so far were hedged.
 
     Attributes:
-        delay_s: after this long a try is hedged; follows the 99th percentile of the last 512.
+        delay_s: seconds after which a try is hedged; follows the 99th percentile of the last 512
+            tries.
         hedged: how many tries were hedged.
     """
 
@@ -79,7 +80,7 @@ class Hedges:
         return found
 
     def deadline(self, under_way: Container[int]) -> Instant | None:
-        """When to hedge the oldest unanswered try; None: there is none to hedge."""
+        """When to hedge the oldest unanswered try; None: no try can be hedged."""
         self._drop_answered(under_way)
         if not self._waiting or self._tokens < 1:
             return None

@@ -1,6 +1,6 @@
 """Reads that a compute node answers at once (ARCHITECTURE 9.1).
 
-Such a read is proven by the local index, held by the record cache, and not trimmed.
+The local index proves the answer, the record cache has the record, and it is not trimmed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class LocalReads:
     def cached(self, tag: TagHash, log: TagHash, seqnum: SeqNum) -> Record | None:
         """Return a record from the cache, if it is known not to be dead; else None.
 
-        A record may have died in all its tags since it was cached. Lookups by its tags do not find
-        it then; reads of the whole log would.
+        A record may have been trimmed in all its tags since it was cached. Lookups by its tags do
+        not find such a record, but reads of the whole log would.
         """
         record = self._cache.get(seqnum)
         if record is None or tag not in (EMPTY_TAG, log):

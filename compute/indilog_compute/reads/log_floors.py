@@ -3,13 +3,13 @@
 The floor of a log applies to all its tags; a single tag may have a higher one.
 
 A read by a tag needs no floor of the tag: the Tag Cache drops trimmed records, and the index tier
-knows the rest. But a cached record may have died in all its tags since it was cached. Reads of a
-whole log skip such a record; the floors of its tags show which one it is.
+knows the rest. But a record may have been trimmed in all its tags since it was cached. Reads of a
+whole log must skip such a record, so the engine also keeps floors of tags.
 
-An engine learns every trim from the metalog, except those before it joined. It may also have
-dropped floors for lack of room. So there is a *horizon*: the true floor of a log whose known floor
-is not *exact* may be anywhere below the horizon. A read that depends on such a floor asks the index
-tier, whose answer makes the floor exact.
+An engine gets every trim from the metalog, except those before it joined. It may also have dropped
+floors for lack of room. If the known floor of a log is not *exact*, the true floor may be higher,
+up to the *horizon*. A read that depends on such a floor asks the index tier, whose answer makes the
+floor exact.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogFloors:
         self._floors_max = floors_max
         self._floors: dict[TagHash, tuple[SeqNum, bool]] = {}
         self._ahead: deque[tuple[MetalogPosition, Floor]] = deque()
-        """Floors of trims whose positions the Tag Cache has not applied: it lags behind."""
+        """Floors of trims whose positions the Tag Cache has not applied yet."""
         self.horizon: SeqNum = 0
         self._tag_floors: dict[TagHash, SeqNum] = {}
         self._tags_below: SeqNum = 0
@@ -69,7 +69,7 @@ class LogFloors:
         return bool(tags) and all(seqnum < self._tag_floor(tag) for tag in tags)
 
     def may_be_trimmed(self, seqnum: SeqNum, tag: TagHash) -> bool:
-        """Whether a record with `tag` may be trimmed now as one of that tag."""
+        """Whether the floor of `tag` may be above its record at `seqnum`."""
         return seqnum < max(self._tag_floor(tag), self.horizon)
 
     def _tag_floor(self, tag: TagHash) -> SeqNum:
@@ -84,7 +84,7 @@ class LogFloors:
             self._tags_forgotten = max(self._tags_forgotten, floors.pop(next(iter(floors))))
 
     def apply(self, trim: Trim) -> None:
-        """Take in the floors of a trim from the metalog."""
+        """Note the floors of a trim from the metalog."""
         assert not self._ahead or self._ahead[-1][0] < trim.position, "trims are applied in order"
         for floor in trim.floors:
             self._ahead.append((trim.position, floor))
@@ -94,7 +94,9 @@ class LogFloors:
                 self._raise_tag(floor)
 
     def reached(self, position: MetalogPosition) -> list[Floor]:
-        """Remove and return the floors of trims up to `position`, applied by index data now."""
+        """Remove and return the floors of trims up to `position`, which the Tag Cache has
+        applied.
+        """
         reached: list[Floor] = []
         while self._ahead and self._ahead[0][0] <= position:
             reached.append(self._ahead.popleft()[1])
@@ -105,7 +107,7 @@ class LogFloors:
         self._put(floor.tag, max(known, floor.until), exact=exact)
 
     def learned(self, log: TagHash, until: SeqNum) -> None:
-        """Take in a floor from the index tier: with the trims applied since, it is exact."""
+        """Note a floor from the index tier: with the trims applied since, it is exact."""
         if log and self.horizon:
             known, _ = self._floors.pop(log, (0, False))
             self._put(log, max(known, until), exact=True)
@@ -118,9 +120,9 @@ class LogFloors:
             self.horizon = max(self.horizon, forgotten)
 
     def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
-        """Return a floor of a log that decides whether `seqnum` is below it.
+        """Return a floor of a log that suffices to tell whether `seqnum` is trimmed.
 
-        None: this is not known here.
+        None: this node cannot tell it.
         """
         known, exact = self._floors.get(log, _NOTHING)
         if exact or not log or seqnum < known or seqnum >= self.horizon:
@@ -137,9 +139,9 @@ class LogFloors:
     ) -> bool:
         """Whether the log's floor lets the local index answer with `found` (None: no record).
 
-        False: the index tier must be asked, because the floor is not known well enough here; or the
-        bound is trimmed and the floor of the tag may be higher; or index data from before a trim is
-        not applied, which may have a record above the floor.
+        False: the index tier must be asked, for one of three reasons. The floor is not known well
+            enough here. Or the bound is trimmed, and the floor of the tag may be higher. Or index
+            data from before a trim is not applied yet, and may have a record above the floor.
 
         Raises:
             TrimmedError: the floor is above the bound, or above the record found before it.
@@ -160,7 +162,7 @@ class LogFloors:
         """Assert the limits, and that no known floor lies above its bound."""
         assert len(self._floors) <= self._floors_max, "more floors of logs than allowed"
         assert len(self._tag_floors) <= self._floors_max, "more floors of tags than allowed"
-        assert self._tags_forgotten <= self._tags_below, "what was dropped was known before"
+        assert self._tags_forgotten <= self._tags_below, "a dropped floor was known before"
         assert all(floor <= self._tags_below for floor in self._tag_floors.values())
         positions = [position for position, _ in self._ahead]
         assert positions == sorted(positions), "trims wait in the order of the metalog"

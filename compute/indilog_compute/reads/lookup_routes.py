@@ -2,10 +2,10 @@
 that merges their answers (thesis 5.2: "on a per-request basis and in round-robin fashion").
 
 A lookup that times out shows that one of its nodes failed, but not which one. So all of its nodes
-are *avoided* for a pause. After the pause each is tried again, at most one such node in a lookup,
-so that the outcome identifies the failed node. The pause doubles while a node does not answer. If
-only avoided nodes could answer, one of them is asked: avoiding nodes costs balance, never an
-answer.
+are *avoided* for a pause. After the pause each node is tried again, at most one such node in a
+lookup, so that the outcome identifies the failed node. The pause doubles while a node does not
+answer. If only avoided nodes could answer, one of them is asked: avoiding nodes may unbalance the
+load, but never prevents an answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Route(NamedTuple):
 
 
 class _Avoidance:
-    """Why and how long one node is avoided.
+    """How long one node is avoided.
 
     Attributes:
         since: when a lookup to the node last timed out.
@@ -52,7 +52,7 @@ class _Avoidance:
 
 
 class LookupRoutes:
-    """Chooses routes round robin, around nodes that did not answer lately.
+    """Chooses routes round robin, without nodes that did not answer recently.
 
     Args:
         view: names the index nodes and aggregators to choose from.
@@ -104,7 +104,7 @@ class LookupRoutes:
             if avoidance is None:
                 avoidance = self._avoided[node] = _Avoidance(self._pause_s)
             elif route.chosen < avoidance.since:
-                continue  # sent before the node's last timeout, so this one is no news
+                continue  # sent before the node's last timeout, so it shows nothing new
             else:
                 longest = self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
                 avoidance.pause_s = min(2 * avoidance.pause_s, longest)

@@ -43,7 +43,7 @@ class Tail(NamedTuple):
 
 
 class Stage(enum.Enum):
-    """What an operation waits for."""
+    """The thing that an operation waits for."""
 
     POSITION = enum.auto()
     """The metalog and the index data, up to the session's position."""
@@ -76,7 +76,8 @@ class Operation:
         route: of a lookup in flight, the nodes that it asks.
         trims: of a lookup in flight, `LocalIndex.trims` when it was sent.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: for each shard that has not answered, the replicas asked in this try, and for what.
+        asked: for each shard that has not answered, the records requested in this try, and from
+            which replicas.
         asked_at: when this try was sent to storage.
         log: the tag of the log that is read; 0: not of one log.
         floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
@@ -146,23 +147,25 @@ class Operation:
 
     @property
     def whole(self) -> bool:
-        """Whether it reads all records of a log or of the logspace, not those of a tag."""
+        """Whether the operation reads all records of a log or of the logspace, not those of a
+        tag.
+        """
         return self.tag in (EMPTY_TAG, self.log)
 
     @property
     def at_seqnum(self) -> bool:
-        """Whether it reads exactly the record at its bound, in a log, without a tag."""
+        """Whether the operation reads exactly the record at its bound, in a log, without a tag."""
         return self.tag == EMPTY_TAG and self.log != 0
 
     def passed_by(self, seqnum: SeqNum) -> bool:
-        """Whether the record at the bound is trimmed: another one was found instead.
+        """Whether the record at the bound is trimmed, because `seqnum` was found instead.
 
-        Seqnums are dense: if there are later records, there was one at the bound.
+        Seqnums are dense: if there are later records, there was a record at the bound.
         """
         return self.at_seqnum and seqnum != self.bound
 
     def step_over(self, seqnum: SeqNum) -> bool:
-        """Continue after a record that is dead in its tags; False: there is none after it."""
+        """Continue after a record that is dead in its tags; False: no record follows."""
         self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
         self.start_anew()
         return self.bound >= 0
@@ -197,9 +200,9 @@ class Operation:
     def trimmed_error(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
         """Return the error for the caller, because a lookup reported a floor.
 
-        `position`: a node that has applied so many metalog entries has applied the floor's trim.
-        None: this node has not applied them, so the read first waits for that. It waits for one
-        floor only once, because `position` may be that of a later trim.
+        `position`: after this many metalog entries the floor's trim is applied. None: this node has
+        not applied them, so the read first waits for them. It waits only once for a floor, because
+        `position` may be that of a later trim.
         """
         floor = error.first_seqnum
         if self.reflects >= position:

@@ -38,7 +38,8 @@ class ParkedReads:
     def reached(self, position: MetalogPosition) -> list[Operation]:
         """Remove and return the reads whose position is reached, smallest position first.
 
-        The cost depends on how many are returned, not on how many wait for later positions.
+        The cost depends on the number of returned reads, not on those that wait for later
+        positions.
         """
         reached: list[Operation] = []
         while self._by_position and self._by_position[0][0] <= position:

@@ -1,11 +1,10 @@
 """The record cache of a compute node: records that it appended or read last (thesis 5.4.2).
 
 Two generations share one budget of bytes. *Own appends* are kept in spans, one for each batch. A
-span is evicted whole, oldest first, so an append costs next to nothing here. *Records read* from
-storage are kept one by one and evicted least recently used first. When the budget is exceeded, the
-generation that uses more than half of it evicts. Each generation may use what the other one leaves.
-
-Auxiliary data is kept beside both, under a budget of its own, and only there. So a record is always
+span is evicted whole, oldest first, so that caching an append takes almost no time. *Records read*
+from storage are kept one by one and evicted least recently used first. When the budget is exceeded,
+the generation that uses more than half of it evicts. Each generation may use the part that the
+other one leaves. Aux data is kept apart from both, under a budget of its own. So a record is always
 returned with the aux data that was set last.
 """
 
@@ -45,7 +44,8 @@ _EVICTED: Final = _Span((), (), 0.0, 0.0, 0)
 class RecordCache:
     """Holds at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: holds nothing.
 
-    A record is immutable, so a cached record is right. A record that is not cached may exist.
+    Records are immutable, so a cached record is never outdated. A record that is not cached may
+    exist.
 
     Attributes:
         hits: records found.
@@ -91,7 +91,7 @@ class RecordCache:
         The sequences are kept, not copied: the caller must not change them afterwards.
 
         Args:
-            first_seqnum: where the first record is.
+            first_seqnum: seqnum of the first record.
             datas: the data of each record.
             names: the names of each record (`indilog.base.ids.tag_columns`).
             time: when the writer accepted them, seconds since 1970 (`Record.time`).
@@ -140,7 +140,7 @@ class RecordCache:
         return record
 
     def get(self, seqnum: SeqNum) -> Record | None:
-        """Return the record at `seqnum` with its aux data, or None if it is not held."""
+        """Return the record at `seqnum` with its aux data, or None if it is not cached."""
         index = bisect_right(self._firsts, seqnum, self._start) - 1
         if index >= self._start:
             span = self._spans[index]
@@ -203,7 +203,9 @@ class RecordCache:
         return aux
 
     def _evict(self) -> None:
-        """Evict from the generation that has more than half of the budget, until all fits."""
+        """Evict from the generation that has more than half of the budget, until the limit
+        holds.
+        """
         while self._span_bytes + self._read_bytes > self._bytes_max:
             if self._span_bytes * 2 > self._bytes_max:
                 self._span_bytes -= self._spans[self._start].size_bytes

@@ -1,6 +1,6 @@
-"""Which replicas a compute node asks for records (ARCHITECTURE 9).
+"""Chooses the replicas that a compute node asks for records (ARCHITECTURE 9).
 
-It asks one replica of each shard, and a second one if the first is slow
+The node asks one replica of each shard, and a second one if the first is slow
 (`indilog_compute.reads.hedging`).
 """
 
@@ -43,7 +43,7 @@ class StorageQuestions:
 
         The replica is asked for all missing records that it may have. Returns the error if no
         replica has the first missing record. A replica that lacks one record may have others. A
-        page is limited in bytes, so a replica may still have a record that its answer leaves out.
+        replica may also have a record that its answer left out, because a page is limited in bytes.
         """
         asked: dict[ShardId, Asked] = {}
         for shard, seqnums in missing.items():
@@ -120,8 +120,8 @@ class StorageQuestions:
     ) -> DataLossError:
         """Return the error for lost records: the first one and those directly after it.
 
-        The range ends before the first record that a replica may have. A caller that reads on finds
-        further lost records.
+        The range ends before the first record that a replica may have. A caller that continues
+        there finds further lost records.
         """
         first = missing[0]
         wanted = frozenset(missing)

@@ -3,14 +3,15 @@
 *Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
 know asks for the tag's first record. All tags of an iteration are in one question, sent to all
 index shards, because any of them may have records of the tag. No tag belongs to a single index
-shard, so none has to move when index shards come and go (decision 0011).
+shard, so tags need not move when index shards are added or removed (decision 0011).
 
 *What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
-popular and not cached. Its newest records are fetched and stored where index data would have stored
-them: at most `refills_per_s_max` fetches a second, and `refills_pending_max` at once.
+popular and not cached. Its newest records are fetched into its row of the Tag Cache: at most
+`refills_per_s_max` fetches per second, and `refills_pending_max` at once.
 
-Both ask about the log as of `tag_position`, which the Tag Cache has applied. No caller waits for
-the answers. A question that is not answered in time is dropped, and costs further misses.
+Both questions are about the log as of `tag_position`, which the Tag Cache has applied. No caller
+waits for the answers. A question that is not answered in time is dropped; further lookups then
+miss.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class TagQuestions:
         return effects
 
     def on_firsts(self, sender: NodeId, message: TagFirsts) -> list[Effect]:
-        """Take in the answer of one index shard; when all are here, update the local index."""
+        """Handle the answer of one index shard; after the last one, update the local index."""
         question = self._firsts.get(message.request)
         if question is None or sender not in question.missing:
             return []
@@ -242,7 +243,7 @@ class TagQuestions:
         assert self._local is not None, "questions are sent once the index is there"
         incomplete = message.floor or message.lost is not None
         if incomplete and not message.seqnums:
-            # All were trimmed or lost, which does not prove that there never was a record.
+            # All records were trimmed or lost: that does not prove that there never was one.
             self._local.give_up(question.tags[0], question.limit)
             return []
         self._local.refill(

@@ -1,15 +1,15 @@
-"""Lookups that a compute node sends to the index tier for its readers, and what it learns from the
-answers (thesis 5.4, 5.4.2 and 10).
+"""Lookups that a compute node sends to the index tier for its readers, and the use of their answers
+for later reads (thesis 5.4, 5.4.2 and 10).
 
 *The record cache after a miss.* A lookup that misses the local index may be about a record that the
 record cache holds. If that is the record at the bound, its names show whether it has the tag, and
-no index is needed. Otherwise only the index tier knows which record it is. The index tier may have
-storage send the record, or first send its seqnum to this node. Sending the seqnum first takes 3
-message delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this
-node asks for the seqnum first while more than half of the recent matches were cached.
+no index is needed. Otherwise only the index tier can find the record. It may have storage send the
+record, or first send the record's seqnum to this node. Sending the seqnum first takes 3 message
+delays if the record is cached here, and 5 if it is not; sending the record takes 4. So this node
+asks for the seqnum first while more than half of the recent matches were cached.
 
 *Answers that stay true* are kept by the local index: the shard of the record and, if no record can
-come in between, that it is the next or the previous one.
+be appended between, that it is the next or the previous record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SMOOTHING: Final = 1 / 32
 
 
 class TierLookups:
-    """Sends lookups; counts and remembers what the index tier answered.
+    """Sends lookups; counts and keeps the answers of the index tier.
 
     Attributes:
         routes: chooses the nodes to ask.
@@ -46,7 +46,7 @@ class TierLookups:
         self._cache = cache
         self.routes = routes
         self._here = 0.0
-        """Share of recent matches whose record was cached, without matches at the bound."""
+        """Share of recent matches, except those at the bound, whose record was cached."""
         self.figures = {
             "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
         }  # fmt: skip
@@ -92,7 +92,7 @@ class TierLookups:
         return [Send(node, lookup) for node in route.replicas]
 
     def _names_first(self, operation: Operation) -> bool:
-        """Whether a lookup asks for the place of the record instead of the record."""
+        """Whether a lookup asks for the record's seqnum first, instead of the record."""
         wanted = not operation.page and self._here > 0.5
         self.figures["named_first"] += wanted
         return wanted

@@ -1,9 +1,9 @@
-"""Finding the seqnum that belongs to a time (`Log.find_time`, decision 0012).
+"""Finds the first seqnum ordered at a time or later (`Log.find_time`, decision 0012).
 
 Each metalog entry has the time of the primary's clock, which never goes back along the metalog, and
 storage nodes have all entries. The seqnum that a storage node finds is final, because these times
-ascend. A storage node may also answer that nothing was ordered at that time or later. That counts
-only if the node has applied the position of the caller's session.
+ascend. A storage node may also answer that no record was ordered at that time or later. This answer
+counts only if the node has applied the position of the caller's session.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Lookup:
         self.waiter = waiter
         self.attempt = 0
         self.behind: set[NodeId] = set()
-        """Nodes that answered in this round that they have not applied the position."""
+        """Nodes that answered in this round, but have not applied the position."""
         self.expires: Instant | None = None
-        """None: it was not sent yet."""
+        """None: the question was not sent yet."""
         self.resend = resend
 
     def deadline(self) -> Instant | None:
-        """When to ask again, or to fail it; None: it was not sent yet."""
+        """When to ask again, or to fail the question; None: it was not sent yet."""
         if self.expires is None:
             return None
         return min(self.resend.due or self.expires, self.expires)
@@ -77,7 +77,7 @@ class TimeLookups:
         self._starting.append(self._next_request)
 
     def on_found(self, sender: NodeId, message: TimeFound, now: Instant) -> list[Effect]:
-        """Take in a storage node's answer; ask the next one if it has not applied enough."""
+        """Handle a storage node's answer; ask the next node if this one has not applied enough."""
         lookup = self._lookups.get(message.request)
         if lookup is None:
             return []

@@ -1,6 +1,6 @@
 """Readers that wait for a record with a tag (ARCHITECTURE 9.5); index data wakes them.
 
-A watch fires once, when there may be such a record; its reader reads again.
+A watch fires once, when there may be such a record; then its reader reads again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from indilog.roles.index_feed import ReadyBlock
 
 _TAG_BYTES: Final = 8
 _TAGS_PER_SEARCH: Final = 16
-"""Searching the bytes of so many tags for one tag costs as much as decoding and looking up one."""
+"""Searching the bytes of this many tags for one tag takes as long as decoding and looking up
+one.
+"""
 
 
 class Watches:

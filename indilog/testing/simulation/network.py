@@ -66,7 +66,7 @@ class SimulatedNetwork:
         self.frames_repeated = 0
 
     def settle(self, process: Receiver) -> None:
-        """Deliver frames for the nodes of `process` to it, also if another one has these nodes."""
+        """Deliver frames for the nodes of `process` to it; another process may get them, too."""
         for node in process.nodes:
             homes = self._homes.setdefault(node, [])
             if process not in homes:

@@ -33,7 +33,7 @@ KNOWN: Final = frozenset(
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How a platform is reached.
+    """The address of a platform, and the credentials for it.
 
     Attributes:
         url: of its gateway.
@@ -50,7 +50,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What is read: a half-open range of seqnums, one of times, and logs.
+    """The bounds of a read: a half-open range of seqnums, a half-open range of times, and logs.
 
     Attributes:
         start, end: seqnums in [start, end).
@@ -72,7 +72,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         access: the platform to read through; None: read `path`.
         path: data directory to read; empty: read through `access`.
         tag: only records with this tag; None: any.
-        bounds: what is read.
+        bounds: seqnums, times and logs to read.
         skips_gaps: skip trimmed, lost and corrupt records instead of failing.
         shows_gaps: return these gaps as rows, instead of the records.
         partition_bytes: target size of a partition.
