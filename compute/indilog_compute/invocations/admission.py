@@ -66,7 +66,7 @@ class Admission:
         """Count a further invocation of an application, in addition to those in the fold (`open_`).
 
         Raises:
-            OverloadedError: a limit is reached; it is not counted.
+            OverloadedError: a limit is reached; the invocation is not counted.
         """
         counted = open_ + self._under_way
         if counted.total() >= self._limits.total:

@@ -105,9 +105,8 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestC
 
     `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
     it is complete and follows the newest valid one before it. The oldest one in the log is valid,
-    because a valid checkpoint trims everything before its first part. A checkpoint that follows one
-    that is newer than all of those in `records` before it is valid, too: the one that it follows
-    was lost.
+    because a valid checkpoint trims everything before its first part. A checkpoint is also valid if
+    it follows one that is newer than all earlier ones in `records`: that one was lost.
     """
     newest: SeqNum | None = None
     found: NewestCheckpoint | None = None

@@ -1,5 +1,5 @@
-"""Which invocations are open, which executor runs each, and their outcomes: a pure fold over the
-records of `$invocations`, the same on every compute node.
+"""The state of all invocations (open or ended, executor, outcome): a pure fold over the records of
+`$invocations`, the same on every compute node.
 
 The order of the log decides everything: of several records, the first one counts. That holds for
 records with the same key, for claims of an invocation, and for outcomes. Time is the log's own
@@ -137,7 +137,7 @@ class Fold:
         one.
         """
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
-        """The same for each application: beyond its share an application evicts its own."""
+        """The same by application: beyond its share, an application evicts its own invocations."""
         self._free: dict[str, SortedList[_Place]] = {}
         """Open invocations without an executor, by application, earliest due first."""
         self._given_up: OrderedDict[str, None] = OrderedDict()

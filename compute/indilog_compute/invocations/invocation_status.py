@@ -30,7 +30,7 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
     trimmed it.
     """
     state = state_of(found)
-    assert state is not None, "the fold has it"
+    assert state is not None, "the fold has the invocation"
     if found.ended is None:
         return InvocationStatus(found.id, found.function, state, None)
     try:

@@ -22,7 +22,7 @@ def check_key(function: str, key: str) -> None:
     """Check a key; an empty one means no key.
 
     Raises:
-        InvalidArgumentsError: it is too long, or not printable.
+        InvalidArgumentsError: the key is too long, or not printable.
     """
     if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
         raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
@@ -33,7 +33,7 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
     none, or no key.
 
     Raises:
-        InvalidArgumentsError: it has other arguments.
+        InvalidArgumentsError: that invocation has other arguments.
     """
     known = fold.with_key(function, key) if key else None
     if known is None:
@@ -47,8 +47,8 @@ def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
     A function may fail with a transient error, such as a conflict, that advises to call it again.
-    With the same key that gives the same outcome: the outcome is permanent, because the effects of
-    the function are.
+    But a call with the same key returns the same outcome, because the function's effects are
+    permanent. So the returned error asks for another key.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome

@@ -135,7 +135,7 @@ class OutcomeWaiters:
         self._notify(event.id, event)
 
     def notify_all(self) -> None:
-        """Wake all callers that wait for outcomes: any of them may have been read."""
+        """Wake all callers that wait for outcomes: any outcome may have been read."""
         for id_ in list(self._outcomes):
             self._notify(id_, None)
 

@@ -165,7 +165,7 @@ class InvocationService:
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or is invalid.
             OverloadedError, NotReadyError: nothing was done; try again later.
-            CallOutcomeUnknownError: it may run or not.
+            CallOutcomeUnknownError: the function may run or not.
         """
         check_key(function, key)
         if (known := self.known(function, arguments, key)) is not None:
@@ -245,7 +245,7 @@ class InvocationService:
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
-            AppendOutcomeUnknownError: it may be cancelled; doing so again is harmless.
+            AppendOutcomeUnknownError: the invocation may be cancelled; repeating this is harmless.
         """
         found = self._fold.get(id)
         if found is None:
@@ -270,7 +270,7 @@ class InvocationService:
         never existed or was forgotten.
 
         Raises:
-            DataLossError: it is unknown, and records of invocations are lost.
+            DataLossError: the invocation is unknown, and records of invocations are lost.
         """
         found = self._fold.get(id)
         if found is None:

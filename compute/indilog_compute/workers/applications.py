@@ -47,8 +47,8 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""After so many workers crashed while importing an application, it is first tried in a process of
-its own.
+"""After this many workers crashed while importing an application, the application is first tried in
+a process of its own.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
@@ -140,8 +140,9 @@ class Applications:
         """Return an application.
 
         Raises:
-            UnknownFunctionError: it is not deployed; says since when, or suggests similar names.
-            DataLossError: its newest deployment is lost.
+            UnknownFunctionError: the application is not deployed; says since when, or suggests
+                names.
+            DataLossError: the application's newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
             raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
@@ -361,7 +362,7 @@ class Applications:
         If the code does not import here, its calls get that error.
 
         Raises:
-            NotReadyError: it could not be tried.
+            NotReadyError: the code could not be tried.
         """
         record = placed.deployment
         if record.is_undeployed:
@@ -446,7 +447,7 @@ class Applications:
     # --- inside: trying again
 
     def _try_later(self, deployed: DeployedApp) -> None:
-        """Schedule a retry, unless another version has replaced it."""
+        """Schedule a retry, unless another version has replaced this one."""
         if not self._is_newest(deployed):
             return
         self._retries.schedule(deployed, asyncio.get_running_loop().time())

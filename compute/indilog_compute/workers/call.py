@@ -28,8 +28,8 @@ class DeployedApp:
         functions: its functions by name.
         running: number of its calls that wait or run.
         successor: the newer version that replaced it, if any.
-        is_undeployed: whether it was undeployed, not replaced.
-        problem: why it could not be loaded; empty if it was loaded.
+        is_undeployed: whether the application was undeployed, not replaced.
+        problem: why the version could not be loaded; empty if it was loaded.
         workers_lost: workers that crashed during its import, since its last successful import.
     """
 

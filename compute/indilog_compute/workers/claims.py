@@ -1,7 +1,7 @@
-"""Which calls a worker has begun, in memory shared by a compute node and one worker.
+"""Shows which calls a worker has begun, in memory shared by a compute node and one worker.
 
 A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
-begun. Two bytes for each call show it. The worker writes `begun`, then reads `revoked`. The node
+begun. Two bytes for each call show this. The worker writes `begun`, then reads `revoked`. The node
 writes `revoked`, and reads `begun` after `SETTLE_S`. Whichever writes second sees the other's byte.
 So either the worker does not run the call, or the node knows that the call may have begun. A store
 becomes visible to all processors in far less than `SETTLE_S`.
@@ -71,7 +71,7 @@ class WorkerClaims:
         self._memory = mmap.mmap(fd, _BYTES)
 
     def begin(self, slot: int) -> bool:
-        """Note that a call begins; False: it was revoked and must not begin."""
+        """Note that a call begins; False: the call was revoked, and must not begin."""
         if slot == NO_SLOT:
             return True
         self._memory[slot] = 1

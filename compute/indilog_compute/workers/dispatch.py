@@ -151,10 +151,10 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Place admitted calls again that were never begun; return the calls that start now, which
         may be other ones.
 
-        No limit applies to them. They are queued in the given order, before all waiting calls of
-        their applications. They are removed from `worker` before any call starts, so no later call
-        of their application overtakes them. `worker` is None if the worker was removed, or their
-        end there is already counted.
+        No limit applies to the given calls. They are queued in the given order, before all waiting
+        calls of their applications. They are removed from `worker` before any call starts, so no
+        later call of their application overtakes them. `worker` is None if the worker was removed,
+        or the calls' end there is already counted.
 
         Raises:
             NotReadyError: there is no worker for a nested call, which cannot wait; nothing is done.
@@ -248,7 +248,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
             running.update(worker.kinds)
         counted = {(name, False): app.slots for name, app in self._applications.items()}
         counted |= {(name, True): app.nested for name, app in self._applications.items()}
-        assert +running == +Counter(counted), "what runs is counted by worker and application"
+        assert +running == +Counter(counted), "running calls are counted by worker and application"
         assert self.running == running.total(), "the total is the sum of the workers"
         waiting = {n: app for n, app in self._applications.items() if app.waiting}
         assert dict(self._queues) == waiting, "the queues are those of the waiting applications"

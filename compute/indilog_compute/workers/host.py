@@ -187,10 +187,10 @@ class FunctionHost:
         the application is deployed again by then. Its logs stay.
 
         Raises:
-            UnknownFunctionError: it is not deployed.
+            UnknownFunctionError: the application is not deployed.
             AppNameTakenError: another owner has deployed it.
             NotReadyError: the log cannot be read or written; the application stays deployed.
-            AppendOutcomeUnknownError: it may be undeployed; doing so again is harmless.
+            AppendOutcomeUnknownError: it may be undeployed; repeating this is harmless.
         """
         return await self._applications.undeploy(name, owner=owner)
 

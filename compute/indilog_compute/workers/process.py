@@ -107,11 +107,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     async def until_ready(self) -> bool:
-        """Wait until it can run functions; False if it died before."""
+        """Wait until the process can run functions; False if it died before."""
         waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -132,13 +132,13 @@ class WorkerProcess:
         self._over.set()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         self._is_ended_here = True
         if self._process.returncode is None:
             self._process.kill()
 
     def abort(self) -> None:
-        """End it after it has written where it is blocked; kill it if it does not end."""
+        """End the process after it has written where it is blocked; kill it if it does not end."""
         self._is_ended_here = True
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)

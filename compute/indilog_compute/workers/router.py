@@ -51,8 +51,8 @@ class _Worker:
 
     Attributes:
         probe: detects a blocked event loop.
-        calls: calls that it was sent and has not answered.
-        checks: callers that wait for its check of arguments.
+        calls: calls that were sent to the worker and that it has not answered.
+        checks: callers that wait until the worker has checked arguments.
         idle: while the worker is drained, resolved when it has no calls any more; else None.
     """
 
@@ -122,7 +122,7 @@ class CallRouter:
         calls, wait up to `worker_stop_s` for one.
 
         Raises:
-            InvalidArgumentsError: they do not fit the function.
+            InvalidArgumentsError: the arguments do not fit the function.
             NotReadyError: no worker answered.
         """
         try:
@@ -227,7 +227,7 @@ class CallRouter:
         """Run `call` as soon as a slot is free.
 
         Raises:
-            OverloadedError, NotReadyError: it was not accepted; nothing was done.
+            OverloadedError, NotReadyError: the call was not accepted; nothing was done.
         """
         if self._stopping:
             raise _stopped(call)
