@@ -58,7 +58,7 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
             "At module level importing the code ends the Python process (SIGKILL).",
         ),
         (
-            "n = 0\nwhile True:\n    n += 1\n",
+            "n = 0\n\nwhile True: n += 1\n",
             "bad.py, line 3: the code did not import within 2 s; move work out of module level.",
         ),
         ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
