@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.process_state import process_state
+from tests.support.dealing import dealt
 from tests.support.zookeeper_server import ZooKeeperServer, zookeeper_running
 
 # pyarrow imports it with the first array that it converts, and its `six` adds a finder of imports.
@@ -53,18 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `repeated`, unless `--all` is given; begin with those of Spark.
-
-    Processes that have no test left take the last ones of another process. So the first ones all
-    run in one process, which has the only Spark session.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
-    if config.getoption("--all"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("repeated")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("repeated")]
+    """Leave out the tests marked `repeated`, unless `--all` is given; begin with long ones."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("repeated")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("repeated")]
+    # A process started by xdist knows how many there are.
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealt(items, processes)
 
 
 @pytest.fixture(autouse=True)
