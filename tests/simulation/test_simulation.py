@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.run import Run
 
-SEEDS = 60
+SEEDS = 40
 GROUPS = 20
 """Tests that share the seeds, so that they run side by side."""
 

@@ -122,7 +122,7 @@ def test_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged
 ) -> None:
     rng = random.Random(40)
     acknowledged: dict[int, bytes] = {}
-    for kill in range(kills_wanted or 5):
+    for kill in range(kills_wanted or 3):
         with platform(tmp_path, *options) as running:
             enough = len(acknowledged) + rng.randint(1, 800)
             asyncio.run(load(running, str(kill), enough, acknowledged, callers=32))
