@@ -48,7 +48,7 @@ from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import NodeShell
 from indilog.runtime.transport.stream_transport import StreamTransport
-from indilog.runtime.transport.transport import Transport
+from indilog.runtime.transport.transport import REFUSED_PEER, Transport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
@@ -225,10 +225,11 @@ async def _serve(
 
 
 def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the figures of the roles, with what recovery found in the journal they share."""
+    """Return the figures of the roles, with those of the journal and the transport they share."""
     journal = {
         "journal_damaged": shell.metrics.damaged,
         "journal_mended": shell.metrics.mended,
+        "refused_peers": shell.metrics.dropped.get(REFUSED_PEER, 0),
     }
     return {node: {**figures, **journal} for node, figures in figures_of_nodes(shell).items()}
 

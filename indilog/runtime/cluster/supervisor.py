@@ -179,6 +179,12 @@ class Supervisor:
         engine = self.processes.get(self.view.engines[0])
         return engine.detail if engine else ""
 
+    @property
+    def run_directory(self) -> Path:
+        """The temporary directory of this run; valid after `start`."""
+        assert self._directory is not None, "after `start`"
+        return self._directory.path
+
     def _start_processes(self, view: View) -> None:
         assert self._directory is not None, "it was made"
         for node in view.nodes:

@@ -10,7 +10,9 @@ import pytest
 import uvloop
 
 from indilog.base.errors import QuorumUnavailableError
+from indilog.base.ids import NodeId
 from indilog.config import Config
+from indilog.runtime.cluster.figures_files import figures_read
 from indilog.runtime.cluster.supervisor import processes_config, supervised
 from tests.support.engine_in_process import ENGINE, appended, engine_of
 from tests.support.strangers import ATTACKS, two_clusters
@@ -42,6 +44,18 @@ def config_in(directory: Path, keys: Path) -> Config:
     return processes_config(overrides={"cluster": {}, "node": node})
 
 
+async def counted(run: Path, nodes: list[NodeId], count: int) -> None:
+    """Wait until every node says that it refused so many peers."""
+    async with asyncio.timeout(60):
+        while True:
+            figures = figures_read(run, nodes).figures
+            if [figures.get(node, {}).get("refused_peers") for node in nodes] == [count] * len(
+                nodes
+            ):
+                return
+            await asyncio.sleep(0.1)
+
+
 def test_a_platform_serves_while_strangers_attack_all_its_ports(tmp_path: Path) -> None:
     clusters = two_clusters(tmp_path)
     config = config_in(tmp_path, clusters.own)
@@ -65,6 +79,8 @@ def test_a_platform_serves_while_strangers_attack_all_its_ports(tmp_path: Path) 
             await attacking
             sent.append(await appended(log, b"after"))
             assert len(sent) > 1
+            others = [node for node in supervisor.view.nodes if node != ENGINE]
+            await counted(supervisor.run_directory, others, len(ATTACKS))
             assert sent == sorted(set(sent))
             found = await log.read_range(tag="t", limit=len(sent) + 1)
             assert [record.seqnum for record in found] == sent
