@@ -62,7 +62,7 @@ class Hotel:
 
 @dataclass(frozen=True)
 class Order:
-    """A request for a room and a seat; `id` is the request's."""
+    """A request for a room and a seat; `id` is the id of the request."""
 
     id: str
     user: str
@@ -78,7 +78,7 @@ class Receipt:
     reserved: bool
     """False: the hotel or the flight is full."""
     run: str | None = None
-    """Of the workflow that places the order."""
+    """The run of the workflow that places the order."""
 
 
 @app.function
@@ -170,8 +170,8 @@ async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | 
 async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users: list[str]) -> int:
     """Add hotels, flights (seats by name) and users; return how many are new.
 
-    All are added by one record. Existing ones keep their capacity. The password of a loaded user is
-    their name.
+    One record adds all of them. Existing hotels and flights keep their capacity. The password of a
+    loaded user is the user's name.
     """
     if len(hotels) + len(flights) + len(users) > LOADED_MAX:
         raise ValueError(f"Load at most {LOADED_MAX} hotels, flights and users at once.")

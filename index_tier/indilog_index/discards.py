@@ -88,7 +88,7 @@ class Discards:
     def on_answer(
         self, sender: NodeId, answer: Discarded, copy_of: Epoch, now: Instant
     ) -> tuple[Runs | None, list[Send | Ignore]]:
-        """Handle an answer; return the discarded runs after the last one, and the next question.
+        """Handle an answer; return the next question, and after the last answer the discarded runs.
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
         another incarnation, a seqnum may name another record. An answer that rests on trims not

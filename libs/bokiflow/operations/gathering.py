@@ -1,7 +1,6 @@
 """Concurrent branches of a workflow: `await wf.gather(...)`.
 
-Operations of a branch are numbered by their place in it, so the order of execution changes no
-number.
+Each branch numbers its operations by itself, so the order of execution changes no number.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ async def gather(
     """
     if len(branches) > BRANCHES_MAX or at_once < 1:
         for branch in branches:
-            branch.close()  # else Python warns that it was never awaited
+            branch.close()  # otherwise Python warns that the branch was never awaited
         raise FlowSettingsError(
             f"gather takes {BRANCHES_MAX:,} branches at most, and at_once is 1 or more, "
             f"not {len(branches):,} and {at_once}."
