@@ -41,8 +41,8 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
     may have it open. Everything acknowledged survives a crash of this process.
 
     Raises:
-        DataDirectoryError: it is in use, of a newer format, or damaged.
-        ConfigError: it was created with another layout than `config` asks for.
+        DataDirectoryError: the directory is in use, of a newer format, or damaged.
+        ConfigError: the directory was created with another layout than `config` asks for.
     """
     from indilog.runtime.cluster.assembly import embedded
 

@@ -79,7 +79,7 @@ async def connect(
             certificate of a platform of this machine, else the system's.
 
     Raises:
-        ValueError: it is no URL.
+        ValueError: `url` is no URL.
         NotReadyError: no platform answers there.
         UnauthorizedError: the platform requires a token, or refuses this one.
         ConfigError: the token would go to another machine over plain HTTP, or a file cannot be
@@ -180,7 +180,7 @@ class RemoteClient:
 
         Raises:
             NotReadyError: no platform answers, or another version of the platform does.
-            ClientClosedError: it was closed.
+            ClientClosedError: the client was closed.
         """
         async with self._connecting:
             self._check_open()
@@ -227,7 +227,7 @@ class RemoteClient:
         """Return the log `name`; it need not exist before.
 
         Raises:
-            InvalidTagError: it cannot be a log's name.
+            InvalidTagError: `name` cannot be a log's name.
         """
         return RemoteLogs(self).log(check_log_name(name), self.session)
 
@@ -274,8 +274,8 @@ class RemoteClient:
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
-            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be cancelled; doing so again
-                is harmless.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: the invocation may be
+                cancelled; repeating this is harmless.
         """
         return await self._invocation(CancelInvocation(id))
 
@@ -309,8 +309,8 @@ class RemoteClient:
             continues.
             AppNameTakenError: another owner has deployed an application of that name.
             NotReadyError: the code cannot be tried or recorded now; the previous version continues.
-            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be deployed; doing so again
-                is harmless.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be
+                deployed; repeating this is harmless.
         """
         sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))
         return await self._app(DeployApp(name, owner, sources), "deploy")
@@ -324,11 +324,12 @@ class RemoteClient:
         by then. The logs stay, and another deployment continues with them.
 
         Raises:
-            UnknownFunctionError: it is not deployed; the message says since when, if it was before.
+            UnknownFunctionError: the application is not deployed; the message says since when, if
+                it was before.
             AppNameTakenError: another owner has deployed it.
             NotReadyError: the log cannot be written now; the application stays deployed.
-            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be undeployed; doing so again
-                is harmless.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: the application may be
+                undeployed; repeating this is harmless.
         """
         return await self._app(UndeployApp(name, owner), "undeploy")
 

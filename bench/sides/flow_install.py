@@ -39,7 +39,7 @@ def python_in(directory: Path) -> Path:
     """Return the interpreter of an environment that has the peers' Python packages.
 
     Raises:
-        MissingError: it cannot be created.
+        MissingError: the environment cannot be created.
     """
     environment = directory / "python"
     python, wanted = environment / "bin" / "python", _hash_of(_LOCK)

@@ -120,7 +120,7 @@ class DeploymentLog:
         """Return the newest deployment of an application that was deployed or undeployed here.
 
         Raises:
-            DataLossError: it is lost by damage.
+            DataLossError: the newest record of the name is lost.
             NotReadyError: it is forgotten: many others were undeployed meanwhile.
         """
         if (placed := self.newest.get(name)) is not None:

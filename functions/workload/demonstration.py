@@ -201,7 +201,7 @@ async def figures(url: str, log: str) -> Figures:
     """Return the platform's figures.
 
     Raises:
-        LoadError: it does not answer.
+        LoadError: the platform does not answer.
     """
     try:
         async with httpx.AsyncClient(**reach(url).for_httpx, timeout=30.0) as client:

@@ -103,7 +103,7 @@ async def call(
     Its reads are answered at `position` or later.
 
     Raises:
-        LoadError: it failed.
+        LoadError: the request failed.
     """
     answer = HttpResponse(0, b"", 0)
     for _ in range(_RETRIES):

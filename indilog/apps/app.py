@@ -170,7 +170,7 @@ class App:
 
         Raises:
             ValueError: the name is invalid or used, or there are too many services.
-            TypeError: it is not an async function.
+            TypeError: the function is not an async function.
         """
         name = body.__name__ if name is None else name
         if not inspect.iscoroutinefunction(body):

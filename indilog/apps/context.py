@@ -78,7 +78,7 @@ class Context:
         """Return the log `name`; it need not exist before.
 
         Raises:
-            InvalidTagError: it cannot be a log's name.
+            InvalidTagError: `name` cannot be a log's name.
         """
         return self._logs.log(check_log_name(name), self.session)
 
@@ -133,7 +133,7 @@ class Context:
             UnknownFunctionError, InvalidArgumentsError: the function did not run; its key may
                 belong to a call with other arguments.
             FunctionFailedError: the function raised.
-            WorkerCrashedError, CallOutcomeUnknownError: it may have had effects.
+            WorkerCrashedError, CallOutcomeUnknownError: the call may have had effects.
         """
         name, known = _named(function)
         text = await self._caller.call(
@@ -164,7 +164,7 @@ class Context:
             UnknownFunctionError, InvalidArgumentsError: there is no such function, the arguments do
                 not fit it, or the key was used with others; nothing was started.
             OverloadedError: too many invocations are waiting; nothing was started.
-            CallOutcomeUnknownError: it may be recorded.
+            CallOutcomeUnknownError: the call may be recorded.
             ValueError: the delay is negative or no number.
         """
         check_delay(delay)

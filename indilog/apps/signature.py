@@ -71,7 +71,7 @@ class Signature:
         """Return the keyword arguments in a JSON object, checked and converted.
 
         Raises:
-            InvalidArgumentsError: they do not fit; `errors` names each field.
+            InvalidArgumentsError: the arguments do not fit; `errors` names each field.
         """
         try:
             checked: dict[str, Any] = self._arguments.validate_json(text or b"{}")
@@ -116,7 +116,7 @@ class ResultType:
         """Return a value as JSON text.
 
         Raises:
-            FunctionFailedError: it does not fit the type, or has no JSON form.
+            FunctionFailedError: the value does not fit the type, or has no JSON form.
         """
         try:
             if self._is_any:

@@ -113,7 +113,7 @@ class Packs:
         """Restore the columns from packed ones, and return them.
 
         Raises:
-            MalformedFrameError: they have another version.
+            MalformedFrameError: the columns have another version.
         """
         columns = [array(typecode) for typecode in typecodes]
         for pack in packs:

@@ -305,7 +305,7 @@ class Log(abc.ABC):
 
         Raises:
             ValueError: `until` is beyond the tail; nothing was trimmed.
-            QuorumUnavailableError: it was not confirmed in time, and may still take effect;
+            QuorumUnavailableError: the trim was not confirmed in time, and may still take effect;
                 trimming again is harmless.
         """
 
@@ -323,8 +323,8 @@ class Log(abc.ABC):
 
         Raises:
             ValueError: a bound is not greater than 0; nothing was changed.
-            AppendOutcomeUnknownError: it may be in force; set it again. Other errors are those of
-                `append`.
+            AppendOutcomeUnknownError: the policy may be in force; set it again. Other errors are
+                those of `append`.
         """
 
     @abc.abstractmethod
@@ -355,7 +355,7 @@ def check_log_name(name: str) -> str:
     """Return `name` if users may read and write that log; all kinds of log use these messages.
 
     Raises:
-        InvalidTagError: it is not text, empty, too long, or reserved for the platform.
+        InvalidTagError: the name is not text, empty, too long, or reserved for the platform.
     """
     if not isinstance(name, str):
         raise InvalidTagError(f"A log's name is text, not {type(name).__name__}: {name!r}.")
@@ -425,7 +425,7 @@ def check_bound(bound: SeqNum) -> SeqNum:
     """Return `bound`, limited to the greatest possible seqnum.
 
     Raises:
-        ValueError: it is negative or not an integer.
+        ValueError: the bound is negative or not an integer.
     """
     if type(bound) is not int or bound < 0:
         raise ValueError(f"A bound is a seqnum, 0 or greater, not {bound!r}.")
@@ -448,7 +448,7 @@ def check_limit(limit: int) -> int:
     """Return `limit` if it is a valid number of records of a page.
 
     Raises:
-        ValueError: it is below 1 or above `READ_RANGE_LIMIT_MAX`.
+        ValueError: the limit is below 1 or above `READ_RANGE_LIMIT_MAX`.
     """
     if type(limit) is not int or not 1 <= limit <= READ_RANGE_LIMIT_MAX:
         raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
@@ -459,7 +459,7 @@ def check_wait(wait: float | None) -> float:
     """Return how many seconds a read waits; 0: not at all; more than a year: without end.
 
     Raises:
-        ValueError: it is negative, or no number.
+        ValueError: the wait is negative, or no number.
     """
     if wait is None:
         return 0.0
@@ -472,7 +472,7 @@ def check_time(time: float) -> int:
     """Return a time as microseconds since 1970.
 
     Raises:
-        ValueError: it is negative, or no number.
+        ValueError: the time is negative, or no number.
     """
     if type(time) not in {int, float} or not 0 <= time < _TIME_S_MAX:
         raise ValueError(f"A time is a number of seconds since 1970, not {time!r}.")

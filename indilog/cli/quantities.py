@@ -25,7 +25,7 @@ def age_s_of(text: str) -> float:
     """Return the seconds of an age: `7d`.
 
     Raises:
-        ValueError: it is invalid, or 0.
+        ValueError: the text is invalid, or the quantity is 0.
     """
     if not (seconds := duration_s_in(text)):
         raise ValueError(f"--age is how long to keep (90m, 7d, 1d12h), not {text!r}.")
@@ -36,7 +36,7 @@ def wait_s_of(text: str) -> float:
     """Return a waiting time in seconds: `30s`, `10m`, or a number of seconds.
 
     Raises:
-        ValueError: it is invalid.
+        ValueError: the text is invalid.
     """
     if (seconds := duration_s_in(text)) is not None:
         return seconds
@@ -60,7 +60,7 @@ def size_bytes_of(text: str) -> int:
     """Return the bytes of a size: `10GiB` (of 1024), `10GB` (of 1000), `4096`.
 
     Raises:
-        ValueError: it is invalid, or 0.
+        ValueError: the text is invalid, or the quantity is 0.
     """
     found = _SIZE.fullmatch(text)
     size = 0

@@ -15,7 +15,7 @@ def seconds_of(text: str, now: Callable[[], float]) -> float:
     and time in ISO 8601, local if it names no zone.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if (ago_s := duration_s_in(text)) is not None:
         return max(0.0, now() - ago_s)

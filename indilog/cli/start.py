@@ -183,7 +183,7 @@ def configured() -> NodeConfig:
     """Return the settings that the platform takes from the environment.
 
     Raises:
-        StartError: they contradict each other, or one is unknown.
+        StartError: the settings contradict each other, or one is unknown.
     """
     try:
         return config_from(None, os.environ).node
@@ -195,7 +195,7 @@ def check_port_free(port: int) -> None:
     """Refuse a port in use, because another server there could be mistaken for this platform.
 
     Raises:
-        StartError: it is in use.
+        StartError: the port is in use.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -222,8 +222,8 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: PlatformLog) -> 
     """Return when the platform answers that it is ready.
 
     Raises:
-        StartError: it ended before, or took longer than `READY_S_MAX`; the message says where to
-            find the cause.
+        StartError: the process ended before, or took longer than `READY_S_MAX`; the message says
+            where to find the cause.
     """
     until = time.monotonic() + READY_S_MAX
     with httpx.Client(timeout=2.0, trust_env=False) as client:
@@ -247,7 +247,7 @@ def run_step(name: str, *arguments: str) -> None:
     """Run one command of the project with its output shown; the command prints its own errors.
 
     Raises:
-        StartError: it failed.
+        StartError: the command failed.
     """
     done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, check=False)
     if done.returncode < 0:

@@ -423,7 +423,7 @@ def check_cold_place(place: str) -> None:
     """Check how `cold_place` is written; the store is not asked.
 
     Raises:
-        ConfigError: it is neither a path nor an S3 address, or contains credentials.
+        ConfigError: the place is neither a path nor an S3 address, or contains credentials.
     """
     if "://" not in place:
         if not Path(place).is_absolute():

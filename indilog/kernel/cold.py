@@ -70,7 +70,7 @@ def cold_decoded(payload: bytes) -> ColdObject:
     """Return the object in the payload of a `COLD` frame.
 
     Raises:
-        MalformedFrameError: it names no object, or is of another version.
+        MalformedFrameError: the payload names no object, or is of another version.
     """
     try:
         made = _decoder.decode(payload)

@@ -287,7 +287,7 @@ class ObjectReader:
         """Return the batches of a row group, by their first localid.
 
         Raises:
-            MalformedFrameError: it is damaged.
+            MalformedFrameError: the row group is damaged.
         """
         table = self._table(group, None)
         try:
@@ -331,7 +331,7 @@ def _footer_bytes(tail: bytes) -> int:
     """Return how long the end of an object is, from its last bytes.
 
     Raises:
-        MalformedFrameError: they are not the last bytes of an object.
+        MalformedFrameError: the bytes are not the last bytes of an object.
     """
     if len(tail) < _FOOTER_END_BYTES or tail[-4:] != _MAGIC:
         raise MalformedFrameError("the end of a cold object is missing")

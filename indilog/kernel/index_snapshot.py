@@ -361,7 +361,7 @@ def check_file(file: Path) -> None:
     """Check the CRC of a file against its name.
 
     Raises:
-        MalformedFrameError: it is damaged.
+        MalformedFrameError: the file is damaged.
     """
     name = _NAME.fullmatch(file.name)
     assert name is not None, "files are found by their names"

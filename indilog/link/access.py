@@ -64,7 +64,7 @@ def check_url(url: str) -> str:
     """Return the URL of a gateway, without a trailing slash.
 
     Raises:
-        ValueError: it is not a URL; one sentence with an example.
+        ValueError: the address is not a URL; the message has an example.
     """
     try:
         parts = urlsplit(url)

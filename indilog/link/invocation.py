@@ -29,9 +29,9 @@ class Invocation(NamedTuple):
         """Return the function's result.
 
         Raises:
-            NotReadyError: it has not ended.
-            InvocationCancelledError: it was cancelled.
-            IndilogError: it failed; as `call` would have raised it.
+            NotReadyError: the invocation has not ended.
+            InvocationCancelledError: the invocation was cancelled.
+            IndilogError: the invocation failed; as `call` would have raised it.
         """
         match self.outcome:
             case None:

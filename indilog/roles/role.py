@@ -355,7 +355,7 @@ class Checkpoints(Protocol):
             gone: numbers of segments, older than the checkpoint, that no longer exist.
 
         Raises:
-            MalformedFrameError: it is of a version that this release does not know.
+            MalformedFrameError: the payload is of a version that this release does not know.
         """
 
 

@@ -71,7 +71,7 @@ def envelope_decoded(frame: bytes | memoryview) -> Envelope:
     """Return the envelope in `frame`.
 
     Raises:
-        MalformedFrameError: it holds none, or one of another wire version.
+        MalformedFrameError: the frame is no envelope, or is of another wire version.
     """
     try:
         envelope = _decoder.decode(frame)

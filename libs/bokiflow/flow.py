@@ -105,7 +105,7 @@ class Startable(Generic[_ResultT_co]):
         """Return the arguments of a run as a JSON object.
 
         Raises:
-            InvalidArgumentsError: they do not fit the workflow's type hints.
+            InvalidArgumentsError: the arguments do not fit the workflow's type hints.
         """
         text = self.definition.arguments_text(given, named)
         self.definition.signature.arguments(text)
@@ -285,7 +285,7 @@ class Flow:
 
         Raises:
             UnknownRunError: there is no such run.
-            FlowSettingsError: it has no such step, or this flow has no such workflow.
+            FlowSettingsError: the run has no such step, or this flow has no such workflow.
             OverloadedError: this process executes too many runs.
         """
         logs = self.logs()

@@ -105,10 +105,10 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             RunFailedError: the run ended with an error. RunCancelledError: it was cancelled.
-            TimeoutError: it has not ended within `timeout` seconds; the message says why a parked
-                run waits.
+            TimeoutError: the run has not ended within `timeout` seconds; the message says why a
+                parked run waits.
             UnknownRunError: there is no such run, or it was trimmed after its retention.
-            RunIdInUseError: it is a run of another workflow.
+            RunIdInUseError: the id is that of a run of another workflow.
         """
         ends = math.inf if timeout is None else waiting.monotonic_now() + timeout
         finished: RunFinished | None = None
@@ -165,7 +165,7 @@ class Handle(Generic[_ResultT_co]):
         Raises:
             UnknownRunError: there is no such run. RunEndedError: it has ended, but was not
             cancelled.
-            RunIdInUseError: it is a run of another workflow of this flow.
+            RunIdInUseError: the id is that of a run of another workflow of this flow.
         """
         run = Run()
         await self._read(self._log(), run)
@@ -191,7 +191,7 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             UnknownRunError: there is no such run. RunEndedError: the run has ended.
-            RunIdInUseError: it is a run of another workflow; nothing was sent.
+            RunIdInUseError: the id is that of a run of another workflow; nothing was sent.
             FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """
         check_name(name)

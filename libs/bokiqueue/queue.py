@@ -76,7 +76,8 @@ class Delivery:
 
         Raises:
             LeaseLostError: the lease had ended before.
-            AppendOutcomeUnknownError: it may have been acknowledged in time, as after `Log.append`.
+            AppendOutcomeUnknownError: the message may have been acknowledged in time, as after
+                `Log.append`.
         """
         await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
 

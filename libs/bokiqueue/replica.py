@@ -120,7 +120,7 @@ class ShardReplica:
         """Return the messages that the command at `seqnum` had an effect on.
 
         Raises:
-            AppendOutcomeUnknownError: it was trimmed before it was read here.
+            AppendOutcomeUnknownError: the command was trimmed before it was read here.
         """
         outcome = self._outcomes.pop(seqnum, None)
         if outcome is None:

@@ -69,7 +69,7 @@ class Obj(Mapping[str, Json]):
         msgspec Struct.
 
         Raises:
-            ObjectTypeError: it does not exist, or does not fit the type.
+            ObjectTypeError: the object does not exist, or does not fit the type.
         """
         return as_type(self.name, self.value if self.exists else None, kind)
 
@@ -78,7 +78,7 @@ class Obj(Mapping[str, Json]):
         exist.
 
         Raises:
-            ObjectTypeError: it does not fit the type.
+            ObjectTypeError: the object does not fit the type.
         """
         if kind is None:
             return self

@@ -102,7 +102,7 @@ class Replica(Generic[_ResultT]):
             Exception: what `apply` raised for it.
             AppendOutcomeUnknownError: it may be applied; or it is, and the commands up to it could
                 not be read. After a `retryable` error it is not applied. Otherwise as `Log.append`.
-            TrimmedError: it was applied and trimmed at once; its result is unknown here.
+            TrimmedError: the command was applied and trimmed at once; its result is unknown here.
         """
         await self._begin()  # before the append, so that no snapshot includes the command
         proposal = object()
@@ -290,7 +290,7 @@ def _head_of(record: Record) -> tuple[SeqNum, int]:
     """Return the end and the number of commands of a snapshot.
 
     Raises:
-        StoreVersionError: it has another format.
+        StoreVersionError: the snapshot has another format.
     """
     if len(record.data) < _HEAD.size or record.data[0] != _VERSION:
         raise StoreVersionError(f"The snapshot at {record.seqnum} has a format not known here.")

@@ -61,7 +61,7 @@ class Snapshot:
         """Return `end`, decided once.
 
         Raises:
-            ValueError: it is above the tail.
+            ValueError: `at` is above the tail.
         """
         if not self._ends:
             tail = await self._log.tail()

@@ -318,7 +318,7 @@ class Store:
         tuple to a list. This costs one more read; the id is known as long as its record is kept.
 
         Raises:
-            ConflictError: it conflicted more than `retries` times.
+            ConflictError: the transaction conflicted more than `retries` times.
             AppendOutcomeUnknownError: with `id` only after `retries`; call it again.
             InvalidObjectError: with `id`: the id or the result is invalid; nothing was changed.
         """

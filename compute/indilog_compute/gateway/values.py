@@ -118,7 +118,7 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
         """Return the condition of the append; None: it has none.
 
         Raises:
-            ValueError: it names no tag, or two.
+            ValueError: the condition names no tag, or two.
         """
         if self.after is None:
             return None

@@ -190,7 +190,8 @@ class FunctionHost:
             UnknownFunctionError: the application is not deployed.
             AppNameTakenError: another owner has deployed it.
             NotReadyError: the log cannot be read or written; the application stays deployed.
-            AppendOutcomeUnknownError: it may be undeployed; repeating this is harmless.
+            AppendOutcomeUnknownError: the application may be undeployed; repeating this is
+                harmless.
         """
         return await self._applications.undeploy(name, owner=owner)
 
@@ -251,9 +252,9 @@ class FunctionHost:
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or they do not fit.
             UnknownFunctionError, OverloadedError: nothing was done.
-            NotReadyError, QuorumUnavailableError: it may be recorded already and run; retry with
+            NotReadyError, QuorumUnavailableError: the call may be recorded and run; retry with
                 the same key.
-            CallOutcomeUnknownError: it may run or not.
+            CallOutcomeUnknownError: the function may run or not.
         """
         with self.reserve_outcome_wait(name):
             invocation = await self.accept_once(
@@ -308,7 +309,7 @@ class FunctionHost:
             OverloadedError: too many invocations wait or run already.
             NotReadyError, QuorumUnavailableError: no worker could check the arguments, or the log
                 cannot be written. With a key it may be recorded already; retry with the same key.
-            CallOutcomeUnknownError: it may run or not.
+            CallOutcomeUnknownError: the function may run or not.
         """
         _check_delay(name, delay_s, self._node.invocations.invocation_delay_s_max)
         return await self._accept(name, arguments, key=key, position=position, delay_s=delay_s)

@@ -96,7 +96,7 @@ class Trials:
         """Import the sources in a trial process; return the application that they define.
 
         Raises:
-            DeployError: they do not import; one sentence with the place.
+            DeployError: the sources do not import; the message names the place.
             NotReadyError: no process could be started.
         """
         async with self._slots:

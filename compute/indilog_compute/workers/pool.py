@@ -88,7 +88,7 @@ class WorkerPool:
         """Start all processes, and wait until each has been ready once.
 
         Raises:
-            NotReadyError: they do not start; the log says why.
+            NotReadyError: the processes do not start; the log says why.
         """
         shutil.rmtree(self._directory, ignore_errors=True)
         self._tasks = [asyncio.ensure_future(self._keep(index)) for index in range(self._size)]

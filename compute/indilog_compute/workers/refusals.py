@@ -85,7 +85,7 @@ def checked_name(name: str) -> str:
     """Return `name` if an application may have it.
 
     Raises:
-        DeployError: it may not.
+        DeployError: the name is not allowed.
     """
     try:
         return check_app_name(name)

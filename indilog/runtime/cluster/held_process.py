@@ -93,7 +93,7 @@ class HeldProcess:
         """Send SIGTERM.
 
         Raises:
-            ProcessLookupError: it is gone.
+            ProcessLookupError: the process is gone.
         """
         self._signal(signal.SIGTERM)
 

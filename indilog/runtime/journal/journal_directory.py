@@ -43,7 +43,7 @@ def check_format(directory: Path) -> bool:
     Returns whether the directory is new.
 
     Raises:
-        DataDirectoryError: it is of a newer, an older or an unknown format.
+        DataDirectoryError: the directory is of a newer, an older or an unknown format.
     """
     path = directory / "FORMAT"
     if not path.exists():
@@ -68,7 +68,7 @@ def check_version(directory: Path) -> None:
     each frame has its own version.
 
     Raises:
-        DataDirectoryError: it is of a newer, an older or an unknown format.
+        DataDirectoryError: the directory is of a newer, an older or an unknown format.
     """
     path = directory / "FORMAT"
     if path.exists() and (version := _version_in(path)) is not None:

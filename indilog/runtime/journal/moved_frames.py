@@ -55,7 +55,7 @@ class Places:
         """Add the content of a `MOVED` frame.
 
         Raises:
-            MalformedFrameError: it is of a version that this release does not know.
+            MalformedFrameError: the payload is of a version that this release does not know.
         """
         version, count = _LAYOUT.unpack_from(payload)
         if version != _VERSION or len(payload) != _LAYOUT.size + 16 * count:

@@ -116,7 +116,7 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
     """Return the frame header that `buffer` starts with; None: there is no intact one.
 
     Raises:
-        DataDirectoryError: it is intact, but of a version that this reader does not know.
+        DataDirectoryError: the header is intact, but of a version that this reader does not know.
     """
     if len(buffer) < FRAME_HEADER_BYTES or not buffer.startswith(MAGIC):
         return None

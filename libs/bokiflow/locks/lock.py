@@ -68,7 +68,7 @@ class Held:
 
         Raises:
             LockLostError: the lease had ended before.
-            AppendOutcomeUnknownError: it may be extended; the call can be repeated.
+            AppendOutcomeUnknownError: the lease may be extended; the call can be repeated.
         """
         check_lease(lease)
         await self._append_command(ExtendLease(self.token, lease))
@@ -78,7 +78,8 @@ class Held:
 
         Raises:
             LockLostError: the lease had ended before, which released the lock.
-            AppendOutcomeUnknownError: it may be released; if not, the end of the lease does that.
+            AppendOutcomeUnknownError: the lock may be released; if not, the end of the lease does
+                that.
         """
         await self._append_command(Release(self.token))
         with contextlib.suppress(IndilogError):  # it is released all the same
@@ -299,7 +300,7 @@ def check_lease(lease: float) -> None:
     """Refuse an invalid lease.
 
     Raises:
-        LockSettingsError: it is no number of seconds, too short or too long.
+        LockSettingsError: the lease is no number of seconds, too short or too long.
     """
     _check_seconds("A lease", lease)
     if lease < _LEASE_S_MIN:

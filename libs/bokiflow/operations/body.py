@@ -75,7 +75,7 @@ def check_function(call: object) -> None:
     """Refuse an object that cannot be the body of a step.
 
     Raises:
-        FlowSettingsError: it is a coroutine, a workflow, or no function.
+        FlowSettingsError: the body is a coroutine, a workflow, or no function.
     """
     if inspect.iscoroutine(call):
         call.close()  # else Python warns that it was never awaited

@@ -64,7 +64,7 @@ def check_startable(child: object) -> None:
     """Refuse an object that is no workflow.
 
     Raises:
-        FlowSettingsError: it is no workflow; the message says what to use instead.
+        FlowSettingsError: the argument is no workflow; the message says what to use instead.
     """
     if inspect.iscoroutine(child):
         child.close()  # else Python warns that it was never awaited

@@ -179,7 +179,7 @@ class Operations:
         child continues.
 
         Raises:
-            InvalidArgumentsError: they do not fit the child's type hints.
+            InvalidArgumentsError: the arguments do not fit the child's type hints.
             FlowSettingsError: `child` is no workflow of this flow.
             Cancelled: this run was cancelled; there is no child.
         """
@@ -261,7 +261,7 @@ class Operations:
 
         Raises:
             StepFailedError: the function raised, or its worker crashed each time. That is decided.
-            FlowSettingsError: it is no function of an application.
+            FlowSettingsError: the argument is no function of an application.
         """
         of, number = FunctionCall(function, arguments, named), self.execution.number()
         called = call(self.execution, number, lambda: self.ctx, of)

@@ -99,7 +99,7 @@ async def append_with_retry(
 
     Raises:
         Stopped: the log was unavailable for too long.
-        TooLargeError: they are too large; nothing was appended.
+        TooLargeError: the records are too large; nothing was appended.
     """
 
     async def append() -> SeqNum:
