@@ -23,6 +23,8 @@ from indilog.runtime.metadata.store import MetadataStore, Written
 VIEW_KEY = "view"
 EPOCH_KEY = "epoch"
 ARRANGEMENT_KEY = "arrangement"
+PLATFORM_KEY = "platform"
+"""With ZooKeeper, its value is an id that the first start chooses."""
 _RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes"]
@@ -89,6 +91,15 @@ def layout_in(directory: Path) -> tuple[View, Arrangement]:
         )
     embedded = values[ARRANGEMENT_KEY] == b"embedded"
     return view_decoded(values[VIEW_KEY]), "embedded" if embedded else "processes"
+
+
+def has_copied_layout(directory: Path) -> bool:
+    """Return whether the layout in a data directory is a copy, and ZooKeeper has the original.
+
+    Raises:
+        DataDirectoryError: the metadata file cannot be read.
+    """
+    return PLATFORM_KEY in values_in(directory / "metadata")
 
 
 def _described(arrangement: bytes) -> str:

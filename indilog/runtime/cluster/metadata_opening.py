@@ -11,17 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from indilog.base.errors import ConfigError, DataDirectoryError
 from indilog.config import NodeConfig
-from indilog.runtime.cluster.cluster_state import ARRANGEMENT_KEY, VIEW_KEY
+from indilog.runtime.cluster.cluster_state import ARRANGEMENT_KEY, PLATFORM_KEY, VIEW_KEY
 from indilog.runtime.cluster.data_directory import opened_metadata_file
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.metadata.store import MetadataStore
-
-_PLATFORM_KEY: Final = "platform"
-"""Its value is an id that the first start chooses."""
 
 
 class OpenedMetadata(NamedTuple):
@@ -53,7 +50,7 @@ async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
     """
     with opened_metadata_file(config) as file:
         if config.metadata.metadata_store == "embedded":
-            if await file.get(_PLATFORM_KEY) is not None:
+            if await file.get(PLATFORM_KEY) is not None:
                 raise ConfigError(
                     f"The platform of {config.data_dir} keeps its metadata in ZooKeeper; start it "
                     'with metadata_store = "zookeeper", or choose another directory.'
@@ -72,13 +69,13 @@ async def _check_belongs(
 ) -> None:
     """Refuse a store that holds another platform than the data directory, or has lost it."""
     place = f"{config.metadata.zookeeper_root} in ZooKeeper"
-    known, was_started = await file.get(_PLATFORM_KEY), await file.get(VIEW_KEY) is not None
+    known, was_started = await file.get(PLATFORM_KEY), await file.get(VIEW_KEY) is not None
     if known is None and was_started:
         raise ConfigError(
             f"The platform of {config.data_dir} keeps its metadata in its directory; start it with "
             'metadata_store = "embedded", or choose another directory.'
         )
-    there = await store.get(_PLATFORM_KEY)
+    there = await store.get(PLATFORM_KEY)
     if there is not None and (known is None or known.value != there.value):
         _refuse_other(place, config)
     if there is not None:
@@ -90,9 +87,9 @@ async def _check_belongs(
         )
     chosen = known.value if known is not None else os.urandom(8).hex().encode()
     if known is None:  # first in the file: a crash in between leaves what the next start accepts
-        await file.compare_and_set(_PLATFORM_KEY, chosen, expected_version=0)
-    await store.compare_and_set(_PLATFORM_KEY, chosen, expected_version=0)
-    there = await store.get(_PLATFORM_KEY)
+        await file.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
+    await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
+    there = await store.get(PLATFORM_KEY)
     if there is None or there.value != chosen:
         _refuse_other(place, config)
 

@@ -16,11 +16,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from indilog.base.errors import ConfigError
 from indilog.base.ids import MetalogPosition, NodeId
 from indilog.config import Config
 from indilog.kernel.index_schedule import Eras, IndexPositions
 from indilog.kernel.view import View, with_index_shards
-from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, layout_in
+from indilog.runtime.cluster.cluster_state import (
+    VIEW_KEY,
+    Arrangement,
+    has_copied_layout,
+    layout_in,
+)
 from indilog.runtime.journal.directory_lock import lock_directory
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.snapshot_files import SnapshotFolder
@@ -78,12 +84,17 @@ def rebuild_index(
     the end, and the configuration of later starts must name that number of index shards.
 
     Raises:
-        ConfigError: `sharding` has fewer than 1 index shard.
+        ConfigError: `sharding` has fewer than 1 index shard, or ZooKeeper has the layout.
         DataDirectoryError: the index tier is running (with `sharding`: any part of the platform),
             or as `LogImage.read`.
         DataLossError, NotReadyError: as `LogImage.read`.
     """
     engine = engine or LocalEngine()
+    if sharding is not None and has_copied_layout(directory):
+        raise ConfigError(
+            f"ZooKeeper has the layout of {directory}, so this command cannot change it: rebuild "
+            "without another number of index shards, and set index_shards for the next start."
+        )
     with ExitStack() as stack:
         metadata = stack.enter_context(_locked(directory, whole=sharding is not None))
         workspace = stack.enter_context(_workspace(directory))

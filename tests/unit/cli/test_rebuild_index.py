@@ -16,7 +16,8 @@ from indilog.cli.commands import app
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.index_snapshot import opened_snapshot, read_rows, snapshot_files
 from indilog.kernel.tag_filter import TagFilterBuilder
-from indilog.runtime.cluster.cluster_state import layout_in
+from indilog.runtime.cluster.cluster_state import PLATFORM_KEY, layout_in
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.snapshot_files import SnapshotFolder
 from indilog_pipeline import session
 
@@ -114,3 +115,17 @@ def test_a_directory_in_use_or_of_something_else_is_one_sentence(
     said = run(tmp_path)
     assert (said.exit_code, said.output.count("\n")) == (2, 1)
     assert "is no data directory" in said.output
+
+
+def test_a_layout_that_zookeeper_has_is_read_from_its_copy_and_not_changed(data: Path) -> None:
+    with EmbeddedMetadataStore(data / "metadata", CONFIG.node) as metadata:
+        metadata.replace(PLATFORM_KEY, b"0123456789abcdef")  # as a start with ZooKeeper does
+    shutil.rmtree(data / "snapshots", ignore_errors=True)
+    assert run(data).exit_code == 0
+    assert run(data, "--verify").exit_code == 0
+    before = layout_in(data)
+    for options in ((), ("--anew",)):
+        said = run(data, "--index-shards", 3, *options)
+        assert said.exit_code == 2
+        assert "ZooKeeper has the layout of" in said.output
+    assert layout_in(data) == before
