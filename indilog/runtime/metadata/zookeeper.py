@@ -314,12 +314,14 @@ class ZooKeeperMetadataStore:
                 return _Seen(None, revision)
             return _Seen(_node_of(path, answer).found, revision)
 
-        return await self._connection.decide(attempt, patient=True)
+        return await self._connection.decide(attempt, unlimited=True)
 
     async def _list_armed(self, directory: str) -> Listing:
         name = _directory_name(directory)
         watcher = self._connection.watcher(self._followers.notify, name)
-        return await self._connection.decide(partial(self._list, directory, watcher), patient=True)
+        return await self._connection.decide(
+            partial(self._list, directory, watcher), unlimited=True
+        )
 
     async def _list(self, directory: str, watcher: Callable[[Any], None] | None = None) -> Listing:
         """List a directory; if it changes meanwhile, start again.

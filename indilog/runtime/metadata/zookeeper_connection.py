@@ -138,12 +138,12 @@ class ZooKeeperConnection:
             self._connected.clear()
             await asyncio.wait({self._in_thread(self._stop)}, timeout=_STOP_S)
 
-    async def decide(self, attempt: Callable[[], Awaitable[_T]], *, patient: bool = False) -> _T:
+    async def decide(self, attempt: Callable[[], Awaitable[_T]], *, unlimited: bool = False) -> _T:
         """Return what `attempt` returns; repeat it if a lost connection leaves it unanswered.
 
         Args:
             attempt: must recognise the effects of an earlier attempt.
-            patient: whether to wait without a limit.
+            unlimited: whether to wait without a limit.
 
         Raises:
             QuorumUnavailableError: there is no answer within `metadata_timeout_s`.
@@ -151,10 +151,10 @@ class ZooKeeperConnection:
             ConfigError: ZooKeeper refuses this client.
         """
         limit = self._config.metadata.metadata_watchers_max
-        if self._waiting >= limit and not patient:
+        if self._waiting >= limit and not unlimited:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")
-        limit_s = None if patient else self._config.metadata.metadata_timeout_s
-        self._waiting += not patient
+        limit_s = None if unlimited else self._config.metadata.metadata_timeout_s
+        self._waiting += not unlimited
         try:
             async with asyncio.timeout(limit_s):
                 return await self._repeat(attempt)
@@ -164,7 +164,7 @@ class ZooKeeperConnection:
                 f"ZooKeeper at {hosts} did not answer for {limit_s:g} s."
             ) from None
         finally:
-            self._waiting -= not patient
+            self._waiting -= not unlimited
 
     async def _repeat(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         while True:
