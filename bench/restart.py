@@ -43,6 +43,7 @@ from indilog.roles.role import (
     Send,
     SnapshotsAnswered,
     Started,
+    TermBegun,
 )
 from indilog.runtime.cluster.assembly import role_of
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY
@@ -87,6 +88,7 @@ class Filler:
         self._now = time.time()
         for name in self._roles:
             self._tell(name, Started(epoch))
+            self._tell(name, TermBegun(epoch, self._view.sequencers[0]))
         self.run()
 
     def _tell(self, node: NodeId, event: Event) -> None:

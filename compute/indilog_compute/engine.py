@@ -37,6 +37,7 @@ from indilog.kernel.metalog import Entry, MetalogReplay, Span, Trim
 from indilog.kernel.view import Views, replicas_of
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.index_feed import IndexFeed
+from indilog.roles.leadership import Leadership
 from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import (
     Answer,
@@ -53,6 +54,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     SpaceChanged,
     Started,
+    TermBegun,
 )
 from indilog.wire.base_messages import MetalogBase
 from indilog.wire.conditional_messages import (
@@ -75,6 +77,7 @@ from indilog.wire.messages import (
     ShardStored,
     TailIs,
     TailWanted,
+    TermIs,
 )
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
 from indilog.wire.time_messages import TimeFound
@@ -109,10 +112,11 @@ class Engine:
         self._node = node
         self._views = views
         self._config = config
+        self._leadership = Leadership(views[-1])
         self._extended = config.node.caches.local_index == "extended"
         self._begin()
         self.times = TimeLookups(views, config.node)
-        self.trims = Trims(views[-1].primary, config.node)
+        self.trims = Trims(self._leadership, config.node)
         self._writer: ShardWriter | None = None
         self._conditional = ConditionalAppends(node, views[-1], config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
@@ -136,7 +140,9 @@ class Engine:
         )
         self._floors = LogFloors(node.trims.log_floors_max)
         self._local_reads = LocalReads(self._cache, self._floors)
-        self._reads = Reads(self._node, self._views, self._config, self._cache, self._floors)
+        self._reads = Reads(
+            self._node, self._views, self._config, self._cache, self._floors, self._leadership
+        )
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None
         self._feed = self._feed_from(0)
@@ -378,10 +384,14 @@ class Engine:
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
+            case Received(message=TermIs(term, primary)):
+                return self._on_term(TermBegun(term, primary), now)
             case Received():
                 return self._on_message(event, now)
             case Started(epoch):
                 return self._on_started(epoch, now)
+            case TermBegun():
+                return self._on_term(event, now)
             case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 return [Ignore(event, "an engine has no disk")]
             case unreachable:
@@ -393,7 +403,7 @@ class Engine:
         message = event.message
         match message:
             case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
-                event.sender != self._views[-1].primary
+                event.sender != self._leadership.primary
             ):
                 return [Ignore(event, "an answer of the primary, sent by another node")]
             case MetalogEntries() | MetalogBase():
@@ -430,9 +440,24 @@ class Engine:
 
     def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
         writer = self._writer
-        if writer is None or event.sender not in (self._views[-1].primary, *writer.replicas):
+        if writer is None or event.sender not in (self._leadership.primary, *writer.replicas):
             return [Ignore(event, "a full disk of a node that this engine does not use")]
         return writer.on_disk_full(event.sender, full=full, now=now)
+
+    def _on_term(self, event: TermBegun, now: Instant) -> list[Effect]:
+        """Ask the primary of a new term what the one before has not answered."""
+        before = self._leadership.primary
+        if not self._leadership.begin(event):
+            return []
+        self._upkeep_at = now
+        self._catch_up.reader.begin_term(elsewhere=event.primary != before)
+        self._reads.begin_term(now)
+        self.trims.hurry(now)
+        if self._local is None:
+            self._join.hurry(now)
+        if self._writer is not None and event.primary != before:
+            return self._writer.on_disk_full(before, full=False, now=now)
+        return []
 
     # --- joining (thesis 5.5.1)
 
@@ -454,7 +479,7 @@ class Engine:
 
     def _ask_to_join(self, now: Instant) -> list[Effect]:
         self._join.sent(now)
-        return [Send(self._views[-1].primary, TailWanted(self._join_request))]
+        return [Send(self._leadership.primary, TailWanted(self._join_request))]
 
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
@@ -606,7 +631,7 @@ class Engine:
         return bool(ahead or self._reads.parked or self.watches)
 
     def _to_primary(self, message: MetalogWanted) -> Send:
-        return Send(self._views[-1].primary, message)
+        return Send(self._leadership.primary, message)
 
     def deadline(self) -> Instant | None:
         """The earliest deadline of all parts; None: none has one."""

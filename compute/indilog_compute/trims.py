@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from indilog.base.errors import IndilogError, OverloadedError, QuorumUnavailableError
-from indilog.base.ids import Instant, MetalogPosition, NodeId
+from indilog.base.ids import Instant, MetalogPosition
 from indilog.base.log import check_until
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import Floor
+from indilog.roles.leadership import Leadership
 from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.tag_messages import TrimIs, TrimWanted
@@ -37,8 +38,8 @@ class _Trim(NamedTuple):
 class Trims:
     """The trims of one engine that are in flight; at most `trims_pending_max`."""
 
-    def __init__(self, primary: NodeId, config: NodeConfig) -> None:
-        self._primary = primary
+    def __init__(self, leadership: Leadership, config: NodeConfig) -> None:
+        self._leadership = leadership
         self._trims_max = config.trims.trims_pending_max
         self._resend_s = config.messages.resend_s, config.messages.resend_s_max
         self._timeout_s = config.reads.read_timeout_s
@@ -62,6 +63,11 @@ class Trims:
         if len(self) >= self._trims_max:
             raise OverloadedError(f"{len(self):,} trims are under way; try again later.")
         self._starting.append((floor, waiter))
+
+    def hurry(self, now: Instant) -> None:
+        """Send unanswered trims again, because another node is the primary."""
+        for trim in self._under_way.values():
+            trim.resend.hurry(now)
 
     def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
         """Take in the primary's answer, and note the entries that it says exist."""
@@ -107,7 +113,7 @@ class Trims:
         trim = self._under_way[request]
         assert trim.position is None, "only unanswered trims are sent"
         trim.resend.sent(now)
-        return Send(self._primary, TrimWanted(request, trim.floor))
+        return Send(self._leadership.primary, TrimWanted(request, trim.floor))
 
     def deadline(self) -> Instant | None:
         """When to send a trim again, or to fail it after `read_timeout_s`; None: none is here."""

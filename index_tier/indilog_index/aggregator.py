@@ -21,6 +21,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     SpaceChanged,
     Started,
+    TermBegun,
 )
 from indilog.wire.messages import IndexAnswer
 from indilog_index.merging import Merging
@@ -62,7 +63,7 @@ class Aggregator:
                 return self._merging.add(sender, answer, now)
             case Received(message=message):
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
-            case Started():
+            case Started() | TermBegun():
                 return []
             case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 raise AssertionError("an aggregator has no journal")

@@ -60,6 +60,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     SpaceChanged,
     Started,
+    TermBegun,
 )
 from indilog.wire.messages import (
     Direction,
@@ -286,6 +287,8 @@ class IndexNode:
         match event:
             case Received():
                 return self._on_received(event, now)
+            case TermBegun():
+                return []
             case Started():
                 return [self._snapshots.open(), *self._floors.start(now)]
             case SnapshotsAnswered(answer):

@@ -37,6 +37,11 @@ class Resend:
         """Whether it was sent, and the pause is over."""
         return self.due is not None and now >= self.due
 
+    def hurry(self, now: Instant) -> None:
+        """Resend now what is awaited, because another node is to answer."""
+        if self.due is not None:
+            self._pause_s, self.due = self._base_s, now
+
     def stop(self) -> None:
         """Stop resending: an answer came, or none is awaited any more. The next pause is the first
         one.

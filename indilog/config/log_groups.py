@@ -152,6 +152,10 @@ class OrderingConfig(Group):
     """Metalog entries that a storage node journals together. A restart fetches those that were
     not journaled yet.
     """
+    primary_lost_s: float = 1.0
+    """Seconds without a heartbeat after which another sequencer becomes the primary. ZooKeeper may
+    grant more.
+    """
     clock_gap_s_max: float = 30 * 86_400.0
     """Seconds that may pass, by the wall clock, between the last record and a start of the
     platform. A wall clock further ahead counts as wrong; then no time counts as passed.

@@ -25,9 +25,9 @@ class ShardPlacement(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes of a cluster and their roles. `sequencers[0]` is the primary. `index_shards[i]` are
-    the replicas of index shard i, including retired ones: an index shard keeps its number
-    permanently.
+    """The nodes of a cluster and their roles. Any of the sequencers may be the primary
+    (`TermBegun`); the first is so first. `index_shards[i]` are the replicas of index shard i,
+    including retired ones: an index shard keeps its number permanently.
     """
 
     number: ViewNumber
@@ -41,16 +41,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Which positions go to which index shard; empty: all index shards, from the beginning."""
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
-
-    @property
-    def primary(self) -> NodeId:
-        """The sequencer that appends to the metalog."""
-        return self.sequencers[0]
-
-    @property
-    def backups(self) -> tuple[NodeId, ...]:
-        """The sequencers that replicate the metalog."""
-        return self.sequencers[1:]
 
     @property
     def storage_nodes(self) -> tuple[NodeId, ...]:

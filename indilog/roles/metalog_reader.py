@@ -115,6 +115,16 @@ class MetalogReader:
         self.asked_from = self.lineage.position
         return MetalogWanted(self.asked_from, self.lineage.last, self._request)
 
+    def begin_term(self, *, elsewhere: bool) -> None:
+        """Have the copy confirmed by the primary of a new term; `elsewhere`: it is another node.
+
+        Incarnations of two nodes cannot be compared.
+        """
+        if elsewhere:
+            self._incarnation = Epoch(0)
+        self.known_end = 0
+        self.mark_unconfirmed()
+
     def note_incarnation(self, incarnation: Epoch) -> bool | None:
         """Note an incarnation of the primary. True: it is a new one; None: a newer one is known, so
         the message must be ignored.

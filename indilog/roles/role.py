@@ -93,6 +93,18 @@ class Started(NamedTuple):
     epoch: Epoch
 
 
+class TermBegun(NamedTuple):
+    """A term was given to a sequencer: it is the primary until a newer term begins.
+
+    The metadata store assigns terms (`indilog.runtime.cluster.terms`). They grow, and no two
+    primaries share one. A process learns the newest one at its start, if there is one, and later
+    ones some time after they began. It may miss some of them.
+    """
+
+    term: Epoch
+    primary: NodeId
+
+
 class Received(NamedTuple):
     """A message arrived.
 
@@ -149,7 +161,14 @@ class SpaceChanged(NamedTuple):
 
 
 Event: TypeAlias = (
-    Started | Received | Persisted | FrameRead | SnapshotsAnswered | ColdAnswered | SpaceChanged
+    Started
+    | TermBegun
+    | Received
+    | Persisted
+    | FrameRead
+    | SnapshotsAnswered
+    | ColdAnswered
+    | SpaceChanged
 )
 
 

@@ -68,6 +68,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     Started,
     SurvivesLoss,
+    TermBegun,
 )
 from indilog.runtime.cold_store import ColdStore
 from indilog.runtime.ignored import count_effect, count_ignored
@@ -184,8 +185,13 @@ class NodeShell:
 
     # --- start and end
 
-    def start(self, *, journal_lost: bool = False) -> None:
-        """Recover the roles from the journal, or report to them that it is lost, and start them."""
+    def start(self, *, journal_lost: bool = False, term: TermBegun | None = None) -> None:
+        """Recover the roles from the journal, or report to them that it is lost, and start them.
+
+        Args:
+            journal_lost: whether the journal was there before, and is not now.
+            term: the newest one; None: none has begun.
+        """
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
         frames = recover(self._journal, by_stream, lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
@@ -194,7 +200,8 @@ class NodeShell:
             log.info("journal recovered", frames=frames)
         if self._transport is not None:
             self._transport.start(self._on_frames)
-        self._inbox = {node: [Started(self._epoch)] for node in self.roles}
+        first = [Started(self._epoch)] if term is None else [Started(self._epoch), term]
+        self._inbox = {node: [*first] for node in self.roles}
         self._checkpointing.start()
         self._disk_space.start()
         self._notify_of_disk_space()
@@ -252,6 +259,13 @@ class NodeShell:
         """
         self._hastened = True
         self.wake(node)
+
+    def begin_term(self, term: TermBegun) -> None:
+        """Notify all roles of a term; a term older than what they know changes nothing."""
+        if not self.ended:
+            for node in self.roles:
+                self._inbox.setdefault(node, []).append(term)
+            self._schedule()
 
     @property
     def view(self) -> View:

@@ -194,6 +194,18 @@ class TailIs(WireMessage, frozen=True):
     """Microseconds since 1970."""
 
 
+class TermIs(WireMessage, frozen=True):
+    """sequencer → engine, storage: the newest term that the sender knows, and its primary. Sent by
+    a new primary, and by a sequencer that got a message for a primary and is none.
+
+    Lost: the receiver learns the term from the metadata store, or after it has resent its message.
+    Repeated: absolute.
+    """
+
+    term: Epoch
+    primary: NodeId
+
+
 # --- a writer takes over its shard (thesis 5.5.1)
 
 
@@ -551,6 +563,7 @@ Message: TypeAlias = (
     | History
     | TailWanted
     | TailIs
+    | TermIs
     | TrimWanted
     | TrimIs
     | TagFloors

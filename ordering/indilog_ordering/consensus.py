@@ -1,9 +1,10 @@
 """The consensus core of the ordering tier: a metalog on several sequencers, in the shape of Raft
 (Ongaro and Ousterhout 2014; decision 0042).
 
-It is pure: messages and the time in, messages and frames out. A *term* is the incarnation of a
-primary, from the metadata store's sequence: it grows, and no two primaries share one. Any sequencer
-may be the primary of any term. A majority is one of all sequencers of the view.
+It is pure: messages and the time in, messages and frames out. A *term* is a number from the
+metadata store's sequence that one sequencer gets: terms grow, and no two primaries share one. Any
+sequencer may be the primary of any term, of several one after the other, too. A majority is one of
+all sequencers of the view.
 
 1. **Promise.** A sequencer follows the newest term that it knows. It persists that term before it
    answers, and refuses messages of older ones, also after a restart (Raft 5.1).
@@ -79,7 +80,7 @@ class Consensus:
 
     Attributes:
         member: the copy and the promise.
-        leader: the term of this incarnation, if it was begun.
+        leader: the term that this node leads; None: it leads none.
     """
 
     def __init__(
@@ -100,14 +101,22 @@ class Consensus:
         """Return what comes first after a start."""
         return self.member.begin()
 
-    def lead(self) -> list[Effect]:
-        """Become the primary of the term that is this node's incarnation."""
+    def lead(self, term: Epoch) -> list[Effect]:
+        """Become the primary of a term, which is newer than all that are known here."""
+        assert term > self.member.term, "a term has one primary, and begins once"
         alone = len(self._nodes) == 1
-        effects = [] if alone else self.member.lead()
+        effects = [] if alone else self.member.lead(term)
         if alone:
-            self.member.term = self.member.life
-        self.leader = Leader(self._node, self._nodes, self.member, self._config)
+            self.member.term = term
+        self.leader = Leader(self._node, self._nodes, self.member, term, self._config)
         return effects
+
+    def retire(self) -> bool:
+        """End the own term, if a newer one is known; return whether that was so."""
+        if self.leader is None or not self.leader.deposed:
+            return False
+        self.leader = None
+        return True
 
     def on_received(
         self, event: Received, message: Seal | Sealed | MetalogAppend | MetalogStored

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from indilog.base.errors import DataLossError
-from indilog.base.ids import Instant, MetalogPosition, NodeId, majority
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, majority
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
@@ -24,7 +24,7 @@ from indilog_ordering.member_progress import MemberProgress
 
 
 class Leader:
-    """The primary of the term that is the incarnation of this node.
+    """The primary of one term.
 
     Guarantees: an entry is committed only if it is durable at a majority of all sequencers, without
     learners. No committed entry is ever replaced.
@@ -37,12 +37,12 @@ class Leader:
     """
 
     def __init__(
-        self, node: NodeId, nodes: Sequence[NodeId], member: Member, config: Config
+        self, node: NodeId, nodes: Sequence[NodeId], member: Member, term: Epoch, config: Config
     ) -> None:
         self._node = node
         self._member = member
         self._metalog = member.metalog
-        self._term = member.life
+        self._term = term
         self._majority = majority(nodes)
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
@@ -227,9 +227,9 @@ class Leader:
             if member.sealed_in is not None and not member.voter
         ]
         if self._metalog.learner:
-            lost.insert(0, self._node)
+            lost.append(self._node)
         if len(self._members) + 1 - len(lost) < self._majority:
-            first, *others = lost
+            first, *others = sorted(lost)
             raise DataLossError(
                 f"The order of the log is damaged on the disk of {first}, and on that of "
                 f"{' and '.join(others)} too, so no node knows whether an acknowledged record "

@@ -55,15 +55,22 @@ class Member:
         """Return the frame that marks a learner, which comes before all others."""
         return [self.metalog.mark(learner=True)] if self.metalog.written.learner else []
 
-    def lead(self) -> list[Effect]:
-        """Begin the term of this incarnation; return the frame of the promise."""
-        self.term, self._primary, self._leads = self.life, None, True
-        return [self.metalog.promise(self.life)]
+    def lead(self, term: Epoch) -> list[Effect]:
+        """Begin a term; return the frame of the promise."""
+        self.term, self._primary, self._leads = term, None, True
+        self._matched = self._round = 0
+        self._sealed = self._mismatch = self._answered = None
+        return [self.metalog.promise(term)]
 
     def announce(self, primary: NodeId) -> list[Effect]:
         """Notify the primary of this incarnation, whose answers begin anew."""
         learner = self.metalog.written.learner
         return [Send(primary, MetalogStored(self.metalog.promised, 0, learner=learner))]
+
+    @property
+    def leader(self) -> tuple[Epoch, NodeId]:
+        """The newest term of which a message arrived, and its primary; term 0: there is none."""
+        return (Epoch(0), NodeId("")) if self._primary is None else (self.term, self._primary)
 
     # --- messages
 

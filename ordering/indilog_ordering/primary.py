@@ -34,6 +34,7 @@ from indilog.wire.messages import (
     ShardProgress,
     TailIs,
     TailWanted,
+    TermIs,
 )
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
@@ -146,11 +147,13 @@ class Primary:
         if node in self._covered:
             self._cover(node, Extent(NO_INCARNATION, 0))
 
-    def begin(self) -> list[Effect]:
-        """Propose the fence, unless this is the only sequencer."""
+    def begin(self, node: NodeId) -> list[Effect]:
+        """Notify readers that this node leads, and propose the fence, unless it is the only one."""
         if self._leader.alone:
             return []
-        return [self._cut_entry({}, {}, self._last_us)]
+        led = TermIs(self._epoch, node)
+        notified: list[Effect] = [Send(reader, led) for reader in self._readers]
+        return [*notified, self._cut_entry({}, {}, self._last_us)]
 
     def advance(self, now: Instant) -> list[Effect]:
         """Publish committed entries, answer tails, and propose at most one entry of each kind."""

@@ -1,7 +1,8 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-The newest view says which node is the primary. Every sequencer takes part in the consensus core
-(`indilog_ordering.consensus`). The primary's `Primary` begins when its term has adopted a copy.
+`TermBegun` says which node is the primary. Every sequencer takes part in the consensus core
+(`indilog_ordering.consensus`). The primary's `Primary` begins when its term has adopted a copy, and
+ends when a message of a newer term arrives.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from indilog.config import Config
 from indilog.kernel.metalog import entries_decoded
 from indilog.kernel.view import Views
 from indilog.roles.incarnations import Heard, Incarnations
+from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
     METALOG_KINDS,
     ColdAnswered,
@@ -27,11 +29,13 @@ from indilog.roles.role import (
     Lost,
     Persisted,
     Received,
+    Send,
     SnapshotsAnswered,
     SpaceChanged,
     Started,
+    TermBegun,
 )
-from indilog.wire.messages import ForSequencer, Message
+from indilog.wire.messages import ForSequencer, Message, TermIs
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.consensus import Consensus
 from indilog_ordering.primary import Primary, check_new
@@ -57,6 +61,7 @@ class Sequencer:
         self._incarnations = Incarnations(self._view.nodes)
         self._core: Consensus | None = None
         """Set by `Started`, after recovery."""
+        self._leadership = Leadership(self._view)
         self._primary: Primary | None = None
         """Set at the primary when its term has adopted a copy."""
         self._parked: dict[tuple[NodeId, type], Received] = {}
@@ -96,7 +101,7 @@ class Sequencer:
     @property
     def ready(self) -> bool:
         """Whether it serves requests; a primary that may lack entries does not."""
-        return not self._metalog.learner or self._node != self._view.primary
+        return not self._metalog.learner or self._node != self._leadership.primary
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
@@ -112,6 +117,8 @@ class Sequencer:
             "learner": int(self.learner),
             "base": self._metalog.base.position,
         }
+        if self._core is not None:
+            figures["term"] = self._core.member.term
         if self._primary is not None:
             figures |= {"tail": self._primary.tail, "time_behind_s": self._primary.time_behind_s}
         return figures
@@ -181,6 +188,8 @@ class Sequencer:
         if (core := self._core) is None:
             assert not events, "Started is the first event"
             return effects
+        if core.retire():
+            self._retire_primary()
         effects += core.advance(now)
         if (leader := core.leader) is not None and leader.adopted:
             if self._primary is None:
@@ -213,6 +222,8 @@ class Sequencer:
                 return []
             case Started():
                 return self._start(event)
+            case TermBegun():
+                return self._on_term(event)
             case SpaceChanged(room=room):
                 self._full = room is not None
                 if self._primary is not None:
@@ -233,20 +244,28 @@ class Sequencer:
         return self._on_message(event, event.message)
 
     def _on_message(self, event: Received, message: Message) -> list[Effect]:
-        assert self._core is not None, "Started is the first event"
+        core = self._core
+        assert core is not None, "Started is the first event"
         if not isinstance(message, ForSequencer):
             return [Ignore(event, f"a sequencer has no use for {type(message).__name__}")]
-        if isinstance(message, Seal | MetalogAppend) and event.sender != self._view.primary:
-            return [Ignore(event, "of a node that is not the primary of this view")]
+        if isinstance(message, Seal | MetalogAppend) and event.sender not in self._view.sequencers:
+            return [Ignore(event, "of a node that is no sequencer")]
         if isinstance(message, Seal | Sealed | MetalogAppend | MetalogStored):
-            return self._core.on_received(event, message)
-        leader = self._core.leader
+            return core.on_received(event, message)
+        leader = core.leader
         if leader is None:
-            return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
+            return self._direct(event, core)
         if self._primary is None or not leader.settled:
             self._parked[event.sender, type(message)] = event
             return []
         return self._primary.on_received(event, message)
+
+    def _direct(self, event: Received, core: Consensus) -> list[Effect]:
+        """Tell a reader or a storage node which node is the primary."""
+        known = max(core.member.leader, (self._leadership.term, self._leadership.primary))
+        if known[0] == 0 or known[1] == self._node:
+            return [Ignore(event, f"a backup has no use for {type(event.message).__name__}")]
+        return [Send(event.sender, TermIs(*known))]
 
     def _forget(self, node: NodeId) -> None:
         """Forget what an earlier incarnation of a node reported."""
@@ -260,21 +279,43 @@ class Sequencer:
         view, metalog = self._view, self._metalog
         core = Consensus(self._node, view.sequencers, metalog, event.epoch, self._config)
         self._core = core
-        if self._node == view.primary:
-            check_new(event.epoch, max(metalog.promised, metalog.extent.last))
-            return core.begin() + core.lead()
-        return core.begin() + core.member.announce(view.primary)
+        return core.begin()
+
+    def _on_term(self, event: TermBegun) -> list[Effect]:
+        """Lead the term, or notify its primary of this incarnation, whose answers begin anew.
+
+        Raises:
+            DataDirectoryError: see `check_new`.
+        """
+        core, metalog = self._core, self._metalog
+        assert core is not None, "Started is the first event"
+        if not self._leadership.begin(event):
+            return []
+        if event.primary != self._node:
+            return core.member.announce(event.primary)
+        if event.term == core.member.life:
+            check_new(event.term, max(metalog.promised, metalog.extent.last))
+        if event.term <= core.member.term:
+            return [Ignore(event, "a newer term has begun")]
+        effects = core.lead(event.term)
+        self._retire_primary()
+        return effects
+
+    def _retire_primary(self) -> None:
+        """Stop to work as a primary; readers ask the next one."""
+        self._primary = None
+        self._parked.clear()
 
     def _begin(self, core: Consensus, now: Instant) -> list[Effect]:
         """Begin to work as a primary."""
         leader, view = core.leader, self._view
         assert leader is not None, "this node leads"
-        life = core.member.life
-        primary = Primary(view, self._config, self._metalog, life, leader, now)
+        term = core.member.term
+        primary = Primary(view, self._config, self._metalog, term, leader, now)
         if self._full:
             primary.on_space_changed(full=True, now=now)
         self._primary = primary
-        return primary.begin()
+        return primary.begin(self._node)
 
     def _work(self, now: Instant) -> list[Effect]:
         """Handle parked messages, publish, answer and propose."""

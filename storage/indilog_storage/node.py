@@ -27,6 +27,7 @@ from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
+from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
     ColdAnswered,
     Effect,
@@ -43,6 +44,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     SpaceChanged,
     Started,
+    TermBegun,
 )
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.messages import (
@@ -57,6 +59,7 @@ from indilog.wire.messages import (
     ShardClaim,
     ShardOpen,
     ShardStoredWanted,
+    TermIs,
 )
 from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
 from indilog.wire.time_messages import TimeFound, TimeLookup
@@ -102,6 +105,7 @@ class StorageNode:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._views = views
+        self._leadership = Leadership(views[-1])
         self._config = config.node
         self._aux_bytes_max = config.cluster.aux_bytes_max
         self._shards = _shards_of(node, views)
@@ -275,7 +279,7 @@ class StorageNode:
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
-        effects += self._appends.conclude(self._views[-1].primary, now)
+        effects += self._appends.conclude(self._leadership.primary, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += distribute(self._views[-1], blocks, self._ordering.last)
@@ -285,7 +289,7 @@ class StorageNode:
             self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.messages.resend_s))
         return effects
 
-    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:  # noqa: PLR0911 one a kind
         match event:
             case Received():
                 return self._on_message(event, now)
@@ -308,10 +312,23 @@ class StorageNode:
                 self._history.start(epoch)
                 self._ordering.reader.mark_unconfirmed()
                 return []
+            case TermBegun():
+                return self._on_term(event)
             case ColdAnswered(answer):
                 return self._on_cold(answer, now)
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
+
+    def _on_term(self, event: TermBegun) -> list[Effect]:
+        """Report everything to the primary of a new term, and have the copy of the metalog
+        confirmed.
+        """
+        before = self._leadership.primary
+        if self._leadership.begin(event):
+            self._stirred = True
+            self._ordering.reader.begin_term(elsewhere=event.primary != before)
+            self._appends.report()
+        return []
 
     def _on_cold(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
         self._stirred = True
@@ -339,6 +356,8 @@ class StorageNode:
                 return self._on_writer(event, message)
             case ReadRecords() | IndexDataWanted() | TimeLookup() | AuxSet() as message:
                 return self._on_reader(event, message, now)
+            case TermIs(term, primary):
+                return self._on_term(TermBegun(term, primary))
             case _:
                 return [Ignore(event, "not a message for a storage node")]
 
@@ -427,11 +446,11 @@ class StorageNode:
         effects += self._care.conclude(now, self._reads.damaged)
         wanted = self._catch_up.ask(now, waiting=self._awaits_entries())
         if wanted is not None:
-            effects.append(Send(self._views[-1].primary, wanted))
+            effects.append(Send(self._leadership.primary, wanted))
         epoch, position = self._covered.older
         if position and (wanted is not None or self._covered.is_unreported):
             self._covered.is_unreported = False
-            effects.append(Send(self._views[-1].primary, MetalogCovered(position, epoch)))
+            effects.append(Send(self._leadership.primary, MetalogCovered(position, epoch)))
         effects += self._history.conclude(now)
         self._stirred = False
         parts = (self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history)
@@ -448,7 +467,7 @@ class StorageNode:
     # --- order
 
     def _on_metalog_entries(self, event: Received, message: MetalogEntries) -> list[Effect]:
-        if event.sender != self._views[-1].primary:
+        if event.sender != self._leadership.primary:
             return [Ignore(event, "metalog entries of a node that is not the primary")]
         reader = self._ordering.reader
         was_behind, last = reader.behind, reader.lineage.last
@@ -491,7 +510,7 @@ class StorageNode:
         """Fetch old entries from other storage nodes, or send them old entries."""
         match message:
             case MetalogBase():
-                if event.sender != self._views[-1].primary:
+                if event.sender != self._leadership.primary:
                     return [Ignore(event, "a base of a node that is not the primary")]
                 return self._on_base(event, message)
             case HistoryWanted():

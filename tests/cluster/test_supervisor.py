@@ -270,7 +270,7 @@ def test_a_hung_process_is_ended_and_appends_continue(tmp_path: Path, node: str)
 def test_readyz_answers_whether_an_append_would_be_acknowledged(tmp_path: Path) -> None:
     async def story() -> None:
         made = settings(tmp_path)
-        made["node"].update(hang_s=60.0, ready_append_s=1.0)
+        made["node"].update(hang_s=60.0, ready_append_s=1.0, primary_lost_s=60.0)
         config = processes_config(overrides=made)
         async with (
             asyncio.timeout(DEADLINE_S),

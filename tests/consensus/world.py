@@ -152,7 +152,7 @@ def begin(count: int, left: Left) -> State:
 
 
 def lead(state: State, number: int) -> State:
-    """Restart a node as the primary of a new term."""
+    """Let a running node be the primary of a new term."""
     term = state.term + 1
     taken = _leading(len(state.nodes), number, state.nodes[number], term)
     return _after(state._replace(term=term), number, taken)
@@ -213,9 +213,9 @@ def _delivered(count: int, number: int, node: Node, letter: Letter) -> Taken:
 
 @_cached
 def _leading(count: int, number: int, node: Node, term: int) -> Taken:
-    core = _recovered(count, number, term, node.disk, lost=False)
-    effects = core.begin() + core.lead()
-    return _taken(count, number, node._replace(life=term, question=None), core, effects)
+    core = _machine(node)
+    effects = core.lead(Epoch(term))
+    return _taken(count, number, node._replace(question=None), core, effects)
 
 
 @_cached
@@ -245,7 +245,7 @@ def _asked(count: int, number: int, node: Node, committed: int) -> Taken | None:
 def _entry(core: Consensus, *, proposal: int) -> NewRecords:
     metalog = core.member.metalog
     counts = {ShardId(0): proposal} if proposal else {}
-    return NewRecords(len(metalog), ViewNumber(1), core.member.life, counts)
+    return NewRecords(len(metalog), ViewNumber(1), core.member.term, counts)
 
 
 def _taken(
@@ -257,6 +257,7 @@ def _taken(
     now: Instant = NOW,
 ) -> Taken:
     """Complete the step of a node as its role and its shell do."""
+    core.retire()
     leader = core.leader
     out = _Out([], [], [])
     while True:
@@ -277,7 +278,7 @@ def _taken(
     if leader is not None and not leader.deposed:
         metalog = core.member.metalog
         entries = tuple(map(encoded, metalog.page(0, len(metalog))))
-        view = View(core.member.life, leader.adopted, leader.committed, entries)
+        view = View(core.member.term, leader.adopted, leader.committed, entries)
         if question is not None and leader.confirmed >= question.round:
             answered, question = question, None
     _rest(core)

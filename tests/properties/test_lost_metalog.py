@@ -21,7 +21,7 @@ from indilog.kernel.metalog import Entry, entry_decoded
 from indilog.roles.role import FrameKind, Lost
 from indilog.wire.messages import Message, MetalogEntries
 from tests.properties.test_ordering import faults, restarts, work
-from tests.support.ordering_tier import NOWHERE, VIEW, OrderingTier, Process
+from tests.support.ordering_tier import BACKUPS, NOWHERE, PRIMARY, VIEW, OrderingTier, Process
 
 decoded = functools.lru_cache(4096)(entry_decoded)
 
@@ -127,7 +127,7 @@ def losses(tier: DamagedTier, chance: Random, *, always: bool) -> list[Callable[
 
     def lose(how: Callable[[NodeId], None]) -> None:
         if always or tier.all_count():
-            how(chance.choice([VIEW.primary, VIEW.primary, *VIEW.backups]))
+            how(chance.choice([PRIMARY, PRIMARY, *BACKUPS]))
 
     return [
         lambda: lose(lambda name: tier.damage(name, chance)),

@@ -26,13 +26,13 @@ from indilog.roles.role import (
     Persisted,
     Received,
     Send,
-    Started,
 )
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
-from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardProgress
+from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardProgress, TermIs
 from indilog.wire.sequencer_messages import MetalogAppend
 from indilog.wire.tag_messages import TrimIs, TrimWanted
 from indilog_ordering.sequencer import Sequencer
+from tests.support.metalog_messages import started
 
 KEPT: Final = 8
 CONFIG: Final = Config(
@@ -91,7 +91,7 @@ class Trio:
         for kind, payload in disk.frames[at:]:
             role.recover(kind, payload, NOWHERE)
         role.recovered()
-        self.give(name, Started(Epoch(disk.lives)))
+        self.give(name, *started(disk.lives))
 
     def give(self, name: NodeId, *events: Event) -> None:
         """Deliver events and the messages that follow from them, until no message is left."""
@@ -131,7 +131,7 @@ class Trio:
                         self.published.append(entry)
             case MetalogBase(base=base):
                 self.bases.append(base)
-            case MetalogEntries() | TrimIs() | MetalogAppend():
+            case MetalogEntries() | TermIs() | TrimIs() | MetalogAppend():
                 pass
             case other:
                 raise AssertionError(f"nothing for readers: {other}")

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from indilog.base.ids import ShardId
-from tests.support.ordering_tier import VIEW, OrderingTier
+from tests.support.ordering_tier import BACKUPS, PRIMARY, VIEW, OrderingTier
 
 
 def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
@@ -29,8 +29,8 @@ def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver(any_message(), repeat=True),
         lambda: tier.put_off(any_message()),
         tier.lag,
-        lambda: tier.crash(VIEW.primary, chance.randrange(3)),
-        lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(3)),
+        lambda: tier.crash(PRIMARY, chance.randrange(3)),
+        lambda: tier.crash(chance.choice(BACKUPS), chance.randrange(3)),
         lambda: tier.take_over(shard()),
         lambda: tier.wipe_replica(chance.choice(VIEW.storage_nodes)),
         lambda: tier.open_shard(shard(), chance.randrange(2)),
@@ -79,12 +79,12 @@ def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver_in_order(chance.randint(1, 12)),
         lambda: tier.put_off_entries(chance.randrange(8)),
         lambda: tier.deliver_late(chance.randrange(8)),
-        lambda: tier.sync(chance.choice(VIEW.backups), chance.randint(1, 3)),
+        lambda: tier.sync(chance.choice(BACKUPS), chance.randint(1, 3)),
         tier.lag,
         tier.sync_everywhere,
         lambda: tier.take_checkpoint(chance.choice(VIEW.sequencers)),
-        lambda: tier.crash(VIEW.primary, chance.randrange(2)),
-        lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(2)),
+        lambda: tier.crash(PRIMARY, chance.randrange(2)),
+        lambda: tier.crash(chance.choice(BACKUPS), chance.randrange(2)),
     ]
 
 

@@ -43,6 +43,7 @@ from indilog.roles.role import (
     SnapshotsAnswered,
     Started,
     SurvivesLoss,
+    TermBegun,
 )
 from indilog.runtime.cluster.assembly import role_of
 from indilog.wire.messages import Message
@@ -125,6 +126,7 @@ class PrintedCluster:
         self._config = config
         self.nodes = {name: Node(name) for name in view.nodes}
         self.queue: list[Letter] = []
+        self._term = TermBegun(Epoch(0), view.sequencers[0])
         self.now = ORIGIN
         self.lines: list[str] = []
         self.shown = Shown(ORIGIN)
@@ -141,7 +143,17 @@ class PrintedCluster:
         except IndilogError as error:
             self._fail(node, error)
             return
-        self.turn(node, Started(Epoch(node.incarnation)))
+        if node.name == self._term.primary:
+            self._term = TermBegun(Epoch(self._term.term + 1), node.name)
+        self.turn(node, Started(Epoch(node.incarnation)), self._term)
+
+    def elect(self, node: Node, without: Sequence[str]) -> None:
+        """Begin a new term; the nodes that are up learn of it at once, but those of `without`."""
+        self._term = TermBegun(Epoch(self._term.term + 1), node.name)
+        for one in self.nodes.values():
+            if one.role is not None and one.name not in without:
+                self.lines.append(f"{one.name} learns of term {self._term.term}")
+                self.turn(one, self._term)
 
     def _recover(self, node: Node, role: Role) -> None:
         if isinstance(role, SurvivesLoss) and node.wiped:

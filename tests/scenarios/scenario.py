@@ -209,6 +209,12 @@ class Scenario:
             raise ValueError(f"{node.name} is up already")
         self._cluster.start(node)
 
+    def elect(self, command: Command) -> None:
+        """Begin a new term with a sequencer as its primary, and notify the nodes that are up, but
+        those of `without`.
+        """
+        self._cluster.elect(self._node(command), command.option("without", "").split(","))
+
     def wipe(self, command: Command) -> None:
         """End a process and empty its disk."""
         node = self._node(command)
@@ -335,6 +341,7 @@ COMMANDS: Final[Mapping[str, _Form]] = {
     "sync": _Form(Scenario.sync, "NODE", 1, 1),
     "crash": _Form(Scenario.crash, "NODE [unsynced=lost]", 1, 1),
     "start": _Form(Scenario.start, "NODE", 1, 1),
+    "elect": _Form(Scenario.elect, "NODE [without=NODE,...]", 1, 1),
     "wipe": _Form(Scenario.wipe, "NODE", 1, 1),
     "tear": _Form(Scenario.tear, "NODE", 1, 1),
     "damage": _Form(Scenario.damage, "NODE KIND [tags]", 2, 3),

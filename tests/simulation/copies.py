@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.testing.simulation import SimulatedCluster
-from indilog_ordering.sequencer import Sequencer
+from indilog_ordering.primary import Primary
 from indilog_storage import StorageNode
+from tests.simulation.elections import leading
 from tests.simulation.history import Violation
 
 _Range: TypeAlias = tuple[LocalId, LocalId]
@@ -21,7 +22,7 @@ _Range: TypeAlias = tuple[LocalId, LocalId]
 class _Seen(NamedTuple):
     """The state at the last tick."""
 
-    primary: Sequencer
+    primary: Primary
     proposed: Mapping[ShardId, LocalId]
     lives: Mapping[NodeId, Epoch]
     """The incarnations of running storage nodes that the primary knew."""
@@ -81,19 +82,15 @@ class CopiesNotes:
 
     def _now(self, cluster: SimulatedCluster) -> _Seen | None:
         view = cluster.view
-        shell = cluster.process_of(view.primary).shell
-        if shell is None:
-            return None
-        sequencer = shell.roles[view.primary]
-        assert isinstance(sequencer, Sequencer)
-        if (primary := sequencer._primary) is None:
+        sequencer = leading(cluster)
+        if sequencer is None or (primary := sequencer._primary) is None:
             return None
         lives: dict[NodeId, Epoch] = {}
         for node in view.storage_nodes:
             storage = cluster.process_of(node).shell
             if storage is not None and sequencer._incarnations._newest[node] == storage._epoch:
                 lives[node] = storage._epoch
-        return _Seen(sequencer, dict(primary._cut), lives)
+        return _Seen(primary, dict(primary._cut), lives)
 
 
 def _storage(cluster: SimulatedCluster, node: NodeId) -> StorageNode:

@@ -13,6 +13,7 @@ from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.sequencer import Sequencer
 from indilog_ordering.stored_metalog import StoredMetalog
+from tests.simulation.elections import home_of, leading
 from tests.simulation.history import Violation
 
 _SYNCED_WITHIN_S: Final = 10.0
@@ -29,7 +30,7 @@ class MetalogNotes:
         self._stored: dict[NodeId, dict[MetalogPosition, set[Epoch]]] = {}
         """For each sequencer and position, the terms of the entries that its disk has had."""
         self._primaries: set[int] = set()
-        """The copy of the primary."""
+        """The copies of primaries: of the newest term, and of those that do not know of it yet."""
         self._copied: MetalogPosition = 0
         """Below this, what the primary calls committed was found at enough sequencers."""
 
@@ -61,8 +62,8 @@ class MetalogNotes:
 
     def _see_stored(self, role: Sequencer) -> None:
         """Note the entries that are durable at a sequencer, received one by one or as a base."""
-        if role._primary is not None:
-            self._primaries = {id(role._metalog)}
+        change = self._primaries.discard if role._primary is None else self._primaries.add
+        change(id(role._metalog))
         metalog, epochs = role._metalog, self._stored.setdefault(role._node, {})
         position = metalog.stored
         while position > metalog.base.position:
@@ -96,11 +97,9 @@ class MetalogNotes:
 
         During a sync the primary may be ahead of its disk; that part is not published yet.
         """
-        process = cluster.process_of(cluster.view.primary)
-        if process.shell is None or process.shell.holding or process.failing:
+        primary = leading(cluster)
+        if primary is None or home_of(cluster, primary).holding:
             return
-        primary = process.shell.roles[cluster.view.primary]
-        assert isinstance(primary, Sequencer)
         self._compare(primary, "the primary")
         if (base := primary._metalog.base.position) > len(self._entries):
             what = f"the primary has a base at {base}, {len(self._entries)} entries were committed"
@@ -153,9 +152,10 @@ class MetalogNotes:
 
         The platform may still append, for retention policies. Nothing is noted during a sync.
         """
-        primary = cluster.process_of(cluster.view.primary).shell
+        primary = leading(cluster)
         assert primary is not None, "healed"
-        cluster.world.run_until(lambda: not primary.holding, _SYNCED_WITHIN_S)
+        home = home_of(cluster, primary)
+        cluster.world.run_until(lambda: not home.holding, _SYNCED_WITHIN_S)
         self.note(cluster)
         for node in cluster.view.sequencers:
             shell = cluster.process_of(node).shell

@@ -186,6 +186,25 @@ BUGS: Final = (
         "            self.learner = False\n        self._doubtful",
         consensus=True,
     ),
+    # --- failover
+    Bug(
+        "a primary goes on after a newer term has begun",
+        "ordering/indilog_ordering/consensus.py",
+        "if self.leader is None or not self.leader.deposed:",
+        "if self.leader is None or self.leader.committed >= 0:",
+    ),
+    Bug(
+        "incarnations of two primaries are compared",
+        "indilog/roles/metalog_reader.py",
+        "        if elsewhere:\n            self._incarnation = Epoch(0)\n",
+        "",
+    ),
+    Bug(
+        "a term is led although a newer one was promised",
+        "ordering/indilog_ordering/sequencer.py",
+        "        if event.term <= core.member.term:",
+        "        if event.term < 0:",
+    ),
     Bug(
         "a wall clock that is a year ahead at a start is accepted",
         "ordering/indilog_ordering/entry_clock.py",

@@ -21,9 +21,9 @@ from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from indilog.wire.messages import Direction
 from indilog_index.index_node import IndexNode
 from indilog_index.index_store import Search
-from indilog_ordering.sequencer import Sequencer
 from indilog_storage import StorageNode
 from indilog_storage.ordering import Ordering
+from tests.simulation.elections import leading
 from tests.simulation.history import Violation
 
 _SHARE: Final = 0.5
@@ -104,11 +104,9 @@ class ReplacedEntries:
     def _check(self) -> None:
         """Wait until all storage nodes have the entries of the primary, and no others."""
         cluster = self._cluster
-        shell = cluster.process_of(cluster.view.primary).shell
-        assert shell is not None, "it was started"
-        primary = shell.roles[cluster.view.primary]
-        assert isinstance(primary, Sequencer)
         cluster.world.run_for(_AGREE_WITHIN_S)
+        primary = leading(cluster)
+        assert primary is not None, "all were started"
         base = primary._metalog.base
         entries = primary._metalog.page(base.position, primary.committed)
         cut, tails, tail = dict(base.cut), [base.tail], base.tail

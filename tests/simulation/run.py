@@ -16,6 +16,7 @@ from indilog_storage import cold_tier
 from tests.simulation import arrangement, checkers, cold_runs, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
+from tests.simulation.elections import Elections
 from tests.simulation.history import Operation, Violation
 from tests.simulation.imagined_damage import ImaginedDamage, pages_of_a_byte
 from tests.simulation.lost_batches import LostBatches
@@ -122,6 +123,7 @@ class Run:
         self.report.faults = chaos.injected
         losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
         batches = None if self._quiet else LostBatches(cluster, chaos.injected)
+        elections = None if self._quiet else Elections(cluster, chaos.injected)
         cold = cold_runs.ColdAway(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
@@ -137,7 +139,7 @@ class Run:
             cold.note()
             workload.move_homeless(moving)
         workload.stopped = True
-        for one in (losses, batches):
+        for one in (losses, batches, elections):
             if one is not None:
                 one.end()
         chaos.end()

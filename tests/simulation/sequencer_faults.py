@@ -48,7 +48,11 @@ class SequencerLosses:
         alone = [p for p in cluster.processes if set(p.nodes) <= set(view.sequencers)]
         if len(view.sequencers) < 3 or len(alone) < 3 or chance.random() >= _SHARE:
             return None
-        return cluster.process_of(view.primary) if chance.random() < 0.7 else chance.choice(alone)
+        return (
+            cluster.process_of(cluster.term.primary)
+            if chance.random() < 0.7
+            else chance.choice(alone)
+        )
 
     def _next(self) -> None:
         self._cluster.world.after(self._chance.expovariate(1 / self._mean_s), self._strike)

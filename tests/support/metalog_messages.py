@@ -1,12 +1,18 @@
-"""Messages about the metalog, as a primary would send them."""
+"""Messages about the metalog, as a primary would send them, and the first events of a role."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indilog.base.ids import Epoch, MetalogPosition
+from indilog.base.ids import Epoch, MetalogPosition, NodeId
 from indilog.kernel.metalog import Entry
+from indilog.roles.role import Event, Started, TermBegun
 from indilog.wire.messages import MetalogEntries, MetalogWanted
+
+
+def started(epoch: int, primary: NodeId = NodeId("sequencer-0")) -> list[Event]:  # noqa: B008
+    """Return the events of a start in incarnation `epoch`, which also numbers the newest term."""
+    return [Started(Epoch(epoch)), TermBegun(Epoch(epoch), primary)]
 
 
 def entries_message(

@@ -31,7 +31,6 @@ from indilog.roles.role import (
     Persisted,
     Received,
     Send,
-    Started,
 )
 from indilog.wire.messages import (
     Message,
@@ -40,6 +39,7 @@ from indilog.wire.messages import (
     ShardProgress,
     TailIs,
     TailWanted,
+    TermIs,
 )
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
@@ -49,9 +49,12 @@ from indilog.wire.sequencer_messages import (
 )
 from indilog_ordering.entries import Entries
 from indilog_ordering.sequencer import Sequencer
+from tests.support.metalog_messages import started
 
 VIEW: Final[View] = view_of(sequencers=3, storage_nodes=3, replicas=2, engines=3)
 CONFIG: Final = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=3))
+PRIMARY: Final = VIEW.sequencers[0]
+BACKUPS: Final = VIEW.sequencers[1:]
 ENGINE: Final = NodeId("engine-0")
 NOWHERE: Final = Location(0, 0, 0)
 
@@ -116,13 +119,13 @@ class Process:
         self.taken: Taken | None = None
         """The newest checkpoint; it is valid when the frames before it are on disk."""
 
-    def start(self) -> Event:
+    def start(self) -> list[Event]:
         """Restart from the disk."""
         self.starts += 1
         self.unsynced.clear()
         self.held.clear()
         self.role = self.recovered()
-        return Started(Epoch(self.starts))
+        return started(self.starts, PRIMARY)
 
     def letter(self, to: NodeId, message: Message) -> Letter:
         """Return a message of this incarnation."""
@@ -198,7 +201,7 @@ class OrderingTier:
             name: Process(name, persisted_early=persisted_early) for name in VIEW.sequencers
         }
         for name, process in self.processes.items():
-            self.give(name, process.start())
+            self.give(name, *process.start())
 
     def restart(self, name: NodeId) -> None:
         """Restart a sequencer from its disk.
@@ -208,7 +211,7 @@ class OrderingTier:
         """
         for letters in (self.network, self.late):
             letters[:] = [letter for letter in letters if self.is_of_this_life(letter, name)]
-        self.give(name, self.processes[name].start())
+        self.give(name, *self.processes[name].start())
 
     def is_of_this_life(self, letter: Letter, to: NodeId) -> bool:
         """Whether a message may still arrive at a node that restarts now."""
@@ -231,6 +234,8 @@ class OrderingTier:
             case Persist():
                 process.unsynced.append(effect)
                 self.note_proposed(effect)
+            case Send(message=TermIs()):
+                pass  # readers know the only primary
             case Send(to=to, message=MetalogAppend() as message):
                 self.network.append(process.letter(to, message))
             case Send(to=to, message=message) if process.persisted_early:
@@ -340,7 +345,7 @@ class OrderingTier:
 
     def say(self, sender: NodeId, message: Message) -> None:
         """Let another node send a message to the primary."""
-        self.network.append(Letter(sender, VIEW.primary, message, self.lives[sender]))
+        self.network.append(Letter(sender, PRIMARY, message, self.lives[sender]))
 
     def report(self, which: int) -> None:
         node, message = list(self.reports())[which]
@@ -364,7 +369,7 @@ class OrderingTier:
         replicas.
         """
         self.lives[node] = Epoch(self.lives[node] + 1)
-        self.give(VIEW.primary, Received(node, MetalogWanted(0), self.lives[node]))
+        self.give(PRIMARY, Received(node, MetalogWanted(0), self.lives[node]))
         for (shard, owner), replica in self.replicas.items():
             if owner == node:
                 replica.stored = min(replica.stored, self.proposed[shard])
@@ -403,7 +408,7 @@ class OrderingTier:
 
     def put_off_entries(self, which: int) -> None:
         """Delay a message to a backup."""
-        places = [i for i, letter in enumerate(self.network) if letter.to in VIEW.backups]
+        places = [i for i, letter in enumerate(self.network) if letter.to in BACKUPS]
         if places:
             self.put_off(places[which % len(places)])
 
@@ -416,7 +421,7 @@ class OrderingTier:
         """The backups sync, and the primary's disk does not."""
         for _ in range(3):
             self.deliver_in_order(6)
-            for name in VIEW.backups:
+            for name in BACKUPS:
                 self.sync(name, 3)
 
     def sync(self, name: NodeId, count: int) -> None:
@@ -455,7 +460,7 @@ class OrderingTier:
                 self.give(name)
 
     def ask_tail(self) -> None:
-        self.give(VIEW.primary, Received(ENGINE, TailWanted(1), self.lives[ENGINE]))
+        self.give(PRIMARY, Received(ENGINE, TailWanted(1), self.lives[ENGINE]))
 
     # --- claims
 

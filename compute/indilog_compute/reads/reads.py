@@ -36,6 +36,7 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import MetalogReplay
 from indilog.kernel.view import Views
+from indilog.roles.leadership import Leadership
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.messages import (
     Direction,
@@ -66,9 +67,16 @@ class Reads:
     """
 
     def __init__(
-        self, node: NodeId, views: Views, config: Config, cache: RecordCache, floors: LogFloors
+        self,
+        node: NodeId,
+        views: Views,
+        config: Config,
+        cache: RecordCache,
+        floors: LogFloors,
+        leadership: Leadership,
     ) -> None:
         self._node = node
+        self._leadership = leadership
         self._views = views
         self._config = config.node
         self._cache = cache
@@ -305,7 +313,7 @@ class Reads:
         if not self._tails.is_due(now):
             return []
         request = self._tails.asked(self._number(), now)
-        return [Send(self._views[-1].primary, TailWanted(request))]
+        return [Send(self._leadership.primary, TailWanted(request))]
 
     def _number(self) -> int:
         self._next_request += 1
@@ -315,6 +323,10 @@ class Reads:
         request = self._number()
         self._requests[request] = operation
         return request
+
+    def begin_term(self, now: Instant) -> None:
+        """Ask again for tails, because another node is the primary."""
+        self._tails.hurry(now)
 
     # --- answers
 

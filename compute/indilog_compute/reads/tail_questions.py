@@ -53,6 +53,10 @@ class TailQuestions:
         self._resend.sent(now)
         return self._request
 
+    def hurry(self, now: Instant) -> None:
+        """Ask again, because another node is the primary."""
+        self._resend.hurry(now)
+
     def answered(self, request: int) -> list[Operation]:
         """Remove and return the operations that an answer serves; a late one serves none."""
         if request != self._request:

@@ -30,6 +30,7 @@ from indilog.runtime.cluster.figures_files import PublishedFigures, figures_read
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
+from indilog.runtime.cluster.terms import term_at_start
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
 from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
@@ -115,6 +116,7 @@ async def embedded(
         view = await view_in(store, config, "embedded")
         await metadata.copy_layout()
         epoch = Epoch(await store.next_sequence(EPOCH_KEY))
+        term = await term_at_start(store, view.sequencers, view.nodes, epoch)
         with directory_usable(config.node.data_dir):
             journal = Journal.open(
                 config.node.data_dir / "journal",
@@ -139,7 +141,7 @@ async def embedded(
             on_fatal=on_fatal or (lambda _: None),
         )
         with directory_usable(config.node.data_dir):
-            shell.start(journal_lost=lost)
+            shell.start(journal_lost=lost, term=term)
         engines = {
             node: LocalLogs(shell, node, role, config.cluster)
             for node, role in roles.items()

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import structlog
 import uvloop
 
-from indilog.base.errors import IndilogError
+from indilog.base.errors import DataLossError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.telemetry import configure_logging
 from indilog.config import KIB, Config, NodeConfig, node_config
@@ -44,6 +44,7 @@ from indilog.runtime.cluster.figures_files import figures_published
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
 from indilog.runtime.cluster.metadata_address import metadata_at
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
+from indilog.runtime.cluster.terms import standing_for_primary, term_at_start, terms_followed
 from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import NodeShell
@@ -88,23 +89,16 @@ async def node_running(
         DataDirectoryError: its directory is in use, of a newer format, or damaged.
         NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
     """
-    with contextlib.ExitStack() as undo:
-        async with metadata_at(metadata, keys) as store:
-            start = await node_start(store)
-            config, view = start.config, start.view
-            role = role_of(name, [view], config)
-            persists = name in view.sequencers or name in view.storage_nodes
-            directory = config.node.data_dir / name
-            with directory_usable(directory):
-                journal = Journal.open(
-                    directory,
-                    segment_bytes=config.node.journal.segment_bytes
-                    if persists
-                    else _UNUSED_SEGMENT_BYTES,
-                    durability=config.cluster.durability,
-                )
-            undo.callback(journal.close)
-            lost = await journal_lost(store, name, journal)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(metadata_at(metadata, keys))
+        start = await node_start(store)
+        config, view = start.config, start.view
+        role = role_of(name, [view], config)
+        undo = stack.enter_context(contextlib.ExitStack())
+        journal = _journal_of(name, start)
+        undo.callback(journal.close)
+        lost = await journal_lost(store, name, journal)
+        term = await term_at_start(store, view.sequencers, [name], start.epoch)
         loop = asyncio.get_running_loop()
         transport = _TRANSPORTS[config.node.messages.transport](
             start.addresses[name], start.addresses, loop, config
@@ -122,12 +116,27 @@ async def node_running(
         )
         shell.metrics.dropped = transport.counts.dropped  # scraped with the node's other numbers
         undo.pop_all()
-    try:
-        with directory_usable(directory):
-            shell.start(journal_lost=lost)
+        stack.push_async_callback(shell.close)
+        with directory_usable(config.node.data_dir / name):
+            shell.start(journal_lost=lost, term=term)
+        await stack.enter_async_context(terms_followed(store, shell.begin_term))
+        if name in view.sequencers:
+            lost_s = config.node.ordering.primary_lost_s
+            standing = standing_for_primary(store, name, view.sequencers, start.epoch, lost_s)
+            await stack.enter_async_context(standing)
         yield RunningNode(shell, start, transport)
-    finally:
-        await shell.close()
+
+
+def _journal_of(name: NodeId, start: NodeStart) -> Journal:
+    config, view = start.config, start.view
+    persists = name in view.sequencers or name in view.storage_nodes
+    directory = config.node.data_dir / name
+    with directory_usable(directory):
+        return Journal.open(
+            directory,
+            segment_bytes=config.node.journal.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+            durability=config.cluster.durability,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -175,11 +184,15 @@ async def _run(given: argparse.Namespace) -> int:
     except (IndilogError, OSError) as error:
         _log.error("node cannot start", error=str(error))
         supervisor.failed(str(error))
+        failures.append(error)
         retryable = isinstance(error, IndilogError) and error.retryable
-        return os.EX_TEMPFAIL if retryable else os.EX_USAGE
+        if not isinstance(error, DataLossError):
+            return os.EX_TEMPFAIL if retryable else os.EX_USAGE
     finally:
         stopping.cancel()
         supervisor.close()
+    if any(isinstance(failure, DataLossError) for failure in failures):
+        return os.EX_DATAERR
     return os.EX_SOFTWARE if failures else os.EX_OK
 
 

@@ -50,7 +50,8 @@ class SupervisedProcess:
         inherited: descriptors that the process inherits and keeps open.
         failures_max: how often it may end before it is ready for the first time; after that it is
             not restarted. An end with status `os.EX_TEMPFAIL` (it waits for other processes) does
-            not count. Once it was ready, it is restarted without limit.
+            not count, and `os.EX_DATAERR` (data are lost) is final. Once it was ready, it is
+            restarted without limit.
         start: how it is started.
 
     Attributes:
@@ -145,7 +146,8 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             failures += status != os.EX_TEMPFAIL and not self._was_ready
-            if failures >= self._failures_max:
+            hopeless = status == os.EX_DATAERR and not self._was_ready
+            if failures >= self._failures_max or hopeless:
                 break
             if loop.time() - started > self._config.processes.restart_s_max:
                 pause_s = self._config.processes.restart_s_min

@@ -17,10 +17,11 @@ from typing import Any, Final, Self, TypeVar
 
 import structlog
 
-from indilog.base.ids import NodeId
+from indilog.base.ids import Epoch, NodeId
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, node_config
 from indilog.kernel.view import View, view_of
+from indilog.roles.role import TermBegun
 from indilog.testing.simulation.disk import SimulatedDisk, installed
 from indilog.testing.simulation.network import SimulatedNetwork
 from indilog.testing.simulation.process import SimulatedProcess
@@ -30,6 +31,8 @@ _T = TypeVar("_T")
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 a file system in memory, if there is one
 READY_WITHIN_S: Final = 60.0
+_TERM_DELAYS_S: Final = (0.0, 0.001, 0.02, 0.3)
+"""Seconds until a process learns of a new term."""
 
 SMALL: Final = Config(
     cluster=ClusterConfig(
@@ -95,6 +98,8 @@ class SimulatedCluster:
         self.network = SimulatedNetwork(self.world)
         self.processes: list[SimulatedProcess] = []
         self._arrangement = arrangement or arrangement_of(self.view, embedded=False)
+        self.term = TermBegun(Epoch(0), self.view.sequencers[0])
+        self._term_chance = self.world.chance("terms")
         self._epochs = itertools.count(1)
         self._names: set[str] = set()
         self._stack = ExitStack()
@@ -136,6 +141,16 @@ class SimulatedCluster:
     def next_epoch(self) -> int:
         """Return the next epoch, as the metadata store would."""
         return next(self._epochs)
+
+    def begin_term(self, primary: NodeId, term: Epoch) -> None:
+        """Let a node be the primary of a new term, as the metadata store would; each process learns
+        of it after a delay of its own.
+        """
+        self.term = TermBegun(term, primary)
+        self.world.tell(f"{primary} gets term {term}")
+        for process in self.processes:
+            delay_s = self._term_chance.choice(_TERM_DELAYS_S)
+            self.world.after(delay_s, process.learn_of_term)
 
     def add_process(self, nodes: tuple[NodeId, ...]) -> SimulatedProcess:
         """Start a further process with a disk of its own."""

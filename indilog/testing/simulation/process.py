@@ -9,6 +9,7 @@ from indilog.base.errors import IndilogError
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import KIB, Config
 from indilog.kernel.view import View
+from indilog.roles.role import TermBegun
 from indilog.runtime.cluster.assembly import logs_of, retention_of, role_of
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import Clock, NodeShell
@@ -60,8 +61,14 @@ class Surroundings(Protocol):
     processes: list[SimulatedProcess]
     segment_bytes: int
 
+    term: TermBegun
+    """The newest one."""
+
     def next_epoch(self) -> int:
         """Return an epoch greater than all earlier ones."""
+
+    def begin_term(self, primary: NodeId, term: Epoch) -> None:
+        """Let a node be the primary of a new term; processes learn of it after some time."""
 
 
 class SimulatedProcess:
@@ -174,8 +181,16 @@ class SimulatedProcess:
             on_fatal=self._on_fatal,
         )
         shell.clock = WorldClock(cluster.world, self.wall_ahead_s)
-        shell.start(journal_lost=self._journal_lost(journal))
+        lost = self._journal_lost(journal)
+        if cluster.term.primary in self.nodes:
+            cluster.begin_term(cluster.term.primary, epoch)
+        shell.start(journal_lost=lost, term=cluster.term if cluster.term.term else None)
         return shell
+
+    def learn_of_term(self) -> None:
+        """Notify the roles of the newest term."""
+        if self.shell is not None and self.loop is not None:
+            self.loop.call_soon(self.shell.begin_term, self.cluster.term)
 
     def _journal_lost(self, journal: Journal) -> bool:
         """The record of a journal in the metadata store.

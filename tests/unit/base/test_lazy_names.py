@@ -31,7 +31,7 @@ def test_a_node_does_not_import_packages_of_clients_and_applications() -> None:
 
 def test_a_supervisor_and_commands_do_not_import_packages_of_nodes_and_applications() -> None:
     imported = imported_with("indilog.cli.commands", "indilog.runtime.cluster.supervisor")
-    assert {"typer", "zmq"} <= imported
+    assert {"typer", "msgspec"} <= imported
     assert not {"fastapi", "httpx", "indilog_storage", "numpy", "pydantic", "uvicorn"} & imported
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from indilog.base.errors import QuorumUnavailableError
-from indilog.base.ids import Instant, NodeId, TagHash
+from indilog.base.ids import Instant, TagHash
 from indilog.config import node_config
 from indilog.kernel.metalog import Floor
+from indilog.kernel.view import view_of
+from indilog.roles.leadership import Leadership
 from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import Answer, Effect, Send
 from indilog.wire.tag_messages import TrimIs, TrimWanted
@@ -30,7 +32,7 @@ def answers(effects: list[Effect]) -> dict[object, object]:
 
 
 def test_a_lost_trim_is_resent_while_others_start_and_are_answered() -> None:
-    trims, reader = Trims(NodeId("primary"), CONFIG), MetalogReader()
+    trims, reader = Trims(Leadership(view_of()), CONFIG), MetalogReader()
     trims.start(floor(1), "lost")
     (lost,) = sent(trims.advance(0, Instant(0.0)))
     resent = []
@@ -46,7 +48,7 @@ def test_a_lost_trim_is_resent_while_others_start_and_are_answered() -> None:
 
 
 def test_a_trim_that_is_never_answered_fails_after_its_timeout() -> None:
-    trims = Trims(NodeId("primary"), CONFIG)
+    trims = Trims(Leadership(view_of()), CONFIG)
     trims.start(floor(1), "first")
     trims.advance(0, Instant(0.0))
     trims.start(floor(2), "second")
@@ -61,7 +63,7 @@ def test_a_trim_that_is_never_answered_fails_after_its_timeout() -> None:
 
 
 def test_a_trim_that_the_primary_placed_is_not_resent_and_waits_for_its_position() -> None:
-    trims, reader = Trims(NodeId("primary"), CONFIG), MetalogReader()
+    trims, reader = Trims(Leadership(view_of()), CONFIG), MetalogReader()
     trims.start(floor(1), "first")
     (request,) = sent(trims.advance(0, Instant(0.0)))
     trims.on_answer(TrimIs(request, 7, 9), reader)

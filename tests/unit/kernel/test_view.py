@@ -15,7 +15,6 @@ def test_the_default_view_is_one_of_everything_and_two_index_shards() -> None:
     assert view.nodes == (
         "sequencer-0", "storage-0", "index-0-0", "index-1-0", "aggregator-0", "engine-0"
     )  # fmt: skip
-    assert view.backups == ()
 
 
 def test_replicas_of_a_shard_are_on_different_nodes() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from indilog.base import errors
 from indilog.base.errors import (
+    ConditionFailedError,
     ConflictError,
     FunctionFailedError,
     IndilogError,
@@ -34,7 +35,7 @@ def carried(error: Exception) -> Exception:
         value
         for value in vars(errors).values()
         if isinstance(value, type) and issubclass(value, IndilogError)
-        if value not in (TooLargeError, TrimmedError)
+        if value not in (ConditionFailedError, TooLargeError, TrimmedError)
     ],
 )
 def test_every_error_of_the_tree_keeps_its_class(kind: type[IndilogError]) -> None:
@@ -44,6 +45,9 @@ def test_every_error_of_the_tree_keeps_its_class(kind: type[IndilogError]) -> No
 
 
 def test_error_attributes_arrive() -> None:
+    failed_append = carried(ConditionFailedError("paid", 7))
+    assert isinstance(failed_append, ConditionFailedError)
+    assert failed_append.last_seqnum == 7
     large = carried(TooLargeError("The record's size in bytes", size=9, limit=8))
     assert isinstance(large, TooLargeError)
     assert (large.size, large.limit) == (9, 8)

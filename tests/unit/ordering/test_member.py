@@ -20,12 +20,11 @@ from indilog.roles.role import (
     Persisted,
     Received,
     Send,
-    Started,
 )
-from indilog.wire.messages import MetalogWanted
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
 from indilog_ordering.sequencer import Sequencer
+from tests.support import metalog_messages
 
 PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
 NOWHERE = Location(0, 0, 0)
@@ -54,7 +53,7 @@ def restarted(*epochs: int, promised: int | None = None) -> Sequencer:
     )
     node.recover(FrameKind.METALOG_STATE, state_encoded(state), NOWHERE)
     node.recovered()
-    node.handle([Started(LIFE)], T0)
+    node.handle(metalog_messages.started(LIFE), T0)
     return node
 
 
@@ -162,16 +161,15 @@ def test_entries_that_contradict_those_here_are_refused(position: int) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Received(NodeId("sequencer-2"), message(0, entry(0)).message, Epoch(1)),
+        Received(NodeId("storage-0"), message(0, entry(0)).message, Epoch(1)),
         message(0, entry(1)),
         message(0, entry(0), entry(2)),
         message(0, entry(0, epoch=2)),
         message(0, entry(0, epoch=2), entry(1), term=2),
         message(-1),
         seal(2, start=-1),
-        Received(NodeId("sequencer-2"), seal(2).message, Epoch(1)),
+        Received(NodeId("storage-0"), seal(2).message, Epoch(1)),
         Received(PRIMARY, MetalogStored(Epoch(1), 0), Epoch(1)),
-        Received(PRIMARY, MetalogWanted(0), Epoch(1)),
     ],
 )
 def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
@@ -303,7 +301,7 @@ def damaged(*epochs: int, lost: int, kind: FrameKind | None = FrameKind.METALOG)
 def test_a_sequencer_with_a_hole_is_a_learner_from_there_on(lost: int) -> None:
     """A5: its disk says so before all else."""
     node = damaged(1, 1, 1, 1, 1, lost=lost)
-    mark, hello = node.handle([Started(LIFE)], T0)
+    mark, hello = node.handle(metalog_messages.started(LIFE), T0)
     assert isinstance(mark, Persist)
     assert state_decoded(mark.payload).learner
     assert hello == Send(PRIMARY, MetalogStored(Epoch(0), 0, learner=True))
@@ -312,7 +310,7 @@ def test_a_sequencer_with_a_hole_is_a_learner_from_there_on(lost: int) -> None:
 
 def test_a_learner_counts_when_the_primary_announces_it_to_this_incarnation() -> None:
     node = damaged(1, 1, lost=1)
-    done(node, node.handle([Started(LIFE)], T0))
+    done(node, node.handle(metalog_messages.started(LIFE), T0))
     done(node, node.handle([append(0, 2)], T0))
     assert node.learner
     done(node, node.handle([message(2, voter=8)], T0))
@@ -330,7 +328,7 @@ def test_a_wiped_sequencer_stays_a_learner_over_a_restart() -> None:
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.lost(Lost(None, b"", NOWHERE))
     node.recovered()
-    mark, _ = node.handle([Started(LIFE)], T0)
+    mark, _ = node.handle(metalog_messages.started(LIFE), T0)
     assert isinstance(mark, Persist)
     again = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     again.recover(FrameKind.METALOG_STATE, mark.payload, NOWHERE)
@@ -341,7 +339,9 @@ def test_a_wiped_sequencer_stays_a_learner_over_a_restart() -> None:
 def test_a_first_start_makes_no_learner() -> None:
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
     node.recovered()
-    assert node.handle([Started(LIFE)], T0) == [Send(PRIMARY, MetalogStored(Epoch(0), 0))]
+    assert node.handle(metalog_messages.started(LIFE), T0) == [
+        Send(PRIMARY, MetalogStored(Epoch(0), 0))
+    ]
     assert not node.learner
 
 
@@ -372,7 +372,7 @@ def test_a_sole_sequencer_takes_lost_entries_from_an_ordering_journal_of_its_pro
     node.copied(entries_encoded([entry(number) for number in range(3, 6)]))
     node.copied(entries_encoded([entry(number) for number in range(6, 8)]))
     node.recovered()
-    node.handle([Started(LIFE)], T0)
+    node.handle(metalog_messages.started(LIFE), T0)
     assert (node.length, node.tail) == (9, 9)
     node.check_invariants()
 

@@ -22,7 +22,6 @@ from indilog.roles.role import (
     Persisted,
     Received,
     Send,
-    Started,
 )
 from indilog.wire.messages import MetalogEntries, MetalogWanted
 from indilog.wire.sequencer_messages import (
@@ -32,6 +31,7 @@ from indilog.wire.sequencer_messages import (
     Sealed,
 )
 from indilog_ordering.sequencer import Sequencer
+from tests.support import metalog_messages
 from tests.support.metalog_messages import entries_message
 
 PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
@@ -58,7 +58,7 @@ def sent(effects: list[Effect]) -> list[object]:
 
 def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     primary = sequencer(PRIMARY, view_of())
-    primary.handle([Started(Epoch(5))], T0)
+    primary.handle(metalog_messages.started(5), T0)
     heard: list[Entry] = []
     while len(heard) < len(TRIMS):
         last = heard[-1].epoch if heard else Epoch(0)
@@ -73,7 +73,7 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
 
 def test_an_entry_larger_than_a_page_is_sent_alone() -> None:
     primary = sequencer(PRIMARY, view_of(), page_bytes=1)
-    primary.handle([Started(Epoch(5))], T0)
+    primary.handle(metalog_messages.started(5), T0)
     wanted = Received(STORAGE, MetalogWanted(3, TRIMS[2].epoch), Epoch(1))
     committed = len(TRIMS)
     assert sent(primary.handle([wanted], T0)) == [entries_message(TRIMS[3:4], committed=committed)]
@@ -81,7 +81,7 @@ def test_an_entry_larger_than_a_page_is_sent_alone() -> None:
 
 def test_of_many_entries_committed_at_once_the_newest_is_published_so_that_a_gap_is_seen() -> None:
     primary = sequencer(PRIMARY, view_of())
-    published = sent(primary.handle([Started(Epoch(5))], T0))
+    published = sent(primary.handle(metalog_messages.started(5), T0))
     pages = [message for message in published if isinstance(message, MetalogEntries)]
     assert pages
     for page in pages:
@@ -92,7 +92,7 @@ def test_of_many_entries_committed_at_once_the_newest_is_published_so_that_a_gap
 def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     view = view_of(sequencers=3)
     primary = sequencer(PRIMARY, view)
-    primary.handle([Started(Epoch(5))], T0)
+    primary.handle(metalog_messages.started(5), T0)
     primary.handle([Persisted(len(TRIMS), Location(0, 0, 0))], T0)
     messages: list[object] = []
     for number in (1, 2):
@@ -112,7 +112,7 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
 
 def test_a_copy_is_adopted_in_pages_of_so_many_bytes() -> None:
     backup = sequencer(BACKUP, view_of(sequencers=3))
-    backup.handle([Started(Epoch(2))], T0)
+    backup.handle(metalog_messages.started(2), T0)
     asked = Received(PRIMARY, Seal(Epoch(5), 1, 0), Epoch(5))
     (promise,) = (e for e in backup.handle([asked], T0) if isinstance(e, Persist))
     answers = sent(backup.handle([Persisted(promise.token, Location(0, 0, 0))], T0))

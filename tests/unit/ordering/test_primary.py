@@ -23,7 +23,6 @@ from indilog.roles.role import (
     Received,
     Send,
     SpaceChanged,
-    Started,
 )
 from indilog.wire.messages import (
     DiskFull,
@@ -36,6 +35,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.sequencer import Sequencer
+from tests.support import metalog_messages
 from tests.support.metalog_messages import entries_message
 
 MessageT = TypeVar("MessageT")
@@ -57,7 +57,7 @@ def started(
 
 
 def start(node: Sequencer) -> list[Effect]:
-    return node.handle([Started(Epoch(5))], T0)
+    return node.handle(metalog_messages.started(5), T0)
 
 
 def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE, life: int = 1) -> Received:
@@ -458,7 +458,7 @@ def test_a_reader_is_answered_from_where_its_copy_agrees(
     """Its entries of an incarnation beyond those left in the metalog were lost, and replaced."""
     entries = [*(entry(p, {0: 1}, epoch=3) for p in range(2)), entry(2, {0: 1}, epoch=4)]
     node = started(recovered=entries)
-    node.handle([Started(Epoch(5))], T0)
+    node.handle(metalog_messages.started(5), T0)
     wanted = Received(STORAGE, MetalogWanted(start, Epoch(last), 7), Epoch(1))
     ((_, answer),) = sent(node.handle([wanted], T0), MetalogEntries)
     assert (answer.start, answer.committed, answer.request) == (answered_from, 3, 7)
@@ -560,7 +560,7 @@ def test_a_restarted_primary_answers_no_earlier_tail() -> None:
         sealed(3),
         sealed(1, term=4),
         Received(FIRST, MetalogStored(Epoch(6), 1), Epoch(1)),
-        Received(FIRST, Seal(Epoch(6), 1), Epoch(1)),
+        Received(FIRST, Seal(Epoch(4), 1), Epoch(1)),
         Received(NodeId("index-0-0"), MetalogWanted(0), Epoch(1)),
         Received(STORAGE, MetalogWanted(-1), Epoch(1)),
         Received(NodeId("unknown"), TailWanted(1), Epoch(1)),

@@ -16,7 +16,6 @@ from indilog.roles.role import (
     Persisted,
     Received,
     Send,
-    Started,
 )
 from indilog.wire.messages import (
     MetalogEntries,
@@ -26,6 +25,7 @@ from indilog.wire.messages import (
 from indilog.wire.tag_messages import TrimIs, TrimWanted
 from indilog_ordering.sequencer import Sequencer
 from indilog_ordering.trims import TrimRequests
+from tests.support.metalog_messages import started
 
 PRIMARY, STORAGE, ENGINE = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 T0 = Instant(1000.0)
@@ -41,7 +41,7 @@ class Alone:
         self.role = Sequencer(PRIMARY, [view_of()], config)
         for payload in self.disk:
             self.role.recover(FrameKind.METALOG, payload, NOWHERE)
-        self.turn(Started(Epoch(epoch)))
+        self.turn(*started(epoch))
 
     def turn(self, *events: Event) -> list[Effect]:
         """Deliver events; confirm each write at once."""

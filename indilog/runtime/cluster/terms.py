@@ -1,0 +1,223 @@
+"""Terms in the metadata store: which sequencer is the primary (ARCHITECTURE 11, decision 0046).
+
+The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
+its numbers from the sequence of epochs. So terms grow, and each has one primary.
+
+- A sequencer that starts takes a new term if the key names it, or if there is no key and it is the
+  first of the view.
+- Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary has
+  none any more, the next sequencer of the view that has one takes a term.
+- Each process watches `term` and notifies its roles.
+
+Only who leads is decided here. What the new primary adopts is decided among the sequencers
+(`indilog_ordering.consensus`). So a primary that has lost its session, or cannot reach the store,
+goes on until a newer term begins: the log works while the store is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn
+
+import msgspec
+import structlog
+
+from indilog.base.errors import DataDirectoryError, IndilogError
+from indilog.base.ids import Epoch, NodeId
+from indilog.roles.role import TermBegun
+from indilog.runtime.cluster.cluster_state import EPOCH_KEY
+from indilog.runtime.metadata.store import MetadataStore, Session, Versioned, Written
+
+_TERM_KEY: Final = "term"
+_LIVE: Final = "sequencers/"
+_RETRY_S: Final = 0.2
+"""Seconds until a request is repeated that the metadata store did not answer."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Term(msgspec.Struct, frozen=True):
+    term: int
+    primary: str
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Term)
+
+
+async def term_at_start(
+    store: MetadataStore, sequencers: Sequence[NodeId], nodes: Collection[NodeId], epoch: Epoch
+) -> TermBegun | None:
+    """Return the newest term, which is a new one if its primary is a node of this process.
+
+    Args:
+        store: the metadata store.
+        sequencers: of the view.
+        nodes: of this process.
+        epoch: the incarnation of this process; it numbers the new term.
+
+    Returns:
+        None if no term has begun yet.
+    """
+    while True:
+        found = await store.get(_TERM_KEY)
+        term = None if found is None else _decoded(found)
+        primary = sequencers[0] if term is None else term.primary
+        if primary not in nodes:
+            return term
+        if await _take(store, TermBegun(epoch, primary), found):
+            return TermBegun(epoch, primary)
+
+
+async def _take(store: MetadataStore, term: TermBegun, before: Versioned | None) -> bool:
+    """Set the newest term, unless another one was set; return whether it is set."""
+    value = _encoder.encode(_Term(term.term, term.primary))
+    version = 0 if before is None else before.version
+    answer = await store.compare_and_set(_TERM_KEY, value, expected_version=version)
+    return isinstance(answer, Written)
+
+
+def _decoded(found: Versioned) -> TermBegun:
+    """Return a term that the metadata store keeps.
+
+    Raises:
+        DataDirectoryError: another release wrote it, in a form that this one does not know.
+    """
+    try:
+        known = _decoder.decode(found.value)
+    except msgspec.DecodeError as error:
+        raise DataDirectoryError(
+            f"The term in the metadata store is not understood ({error}); was it written by "
+            "another release? Use that one."
+        ) from error
+    return TermBegun(Epoch(known.term), NodeId(known.primary))
+
+
+def next_primary(
+    sequencers: Sequence[NodeId], primary: NodeId, live: Collection[NodeId]
+) -> NodeId | None:
+    """Return the live sequencer that follows a lost primary in the view; None: none is live."""
+    start = sequencers.index(primary) + 1 if primary in sequencers else 0
+    turn = [*sequencers[start:], *sequencers[:start]]
+    return next((node for node in turn if node in live), None)
+
+
+@asynccontextmanager
+async def terms_followed(
+    store: MetadataStore, begin_term: Callable[[TermBegun], None]
+) -> AsyncIterator[None]:
+    """Call `begin_term` for the terms that begin while the block runs; some may be skipped."""
+    async with _running(_follow(store, begin_term)):
+        yield
+
+
+async def _follow(store: MetadataStore, begin_term: Callable[[TermBegun], None]) -> NoReturn:
+    version = 0
+    while True:
+        try:
+            found = await store.watch(_TERM_KEY, after=version)
+        except IndilogError as error:
+            _log.warning("the metadata store does not answer", error=str(error))
+            await asyncio.sleep(_RETRY_S)
+            continue
+        if found is not None:
+            version = found.version
+            begin_term(_decoded(found))
+
+
+@asynccontextmanager
+async def standing_for_primary(
+    store: MetadataStore, node: NodeId, sequencers: Sequence[NodeId], epoch: Epoch, lost_s: float
+) -> AsyncIterator[None]:
+    """Let a sequencer take over while the block runs, when the primary is lost.
+
+    Args:
+        store: the metadata store.
+        node: the sequencer, of this process.
+        sequencers: of the view; if there is one, nothing is done.
+        epoch: the incarnation of this process.
+        lost_s: seconds without a heartbeat after which a sequencer is lost.
+    """
+    if len(sequencers) == 1:
+        yield
+        return
+    async with _running(_Candidate(store, node, sequencers, epoch, lost_s).run()):
+        yield
+
+
+class _Candidate:
+    """A sequencer that takes over when it is its turn."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        node: NodeId,
+        sequencers: Sequence[NodeId],
+        epoch: Epoch,
+        lost_s: float,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._sequencers = sequencers
+        self._key = f"{_LIVE}{node}.{epoch}"
+        """Of this incarnation: the key of the one before may still be there."""
+        self._lost_s = lost_s
+
+    async def run(self) -> NoReturn:
+        """Keep a session, and watch the others."""
+        while True:
+            session: Session | None = None
+            try:
+                session = await self._store.session(self._lost_s)
+                await session.create(self._key, b"")
+                await self._watch(session)
+            except IndilogError as error:
+                _log.warning("this sequencer cannot take over for now", reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+            finally:
+                if session is not None:
+                    await session.close()
+
+    async def _watch(self, session: Session) -> NoReturn:
+        """Take over when the primary is lost: its key has vanished, or was absent for `lost_s`."""
+        clock = asyncio.get_running_loop().time
+        live, revision, absent_since = frozenset[NodeId](), 0, None
+        while True:
+            before = live
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lost_s):
+                    items, revision = await self._store.watch_directory(_LIVE, after=revision)
+                    live = _live_in(items)
+            session.check()
+            found = await self._store.get(_TERM_KEY)
+            if found is None or (primary := _decoded(found).primary) in live:
+                absent_since = None
+                continue
+            absent_since = clock() if absent_since is None else absent_since
+            is_lost = primary in before or clock() - absent_since >= self._lost_s
+            if is_lost and next_primary(self._sequencers, primary, live) == self._node:
+                await self._take_over(found, primary)
+
+    async def _take_over(self, before: Versioned, primary: NodeId) -> None:
+        """Take a term, unless another one was set meanwhile; `terms_followed` learns of it."""
+        term = TermBegun(Epoch(await self._store.next_sequence(EPOCH_KEY)), self._node)
+        if await _take(self._store, term, before):
+            _log.warning("this sequencer takes over", lost=primary, term=term.term)
+
+
+def _live_in(keys: Iterable[str]) -> frozenset[NodeId]:
+    """Return the sequencers whose keys these are."""
+    return frozenset(NodeId(key.removeprefix(_LIVE).rpartition(".")[0]) for key in keys)
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
