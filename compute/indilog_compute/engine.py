@@ -167,6 +167,11 @@ class Engine:
         return self._local.tag_position if self._local is not None else 0
 
     @property
+    def primary(self) -> NodeId:
+        """The primary of the newest term that this node knows."""
+        return self._leadership.primary
+
+    @property
     def tail(self) -> SeqNum:
         """The first seqnum not known to be ordered; may lag behind the primary's."""
         return self._replay.tail
@@ -384,8 +389,8 @@ class Engine:
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
-            case Received(message=TermIs(term, primary)):
-                return self._on_term(TermBegun(term, primary), now)
+            case Received(sender=sender, message=TermIs(term, primary)):
+                return self._on_term(TermBegun(term, primary), now, sender)
             case Received():
                 return self._on_message(event, now)
             case Started(epoch):
@@ -444,10 +449,12 @@ class Engine:
             return [Ignore(event, "a full disk of a node that this engine does not use")]
         return writer.on_disk_full(event.sender, full=full, now=now)
 
-    def _on_term(self, event: TermBegun, now: Instant) -> list[Effect]:
+    def _on_term(
+        self, event: TermBegun, now: Instant, sender: NodeId | None = None
+    ) -> list[Effect]:
         """Ask the primary of a new term what the one before has not answered."""
         before = self._leadership.primary
-        if not self._leadership.begin(event):
+        if not self._leadership.begin(event, sender):
             return []
         self._upkeep_at = now
         self._catch_up.reader.begin_term(elsewhere=event.primary != before)

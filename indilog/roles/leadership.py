@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indilog.base.ids import Epoch
+from indilog.base.ids import Epoch, NodeId
 from indilog.kernel.view import View
 from indilog.roles.role import TermBegun
 
@@ -21,9 +21,13 @@ class Leadership:
         self.term = Epoch(0)
         self.primary = view.sequencers[0]
 
-    def begin(self, event: TermBegun) -> bool:
-        """Note a term; return whether it is newer than the known one."""
-        if event.term <= self.term:
+    def begin(self, event: TermBegun, sender: NodeId | None = None) -> bool:
+        """Note a term; return whether its primary must hear everything anew.
+
+        It must if the term is newer than the known one. It must, too, if the primary itself says
+        that it leads (`sender`): what it got before it knew of its term is lost.
+        """
+        if event.term < self.term or (event.term == self.term and sender != self.primary):
             return False
         self.term, self.primary = event
         return True

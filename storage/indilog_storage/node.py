@@ -319,12 +319,12 @@ class StorageNode:
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
 
-    def _on_term(self, event: TermBegun) -> list[Effect]:
+    def _on_term(self, event: TermBegun, sender: NodeId | None = None) -> list[Effect]:
         """Report everything to the primary of a new term, and have the copy of the metalog
         confirmed.
         """
         before = self._leadership.primary
-        if self._leadership.begin(event):
+        if self._leadership.begin(event, sender):
             self._stirred = True
             self._ordering.reader.begin_term(elsewhere=event.primary != before)
             self._appends.report()
@@ -357,7 +357,7 @@ class StorageNode:
             case ReadRecords() | IndexDataWanted() | TimeLookup() | AuxSet() as message:
                 return self._on_reader(event, message, now)
             case TermIs(term, primary):
-                return self._on_term(TermBegun(term, primary))
+                return self._on_term(TermBegun(term, primary), event.sender)
             case _:
                 return [Ignore(event, "not a message for a storage node")]
 

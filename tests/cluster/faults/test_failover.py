@@ -1,4 +1,6 @@
-"""A3: another sequencer takes over from a primary that hangs; nothing acknowledged is lost."""
+"""A24: another sequencer takes over from a primary that hangs. When that one continues, it changes
+nothing; nothing acknowledged is lost.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from indilog.base.ids import Epoch, NodeId, ShardId
 from indilog.kernel.index_schedule import NO_POSITION
 from indilog.kernel.view import view_of
-from indilog.roles.role import FrameKind, Send
+from indilog.roles.role import FrameKind, Received, Send, TermBegun
 from indilog.wire.messages import (
     AppendBatch,
     AuxSet,
@@ -27,6 +27,7 @@ from indilog.wire.messages import (
     ShardProgress,
     ShardTags,
     StoredRecord,
+    TermIs,
 )
 from tests.support.metalog_messages import entries_message, nothing_more
 from tests.unit.storage.machine import (
@@ -535,3 +536,13 @@ def test_a_lost_report_is_resent_although_another_entry_was_ordered_meanwhile() 
     machine.tell(entries({0: 1}), sender=PRIMARY)
     sent = machine.wait(0.6)
     assert ShardProgress({SHARD: (Epoch(1), 2)}) in messages(sent, PRIMARY)
+
+
+def test_a_storage_node_reports_to_the_primary_of_a_new_term_and_again_when_it_leads() -> None:
+    machine, other = machine_of(), NodeId("sequencer-1")
+    append(machine, b"a", b"b", first=0)
+    begun, leads = TermBegun(Epoch(9), other), TermIs(Epoch(9), other)
+    reported = ShardProgress({SHARD: (Epoch(1), 2)})
+    assert reported in messages(machine.turn(begun), other)
+    assert reported in messages(machine.turn(Received(other, leads, Epoch(2))), other)
+    assert reported not in messages(machine.turn(begun), other)

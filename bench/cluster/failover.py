@@ -1,0 +1,127 @@
+"""Measures for how long appends pause when the primary is lost (decision 0046; Scalog 4.4).
+
+Three sequencers, one storage node and the compute node are processes of their own; this one is the
+compute node. Some callers append without a rest. In each round the primary is killed, hangs
+(SIGSTOP), or stops in order (SIGTERM). The pause is the longest time without an acknowledgement.
+
+    python -m bench.cluster.failover [--lost-s 0.5] [--rounds 5] [--appenders 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import statistics
+import tempfile
+import time
+
+from bench.support.harness import Report, arguments, latency, run, table_of
+from bench.support.platforms import configured
+from indilog.base.ids import NodeId
+from indilog.base.log import Log
+from indilog.base.telemetry import configure_logging
+from indilog.runtime.cluster.assembly import joined, logs_of
+from indilog.runtime.cluster.node_process import node_running
+from indilog.runtime.cluster.supervisor import Supervisor, supervised
+from indilog_compute.engine import Engine
+
+ENGINE = NodeId("engine-0")
+WAYS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP, "stopped": signal.SIGTERM}
+_BEFORE_S, _AFTER_S = 1.0, 3.0
+_BACK_S = 60.0
+"""Seconds within which a lost sequencer is back."""
+
+
+class Appenders:
+    """Callers that append until they are stopped; `acknowledged_at` has an instant an append."""
+
+    def __init__(self, log: Log, callers: int) -> None:
+        self.acknowledged_at: list[float] = []
+        self._tasks = [asyncio.create_task(self._append(log)) for _ in range(callers)]
+
+    async def _append(self, log: Log) -> None:
+        while True:
+            await log.append(bytes(1024), tags=["failover"])
+            self.acknowledged_at.append(time.perf_counter())
+
+    async def stop(self) -> None:
+        """Stop the callers; an append that failed fails here."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks)
+
+    def pause_s(self, since: float) -> float:
+        """Return the longest time without an acknowledgement after `since`."""
+        later = [since, *(at for at in self.acknowledged_at if at > since)]
+        return max(b - a for a, b in itertools.pairwise(later))
+
+
+async def one_round(cluster: Supervisor, engine: Engine, log: Log, how: str, callers: int) -> float:
+    """Lose the primary under load; return the seconds for which appends paused."""
+    appenders = Appenders(log, callers)
+    await asyncio.sleep(_BEFORE_S)
+    process = cluster.processes[engine.primary]
+    pid, restarts = process.pid, process.restarts
+    assert pid is not None, "the primary runs"
+    lost_at = time.perf_counter()
+    os.kill(pid, WAYS[how])
+    await asyncio.sleep(_AFTER_S)
+    await appenders.stop()
+    if how == "hung":
+        os.kill(pid, signal.SIGCONT)
+    else:
+        async with asyncio.timeout(_BACK_S):
+            await process.ready(restarts=restarts + 1)
+    return appenders.pause_s(lost_at)
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Lose primaries, in all ways in turns."""
+    configure_logging("console", "error")
+    report = Report("failover", asked)
+    pauses: dict[str, list[float]] = {how: [] for how in WAYS}
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        config = configured(
+            path, processes=True, node={"primary_lost_s": asked.lost_s, "hang_s": 600.0}
+        )
+        async with supervised(config, left_out=[ENGINE]) as cluster:
+            address = cluster.metadata_address
+            async with node_running(ENGINE, address, _raise) as node:
+                logs = logs_of(node.shell, ENGINE, node.start.config)
+                assert logs is not None, "the node is an engine"
+                await joined(logs)
+                for _ in range(asked.rounds):
+                    for how, found in pauses.items():
+                        log, engine = logs.log("bench"), logs.engine
+                        found.append(await one_round(cluster, engine, log, how, asked.appenders))
+    title = f"appends pause, primary_lost_s = {asked.lost_s:g}, {asked.appenders} callers"
+    table = table_of(title, "the primary is", "median", "largest", "median beyond detection")
+    for how, found in pauses.items():
+        detection_s = 0.0 if how == "stopped" else asked.lost_s
+        middle = statistics.median(found)
+        table.add_row(
+            how, latency(middle), latency(max(found)), f"{1e3 * (middle - detection_s):.0f} ms"
+        )
+        report.keep(how, found)
+    report.show(table)
+    report.write()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            lost_s={"type": float, "default": 0.5, "help": "primary_lost_s"},
+            appenders={"type": int, "default": 4, "help": "callers that append"},
+        ),
+    )
