@@ -26,6 +26,7 @@ from tests.consensus.world import (
     propose,
     restart,
     steps,
+    timeout,
 )
 
 NOTHING: Final = Left(0, 0, 0, 0, 0, 0, 0)
@@ -101,6 +102,56 @@ def situations(left: Left) -> Iterator[tuple[str, State]]:
     wiped = lead(restart(partly, 1, (), lost=True), 2)
     yield "a node without that entry starts a term", wiped
     yield "the primary was wiped", lead(restart(settled(partly), 0, (), lost=True), 0)
+
+
+# --- histories: too long for a search, each for one rule of the core
+
+
+def _restored_by_an_older_primary() -> None:
+    """An elector is wiped, and asks the older primary for what it lost (rule 5b)."""
+    state = settled(lead(begin(3, NOTHING), 0))
+    state = _silent(settled(lead(state, 1), _between(1, 2)))
+    state = restart(state, 2, (), lost=True)
+    state = settled(_resent(state, 0), _between(0, 2))
+    state = settled(_resent(_proposed(state, 0), 0), _between(0, 2))
+    settled(_resent(state, 1))
+
+
+def _wiped_after_its_promise() -> None:
+    """A node answers a new primary, is wiped and restored by the older one, and acknowledges an
+    entry there. Only then its first answer arrives (rule 3, the second round).
+    """
+    state = settled(lead(begin(5, NOTHING), 0))
+    state = lead(state, 1)
+    state = settled(state, lambda letter: (letter.sender, letter.to) == (1, 2))
+    state = restart(state, 2, (), lost=True)
+    state = settled(_proposed(state, 0), _between(0, 2, 3, 4))
+    state = settled(_resent(state, 0), _between(0, 2, 3, 4))
+    before = len(state.committed)
+    state = settled(_proposed(state, 0), _between(0, 2, 3))
+    assert len(state.committed) > before, "the wiped node counts again"
+    state = settled(state, _between(1, 2, 4))
+    settled(_resent(state, 1))
+
+
+def _resent(state: State, number: int) -> State:
+    """Let the deadline of a node come, if it has one."""
+    return timeout(state, number) or state
+
+
+HISTORIES: Final = {
+    "an elector is restored by an older primary": _restored_by_an_older_primary,
+    "a node is wiped after its promise": _wiped_after_its_promise,
+}
+
+
+def happened(name: str) -> Explored:
+    """Let a history happen."""
+    try:
+        HISTORIES[name]()
+    except AssertionError as error:
+        return Explored(1, Found(_said(error), (name,)))
+    return Explored(1, None)
 
 
 # --- searches
@@ -225,7 +276,11 @@ BUDGETS: Final = (
 
 
 def search(states_max: int, walks: int) -> Iterator[tuple[str, Explored]]:
-    """Search from each situation, up to `states_max` states for each budget; then walk."""
+    """Let all histories happen; search from each situation, up to `states_max` states for each
+    budget; then walk.
+    """
+    for name in HISTORIES:
+        yield name, happened(name)
     for left, depth in BUDGETS:
         for name, state in situations(left):
             yield f"{name}; {depth} steps", explore(state, depth, states_max)

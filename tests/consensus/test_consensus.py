@@ -16,7 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.consensus.explorer import BUDGETS, NOTHING, explore, situations, walk
+from tests.consensus.explorer import (
+    BUDGETS,
+    HISTORIES,
+    NOTHING,
+    explore,
+    happened,
+    situations,
+    walk,
+)
 from tests.consensus.world import Left
 from tests.simulation.planted import BUGS
 
@@ -31,6 +39,12 @@ def test_no_order_of_steps_breaks_a_guarantee(name: str, left: Left, depth: int)
     state = dict(situations(left))[name]
     explored = explore(state, depth, STATES_MAX)
     assert explored.found is None, "\n".join((*explored.found.steps, explored.found.what))
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_no_history_breaks_a_guarantee(name: str) -> None:
+    found = happened(name).found
+    assert found is None, found.what
 
 
 @given(seed=st.integers(0, 2**32), nodes=st.sampled_from([3, 3, 5]))

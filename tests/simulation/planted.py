@@ -186,6 +186,20 @@ BUGS: Final = (
         "            self.learner = False\n        self._doubtful",
         consensus=True,
     ),
+    Bug(
+        "a learner counts again without a round",
+        "ordering/indilog_ordering/member_progress.py",
+        "self.stored >= until[0] and confirmed >= until[1]",
+        "self.stored >= until[0] and confirmed >= 0",
+        consensus=True,
+    ),
+    Bug(
+        "a primary adopts after one round of seals",
+        "ordering/indilog_ordering/leader.py",
+        "if _sealed_before(member, self._round) and member.echoed == self._round",
+        "if member.voter and member.sealed_in is not None",
+        consensus=True,
+    ),
     # --- failover
     Bug(
         "a primary goes on after a newer term has begun",
