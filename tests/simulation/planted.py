@@ -214,12 +214,6 @@ BUGS: Final = (
         "",
     ),
     Bug(
-        "a term is led although a newer one was promised",
-        "ordering/indilog_ordering/sequencer.py",
-        "        if event.term <= core.member.term:",
-        "        if event.term < 0:",
-    ),
-    Bug(
         "a wall clock that is a year ahead at a start is accepted",
         "ordering/indilog_ordering/entry_clock.py",
         "0 <= wall_us - last_us <= gap_s_max * _US",
