@@ -179,6 +179,8 @@ class IndexPage(BatchTask):
         wanted: dict[Location, None] = {}
         self._needed_first = 0
         for position in positions[:_BLOCKS_MAX]:
+            if self._bytes >= _COLUMNS_BYTES_MAX:
+                break
             spans = ordering.spans_at(position)
             self._positions.append((position, spans))
             for span in spans:
@@ -193,6 +195,7 @@ class IndexPage(BatchTask):
                             for ranges, is_lost in ((gone, False), (lost, True))
                             for first, stop in ranges
                         ]
+                        self._bytes += sum(stop - first for first, stop in gone + lost)
                     self._places[position, span.shard] = places
                     wanted.update(dict.fromkeys(places))
             self._needed_first = self._needed_first or len(wanted)
@@ -224,7 +227,7 @@ class IndexPage(BatchTask):
                 for span, of_span in zip(spans, places, strict=True)
             ]
             blocks.append(index_block(self._view, position, self._ordering, spans, parts))
-            size += sum(len(part.tags) for part in parts if part is not None)
+            size += _columns_bytes([part for part in parts if part is not None])
             if size >= _COLUMNS_BYTES_MAX:
                 break
         return IndexData(tuple(blocks), self._ordering.last)

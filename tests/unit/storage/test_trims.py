@@ -22,6 +22,7 @@ from indilog.wire.messages import (
     RecordsRead,
 )
 from indilog.wire.tag_messages import Discarded, DiscardedWanted, TagFloors, TagFloorsWanted
+from indilog_storage import index_data
 from indilog_storage.batch_reads import DamagedBatch
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
@@ -182,6 +183,25 @@ def test_discarded_records_are_trimmed_after_a_restart_and_have_no_tags() -> Non
     (page,) = [m for m in messages(sent, NodeId(INDEX)) if isinstance(m, IndexData)]
     ((part,),) = [block.parts for block in page.blocks]
     assert (part.count, part.tag_counts) == (4, bytes([0, 0, 1, 2]))
+
+
+def test_an_answer_with_many_trimmed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no tags, but a count each."""
+    monkeypatch.setattr(index_data, "_COLUMNS_BYTES_MAX", 6)
+    machine = machine_of()
+    for first in range(8):
+        append(machine, b"", b"", first=2 * first)
+    machine.tell(entries(*[{0: 2}] * 8), sender=PRIMARY)
+    machine.tell(trim(8, 0, LOG, 16, of_log=True), sender=PRIMARY)
+    waited(waited(machine))
+    answered: list[int] = []
+    while len(answered) < 8:
+        wanted = IndexDataWanted(len(answered), 8, 1)
+        sent = machine.tell(wanted, sender=INDEX)
+        (page,) = [m for m in messages(sent, INDEX) if isinstance(m, IndexData)]
+        assert 1 <= len(page.blocks) <= 3
+        answered += [block.position for block in page.blocks]
+    assert answered == list(range(8))
 
 
 def test_a_batch_with_a_live_record_is_not_discarded() -> None:
