@@ -353,7 +353,7 @@ class Engine:
             effects += writer.on_time(now)
             if self._local is not None:
                 effects.append(self._to_primary(self._catch_up.reader.wanted()))
-        if self._conditional:
+        if self._conditional.awaits_answers:
             effects = self._advance_conditional(effects, now)
         if writer is not None and self._local is not None:
             effects += writer.flush(now)

@@ -158,7 +158,7 @@ class NodeShell:
         """Whether messages that are not urgent are delivered without delay, because a caller waits
         for them or delivery has begun.
         """
-        self._outbox = Outbox(transport, views, epoch, config, self.metrics)
+        self._outbox = self._outbox_to(transport)
         self._held: list[Appended | Answer] = []
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -182,6 +182,14 @@ class NodeShell:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._snapshots = SnapshotFiles(snapshots, self._settled_alive, self._on_snapshots)
         self._cold = ColdStore(journal.directory, config, self._settled_alive, self._on_cold)
+
+    def _outbox_to(self, transport: Transport | None) -> Outbox:
+        """Return the outbox. Messages may leave before a sync if one role persists: then all that
+        is not synced belongs to their sender.
+        """
+        early = sum(isinstance(role, SurvivesLoss) for role in self.roles.values()) < 2
+        args = transport, self._views, self._epoch, self._config, self.metrics
+        return Outbox(*args, early=early)
 
     # --- start and end
 

@@ -22,7 +22,8 @@ class Member:
         metalog: the copy.
         life: the incarnation of this node.
         term: the newest term that is known here; answers wait until its promise is durable.
-        committed: how many entries the primary has reported as committed, as far as they are here.
+        committed: how many entries the primary has reported as committed, as far as they are here;
+            perhaps before its process has synced them.
     """
 
     def __init__(self, metalog: StoredMetalog, life: Epoch, config: Config) -> None:
@@ -142,12 +143,18 @@ class Member:
             if start + known < self._kept or metalog[start + known].epoch == fresh[0].epoch:
                 return _CONTRADICTS
             metalog.cut_off(start + known)
+            self.committed = min(self.committed, start + known)
         return effects + [metalog.append(entry) for entry in fresh]
 
     @property
     def _kept(self) -> MetalogPosition:
-        """The entries below this are known to be committed: nothing replaces them."""
-        return max(self.committed, self.metalog.committed.position)
+        """The entries below this are durably committed: nothing replaces them.
+
+        `committed` does not count. It travels before the sync of the primary's process, and another
+        sequencer there may be a part of the majority: if that process loses both copies, the entry
+        was never published, and the next primary may replace it.
+        """
+        return self.metalog.committed.position
 
     def _equal(self, start: MetalogPosition, entries: tuple[Entry, ...]) -> int:
         """Return how many of the entries are here."""

@@ -200,6 +200,12 @@ BUGS: Final = (
         "if member.voter and member.sealed_in is not None",
         consensus=True,
     ),
+    Bug(
+        "entries leave before the reports on which they rest are synced",
+        "indilog/runtime/node.py",
+        "early=early",
+        "early=True",
+    ),
     # --- failover
     Bug(
         "a primary goes on after a newer term has begun",
@@ -566,8 +572,8 @@ BUGS: Final = (
     Bug(
         "every message leaves before the sync",
         "indilog/runtime/transport/outbox.py",
-        "self._waiting if message.promises else self._early",
-        "self._early",
+        "self._leave_early and not message.promises",
+        "message is not None",
     ),
     Bug(
         "callers are answered before the sync",

@@ -46,6 +46,11 @@ class ConditionalAppends:
     def __len__(self) -> int:
         return len(self._home) + len(self._requests)
 
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether `advance` must see the effects of this iteration."""
+        return self._home.awaits_answers or bool(self._requests)
+
     def started(self, epoch: Epoch, request: int) -> None:
         """Note this node's incarnation; its requests are numbered above `request`."""
         self._epoch = epoch

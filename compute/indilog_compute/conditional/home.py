@@ -124,10 +124,17 @@ class Home:
         self._waiting: dict[Check, None] = {}
         """Checks that may expire, in the order in which they do."""
         self._pending = self._pending_bytes = 0
+        self._reading = 0
+        """Reads in flight, also those of checks that have expired."""
         self._now = Instant(0.0)
 
     def __len__(self) -> int:
         return self._pending
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether answers of reads or of the writer are still to come, which only `take` knows."""
+        return bool(self._pending or self._reading)
 
     def add(self, append: Conditional, origin: object) -> None:
         """Accept an append.
@@ -195,6 +202,7 @@ class Home:
             reads.start(operation)
         except OverloadedError as error:
             return [self._end(check, error)]
+        self._reading += 1
         return []
 
     def take(
@@ -214,6 +222,8 @@ class Home:
     def _on_answer(
         self, check: Check, outcome: object, reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
+        if check.stage is not Stage.APPENDING:
+            self._reading -= 1
         if check.stage is Stage.ENDED:
             return []
         if isinstance(outcome, Exception):  # of the read, or of the append

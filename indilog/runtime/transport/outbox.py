@@ -1,8 +1,8 @@
 """Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
 
 A message waits for the sync of all earlier writes, unless it promises nothing
-(`Message.promises`). All messages of an iteration from one node to another travel in one
-`Envelope`, or in a few when they are many or large.
+(`Message.promises`) and one role of the process persists. All messages of an iteration from one
+node to another travel in one `Envelope`, or in a few when they are many or large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ Letters: TypeAlias = Mapping[tuple[NodeId, NodeId], Sequence[Message]]
 
 
 class Outbox:
-    """Collects messages; its owner calls the methods that send them."""
+    """Collects messages; its owner calls the methods that send them.
+
+    Args:
+        transport: where they leave; None: there is no other process.
+        views: the newest last.
+        epoch: of this process.
+        config: of this process.
+        metrics: counts what leaves.
+        early: whether messages that promise nothing leave before the sync. They may not if several
+            roles of the process persist: an entry of the metalog would leave that rests on the
+            report of a storage node beside it, whose records may still be lost.
+    """
 
     def __init__(
         self,
@@ -36,7 +47,10 @@ class Outbox:
         epoch: Epoch,
         config: Config,
         metrics: Metrics,
+        *,
+        early: bool = True,
     ) -> None:
+        self._leave_early = early
         self._transport = transport
         self._views = views
         self._epoch = epoch
@@ -52,7 +66,8 @@ class Outbox:
 
     def put(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
         """Keep a message until it may be sent."""
-        box = self._waiting if message.promises else self._early
+        is_early = self._leave_early and not message.promises
+        box = self._early if is_early else self._waiting
         box.setdefault((sender, receiver), []).append(message)
 
     def send_early(self) -> None:

@@ -141,6 +141,17 @@ def test_a_check_that_takes_too_long_appends_nothing() -> None:
     assert sends(driver.turn(), TailWanted)
 
 
+def test_the_read_of_an_expired_check_ends_unnoticed() -> None:
+    """Nothing else is under way then."""
+    driver = joined(read_timeout_s=31.5)
+    driver.engine.append_if(AT_T, "mine")
+    driver.turn()
+    driver.now += 31
+    assert "mine" in answered(driver.turn())
+    driver.now += 1
+    assert not answered(driver.turn())
+
+
 def test_a_node_that_lost_its_shard_refuses() -> None:
     driver = joined()
     driver.engine.append_if(AT_T, "mine")
