@@ -119,13 +119,12 @@ async def _follow(store: MetadataStore, begin_term: Callable[[TermBegun], None])
     while True:
         try:
             found = await store.watch(_TERM_KEY, after=version)
+            if found is not None:
+                begin_term(_decoded(found))
+                version = found.version
         except IndilogError as error:
-            _log.warning("the metadata store does not answer", error=str(error))
+            _log.warning("terms are not followed for now", reason=str(error))
             await asyncio.sleep(_RETRY_S)
-            continue
-        if found is not None:
-            version = found.version
-            begin_term(_decoded(found))
 
 
 @asynccontextmanager
@@ -179,7 +178,8 @@ class _Candidate:
                 await asyncio.sleep(_RETRY_S)
             finally:
                 if session is not None:
-                    await session.close()
+                    with contextlib.suppress(IndilogError):
+                        await session.close()
 
     async def _watch(self, session: Session) -> NoReturn:
         """Take over when the primary is lost: its key has vanished, or was absent for `lost_s`."""
@@ -216,8 +216,14 @@ def _live_in(keys: Iterable[str]) -> frozenset[NodeId]:
 @asynccontextmanager
 async def _running(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
     task = asyncio.create_task(work)
+    task.add_done_callback(_report)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _report(task: asyncio.Task[NoReturn]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("this node takes part in no election any more", reason=repr(error))

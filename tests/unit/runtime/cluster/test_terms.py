@@ -78,7 +78,8 @@ class Cluster:
         self.store = store
         self.lost_s = lost_s
         self.learned: list[TermBegun] = []
-        self._standing: dict[NodeId, asyncio.Task[None]] = {}
+        self._standing: dict[NodeId, list[asyncio.Task[None]]] = {}
+        """The lives of each sequencer; the keys of one that crashed stay for a while."""
 
     async def start(self, node: NodeId) -> None:
         epoch = Epoch(await self.store.next_sequence(EPOCH_KEY))
@@ -90,13 +91,14 @@ class Cluster:
                 up.set()
                 await asyncio.Event().wait()
 
-        self._standing[node] = asyncio.create_task(stand())
+        self._standing.setdefault(node, []).append(asyncio.create_task(stand()))
         await up.wait()
 
     async def stop(self, node: NodeId) -> None:
-        task = self._standing.pop(node)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        tasks = self._standing.pop(node)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def led_by(self, primary: NodeId, *, above: int = 0) -> int:
         """Wait until a node leads a term above `above`; return the term."""
