@@ -26,8 +26,8 @@ class ShardPlacement(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes of a cluster and their roles. Any of the sequencers may be the primary
-    (`TermBegun`); the first is so first. `index_shards[i]` are the replicas of index shard i,
-    including retired ones: an index shard keeps its number permanently.
+    (`TermBegun`); the first takes the first term. `index_shards[i]` are the replicas of index shard
+    i, including retired ones: an index shard keeps its number permanently.
     """
 
     number: ViewNumber

@@ -7,8 +7,8 @@ arrived, calls `handle` once for the whole batch and performs the effects in ord
 **Durability.** A role emits `Persist` and acts on it after `Persisted`. `Persisted` may come before
 the sync, because a process is the unit of failure. It is enough that *nothing leaves the process*
 (messages to other processes, answers to callers) before everything persisted earlier is synced.
-Messages that promise nothing durable (`Message.promises`) may leave before. A failed sync ends the
-process.
+Messages that promise nothing durable (`Message.promises`) may leave before, if no other role of the
+process persists. A failed sync ends the process.
 """
 
 from __future__ import annotations
