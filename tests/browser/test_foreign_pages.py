@@ -245,6 +245,6 @@ def test_the_sign_in_link_works_once_and_the_next_browser_gets_an_explanation(wo
         page.get_by_text("/functions/edge/touch").wait_for()
         again = second.new_page()
         again.goto(world.url + link)
-        again.get_by_text("This link was used before or is too old").wait_for()
+        again.get_by_text("This link was already used or has expired").wait_for()
         assert again.url == f"{world.url}/login", "the code is gone from the address"
         assert second.cookies() == []

@@ -158,7 +158,7 @@ async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     host = FunctionHost(config, logs)
     gateway = create_gateway(host, logs, lambda: {"ready": True}, config)
     app = guard_unix_socket(gateway, host, config.node)  # all rules but the token
-    server = GatewayServer(app, config.node.gateway.host, 0, edge=gateway.edge)
+    server = GatewayServer(app, config.node.gateway.host, 0, resources=gateway.resources)
     await host.start()
     try:
         await server.start()

@@ -1,5 +1,6 @@
-"""The gateway: the platform's HTTP interface (API.md, "HTTP"). FastAPI on uvicorn, in the process
-of a compute node.
+"""The gateway: the platform's HTTP interface (API.md, "HTTP").
+
+It is a FastAPI application on uvicorn, in the process of a compute node.
 
 `app` assembles it. `guard` checks each request before all routes, with `credentials` and `login`.
 `invoke` is the hot path, a plain ASGI callable; `apps`, `records` and `operation` are the other

@@ -1,7 +1,7 @@
-"""Accepting connections, few at a time, so that the limit of connections is never exceeded.
+"""Accepts connections in small groups, so that the limit on connections is never exceeded.
 
-The event loop's own server accepts all waiting connections before any of them is counted. With
-2,048 waiting it uses up the file descriptors of the process in one iteration.
+asyncio's own server accepts all waiting connections before it counts one of them. With 2,048
+waiting connections it would exhaust the process's file descriptors in one iteration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 
 _PER_ITERATION_MAX: Final = 32
 _PAUSE_S: Final = 0.1
-"""Pause, if the system has no descriptor or memory for a further connection."""
+"""Seconds without accepting after the system ran out of file descriptors or memory."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -27,10 +27,10 @@ class Acceptor:
     Args:
         listening: a non-blocking socket.
         protocol: creates the protocol object of a connection.
-        has_room: whether one more connection may be open; if not, a new connection is closed at
-            once.
-        tls: serves TLS with this context; None: no TLS.
-        handshake_timeout_s: time for the handshake of TLS.
+        has_room: tells whether one more connection may be open, given the number of handshakes in
+            progress; otherwise a new connection is closed at once.
+        tls: TLS context for the connections; None: no TLS.
+        handshake_timeout_s: seconds that a TLS handshake may take.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Acceptor:
             if not self._has_room(len(self._opening)):
                 connection.close()
                 continue
-            connection.setblocking(False)  # noqa: FBT003 - its only form
+            connection.setblocking(False)  # noqa: FBT003 - `setblocking` takes no keyword
             opening = self._loop.create_task(self._open(connection))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)

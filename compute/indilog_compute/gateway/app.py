@@ -27,9 +27,8 @@ from indilog.config import Config, NodeConfig
 from indilog_compute.gateway.apps import apps_router
 from indilog_compute.gateway.client_link import client_router
 from indilog_compute.gateway.clients import SHARE, ClientLeftError
+from indilog_compute.gateway.counters import GatewayCollector, GatewayCounters
 from indilog_compute.gateway.credentials import Credentials
-from indilog_compute.gateway.edge import Edge
-from indilog_compute.gateway.figures import GatewayCollector, GatewayFigures
 from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
@@ -49,36 +48,37 @@ from indilog_compute.gateway.problems import (
 from indilog_compute.gateway.readiness import AppendProbe
 from indilog_compute.gateway.records import records_router
 from indilog_compute.gateway.requests import faults_in, sentence_of
+from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.workers.host import FunctionHost
 
 _CLIENT_LEFT: Final = 499
-"""Status of an answer that is not sent, because its client left (never on the wire)."""
+"""Status for a request whose client has disconnected; never sent."""
 
 
 class GatewayApp(FastAPI):
-    """The platform's HTTP interface. Calls of functions bypass the framework, for speed.
+    """The platform's HTTP interface. For speed, function calls bypass FastAPI.
 
     Attributes:
-        edge: limits and figures, shared with the servers that run this application.
+        resources: limits and counters, shared with the servers that run this application.
     """
 
     def __init__(
-        self, host: FunctionHost, invoke: InvokeEndpoint, edge: Edge, heads: Heads
+        self, host: FunctionHost, invoke: InvokeEndpoint, resources: GatewayResources, heads: Heads
     ) -> None:
         super().__init__(
             title="IndiLog",
             description="Stateful serverless functions on a shared log.",
-            docs_url=None,  # FastAPI's page loads scripts from elsewhere
+            docs_url=None,  # FastAPI's page loads scripts from a CDN
             redoc_url=None,
         )
         self._host = host
         self._invoke = invoke
         self._heads = heads
-        self.edge = edge
+        self.resources = resources
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
-        """Tasks whose answers have begun and are not complete: streams of records."""
+        """Tasks that are sending an answer; the long ones are streams of records."""
 
     def end_streams(self) -> None:
         """End all streams, because the platform stops."""
@@ -93,7 +93,7 @@ class GatewayApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        share = scope[SHARE] = self.edge.budget.share()
+        share = scope[SHARE] = self.resources.budget.share()
         try:
             await self._heads.check(scope)
         except asyncio.CancelledError:
@@ -111,8 +111,8 @@ class GatewayApp(FastAPI):
             share.free()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by one of the framework's routes; after a cancellation or a failure, with an
-        error.
+        """Answer by a FastAPI route. A request that is cancelled before its answer began gets a
+        503; a begun stream is ended properly.
         """
         begun = False
         task = asyncio.current_task()
@@ -122,7 +122,7 @@ class GatewayApp(FastAPI):
             nonlocal begun
             begun = True
             self._streams.add(task)
-            await self.edge.send(scope, send, message)
+            await self.resources.send(scope, send, message)
 
         try:
             await super().__call__(scope, receive, send_noted)
@@ -135,7 +135,8 @@ class GatewayApp(FastAPI):
         except Exception:
             if not begun:
                 raise
-            # The handler of `Exception` has answered and logged it; Starlette raises it again.
+            # The handler of `Exception` has answered and logged the error; Starlette then raises it
+            # again.
         finally:
             self._streams.discard(task)
 
@@ -146,7 +147,7 @@ class GatewayApp(FastAPI):
         if self._described_at != self._host.generation:
             self.openapi_schema = describe(self._base, self._host.apps())
             self._described_at = self._host.generation
-        assert self.openapi_schema is not None, "it was described"
+        assert self.openapi_schema is not None, "the branch above sets it if it was unset"
         return self.openapi_schema
 
 
@@ -162,25 +163,25 @@ def create_gateway(
     """Return the gateway's ASGI application.
 
     Args:
-        host: runs the functions; the caller has started it.
+        host: runs the functions; already started.
         logs: the logs, for the routes below `/logs`.
-        status: the platform's numbers for `/status`; its `ready` and `read_only` decide
+        status: returns the content of `/status`; its `ready` and `read_only` decide the answer of
             `/readyz`.
         config: limits.
-        registry: further metrics for `/metrics`.
+        registry: Prometheus registry to which the gateway adds its metrics; None: a new one.
         request_snapshots: asks index nodes for snapshots; None: there is no such route.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host))
-    edge = Edge(config.node)
+    resources = GatewayResources(config.node)
 
     def figures() -> dict[str, Any]:
-        return {**status(), "gateway": edge.status()}
+        return {**status(), "gateway": resources.status()}
 
-    registry.register(GatewayCollector(edge.status))
-    invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
-    app = GatewayApp(host, invoke, edge, Heads(host.positions))
+    registry.register(GatewayCollector(resources.status))
+    invoke = InvokeEndpoint(host, resources, body_bytes_max=body_bytes_max)
+    app = GatewayApp(host, invoke, resources, Heads(host.positions))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a record a third longer
     limits = RecordLimits.of(config)
@@ -189,18 +190,18 @@ def create_gateway(
     app.include_router(operation_router(host, figures, registry, probe))
     if request_snapshots is not None:
         app.include_router(snapshots_router(request_snapshots))
-    app.include_router(client_router(host, edge))
+    app.include_router(client_router(host, resources))
     _add_pages(app)
-    _add_errors(app, edge.figures)
+    _add_errors(app, resources.counters)
     return app
 
 
 def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
-    """Return the gateway behind the checks of `Guard`, with the pages by which a browser signs in.
+    """Return the gateway behind the checks of `Guard`, with the sign-in pages for browsers.
 
     Args:
         gateway: the result of `create_gateway`.
-        host: knows which functions are public.
+        host: tells which functions are public.
         node: the host names of the gateway, and the limits of browser sessions.
         token: authenticates callers; ignored if `auth` is off.
     """
@@ -216,7 +217,7 @@ def guard_port(gateway: GatewayApp, host: FunctionHost, node: NodeConfig, token:
         names=_names(node),
         credentials=credentials if node.gateway.auth else None,
         is_public=host.is_public,
-        figures=gateway.edge.figures,
+        counters=gateway.resources.counters,
     )
 
 
@@ -227,7 +228,7 @@ def guard_unix_socket(gateway: GatewayApp, host: FunctionHost, node: NodeConfig)
         names=_names(node),
         credentials=None,
         is_public=host.is_public,
-        figures=gateway.edge.figures,
+        counters=gateway.resources.counters,
     )
 
 
@@ -249,13 +250,17 @@ def _add_pages(app: GatewayApp) -> None:
 
 def _error_of_stop(method: str) -> IndilogError:
     if method in ("GET", "HEAD"):
-        return NotReadyError("The platform stopped before it answered; ask again when it is back.")
-    return OutcomeUnknownError("The platform stopped before it answered; it may have been done.")
+        return NotReadyError(
+            "The platform stopped before it answered; repeat the request when it is back."
+        )
+    return OutcomeUnknownError(
+        "The platform stopped before it answered; the request may have taken effect."
+    )
 
 
-def _add_errors(app: GatewayApp, figures: GatewayFigures) -> None:
+def _add_errors(app: GatewayApp, counters: GatewayCounters) -> None:
     async def left(_request: Request, _error: Exception) -> Response:
-        figures.clients_left += 1
+        counters.clients_left += 1
         return Response(status_code=_CLIENT_LEFT)  # the connection is closed
 
     async def failed(_request: Request, error: Exception) -> Response:
@@ -270,7 +275,7 @@ def _add_errors(app: GatewayApp, figures: GatewayFigures) -> None:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
         sentence = (
-            "There is no such path; GET /docs lists what there is."
+            "There is no such path; GET /docs lists all paths."
             if status == HTTPStatus.NOT_FOUND
             else f"{error.detail}; GET /docs says how to call it."
         )
@@ -278,7 +283,7 @@ def _add_errors(app: GatewayApp, figures: GatewayFigures) -> None:
 
     async def misfit(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # The first part of a place says query, path, header or body; callers do not need it.
+        # The first part of `loc` is query, path, header or body; callers do not need it.
         faults = faults_in([{**fault, "loc": fault["loc"][1:]} for fault in error.errors()])
         sentence = f"Nothing was done: {sentence_of(faults)}."
         return _answer(problem_of(InvalidArgumentsError(sentence, faults)))

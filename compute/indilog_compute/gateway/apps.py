@@ -28,7 +28,7 @@ Owner = Annotated[str, Header(alias="Indilog-Owner", max_length=128)]
 
 
 class SourcesIn(pydantic.BaseModel):
-    """An application's sources: relative path → text."""
+    """An application's source files: relative path → text."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -50,7 +50,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         """List the deployed applications and their functions."""
         return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
 
-    # `:path` accepts slashes, so that such a name is refused as invalid, not as an unknown path.
+    # `:path` accepts slashes, so that a name with a slash is refused as an invalid name, not as an
+    # unknown path.
     @router.get("/apps/{app:path}", tags=["apps"])
     async def app_named(app: str) -> Response:
         """Return one application."""
@@ -60,7 +61,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
         """Deploy an application under this name; deploying again replaces it, atomically.
 
-        JSON with `sources`, or one file as `text/x-python` or `application/octet-stream`.
+        The body is JSON with `sources`, or one file as `text/x-python` or
+        `application/octet-stream`.
         """
         sources = await _sources(request, app, body_bytes_max)
         return _deployed(await host.deploy(sources, name=app, owner=owner))
@@ -69,7 +71,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     async def undeploy(app: str, owner: Owner = "local") -> Response:
         """Undeploy an application: its services and schedules end, its logs stay.
 
-        Running calls finish. Deploying it again makes a further version.
+        Running calls finish. Deploying the application again creates its next version.
         """
         info = await host.undeploy(app, owner=owner)
         left = host.open_invocations(app)
@@ -93,14 +95,14 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
         wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
     ) -> Response:
         """Return the state of an asynchronous invocation, and its outcome if it has ended. With
-        `wait` the answer waits up to that many seconds for the outcome.
+        `wait`, wait up to that many seconds for the outcome.
         """
         asked = host.invocation(invocation, wait_s=wait)
         found = await (cancel_if_left(request.receive, asked) if wait else asked)
         if found is None:
             return _not_found(
-                f"No invocation {invocation!r} is known: there was none, or its outcome is "
-                f"forgotten (kept for {host.results_kept_s:,.10g} s at most, results_kept_s)."
+                f"No invocation {invocation!r} is known: it never existed, or its outcome is "
+                f"deleted (kept for {host.results_kept_s:,.10g} s at most, results_kept_s)."
             )
         return _invocation(found)
 
@@ -108,8 +110,8 @@ def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     async def cancel(invocation: str) -> Response:
         """Cancel an asynchronous invocation, durably.
 
-        A waiting invocation never begins; a running one is asked to stop. The answer is that of
-        GET. An invocation that has ended does not change: 409.
+        A waiting invocation never begins; a running one is asked to stop. The answer is the same as
+        for GET. An invocation that has already ended is not changed, and the answer is 409.
         """
         before = await host.invocation(invocation)
         if before is not None and before.outcome is not None:

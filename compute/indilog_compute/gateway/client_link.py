@@ -1,5 +1,6 @@
-"""`/client`: the WebSocket that `indilog.connect` opens. Its binary messages carry the frames of a
-link (docs/decisions/0003); message boundaries need not be frame boundaries.
+"""`/client`: the WebSocket that `indilog.connect` opens. Its binary messages carry the byte stream
+of a link (docs/decisions/0003). A frame of the link may span several messages, and a message may
+hold several frames.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from indilog.link.link_messages import (
     SendFunction,
     Welcome,
 )
-from indilog_compute.gateway.edge import Edge
+from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.workers.host import FunctionHost
 
 _PART_BYTES: Final = 16 * 1024
 
 
 class ClientLink(Link):
-    """The link of one client. Its waiting bytes count in the gateway's budget.
+    """The link of one client. Bytes of unanswered questions count in the gateway's budget.
 
-    A question counts until it is answered; every question is answered, also a cancelled one. If a
-    client reuses the number of an unanswered question, the link closes: the bytes of the two
+    Every question is answered, also a cancelled one, so all counted bytes are returned. If a client
+    reuses the call number of an unanswered question, the link closes, because the bytes of the two
     questions could not be distinguished.
 
     Args:
-        serve: answers questions.
+        serve: answers one question.
         budget: the gateway's.
         message_bytes_max: largest message, in bytes.
         on_lost: called when the link is lost.
@@ -80,8 +81,8 @@ class ClientLink(Link):
         self._sizes: dict[int, int] = {}
 
     def received(self, data: bytes) -> None:
-        """Process received bytes; close the link if the budget has no room for an incomplete
-        message.
+        """Process received bytes. Close the link if the budget has no room for the incomplete
+        message at their end.
         """
         super().received(data)
         self._partial.free()
@@ -91,7 +92,7 @@ class ClientLink(Link):
             self.close()
 
     def answer(self, call: int, answer: Answer) -> None:
-        """Send an answer; a large answer beyond the budget is replaced by a failure."""
+        """Send an answer; if the budget has no room for a large answer, send an error instead."""
         self._questions.give(self._sizes.pop(call, 0))
         if self._budget.is_used_up and answer_bytes(answer) > UNCHARGED_BYTES:
             self._budget.refused += 1
@@ -99,7 +100,7 @@ class ClientLink(Link):
         super().answer(call, answer)
 
     def lost(self) -> None:
-        """The stream has ended: return all bytes to the budget."""
+        """Return all bytes to the budget after the stream has ended."""
         super().lost()
         self._sizes.clear()
         self._questions.free()
@@ -135,7 +136,8 @@ def answer_bytes(answer: Answer) -> int:
 
 
 class WebSocketWriter:
-    """Sends what a link writes. Bytes written during a send leave with the next one.
+    """Sends the bytes that a link writes. Bytes written during a send are sent together by the next
+    one.
 
     Args:
         socket: the client's.
@@ -156,7 +158,7 @@ class WebSocketWriter:
         self._written.set()
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued bytes, then close."""
         self._closed = True
         self._written.set()
 
@@ -178,7 +180,7 @@ class WebSocketWriter:
 
 
 async def take_in(link: Link, data: bytes) -> None:
-    """Pass received bytes to the link in parts of 16 KiB, and let other links run in between."""
+    """Pass received bytes to the link in parts of 16 KiB; other tasks run between two parts."""
     link.received(data[:_PART_BYTES])
     for start in range(_PART_BYTES, len(data), _PART_BYTES):
         await asyncio.sleep(0)
@@ -187,7 +189,7 @@ async def take_in(link: Link, data: bytes) -> None:
         link.received(data[start : start + _PART_BYTES])
 
 
-def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
+def client_router(host: FunctionHost, resources: GatewayResources) -> APIRouter:
     """Return the route `/client`."""
     router = APIRouter()
 
@@ -198,11 +200,11 @@ def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
         server = host.client_server()
         link = ClientLink(
             server.serve,
-            edge.budget,
+            resources.budget,
             message_bytes_max=host.limits.message_bytes_max,
             on_lost=lambda _: server.close(),
         )
-        share = edge.budget.share()
+        share = resources.budget.share()
         writer = WebSocketWriter(socket, share)
         link.connected(writer.write, writer.close, writer.queued_bytes)
         link.tell(Welcome(LINK_VERSION, host.limits))

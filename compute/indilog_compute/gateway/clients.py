@@ -1,6 +1,7 @@
-"""Clients that disconnect: reads complete bodies only, and stops waiting when a client has left.
+"""Handles clients that disconnect: an incomplete body is never used, and a call whose client has
+left is cancelled.
 
-A disconnect is an expected event: it is counted (`GatewayFigures.clients_left`), not logged. A
+A disconnect is an expected event: it is counted (`GatewayCounters.clients_left`), not logged. A
 request with an incomplete body is never executed.
 """
 
@@ -24,22 +25,23 @@ _ValueT = TypeVar("_ValueT")
 
 
 class ClientLeftError(Exception):
-    """The client closed its connection before its request was answered; nothing is sent."""
+    """The client closed its connection before its request was answered."""
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int, *, what: str) -> bytes:
     """Read and return a request's complete body.
 
     Args:
-        scope: of the request; its share (`SHARE`) counts the body's bytes until the request ends.
-        receive: of the request.
-        bytes_max: largest body accepted; at most one chunk more is read.
-        what: names the size in the error: `The request's size in bytes`.
+        scope: ASGI scope of the request; its share (`SHARE`) counts the body's bytes until the
+            request ends.
+        receive: ASGI `receive` of the request.
+        bytes_max: largest accepted body; reading stops at most one chunk later.
+        what: subject of the error's sentence, such as `The request's size in bytes`.
 
     Raises:
         ClientLeftError: the connection ended before the body did.
         TooLargeError: the body has more than `bytes_max` bytes.
-        OverloadedError: too many bytes wait in the gateway.
+        OverloadedError: the gateway's byte budget has no room for the body.
     """
     share: ByteShare = scope[SHARE]
     message = await receive()
@@ -63,7 +65,7 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int, *, what: str
 
 
 async def wait_until_left(receive: Receive) -> None:
-    """Return when the client has closed its connection. The body must have been read before."""
+    """Return when the client has closed its connection. The caller has read the body."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -72,7 +74,7 @@ async def cancel_if_left(receive: Receive, answering: Coroutine[Any, Any, _Value
     """Return the result of `answering`; cancel it if the client disconnects.
 
     Raises:
-        ClientLeftError: the client left.
+        ClientLeftError: the client disconnected.
     """
     leaving = asyncio.ensure_future(wait_until_left(receive))
     answer = asyncio.ensure_future(answering)

@@ -1,8 +1,8 @@
 """How callers authenticate: with the platform's token, or with the session of a browser.
 
-A browser cannot store a token safely, so it gets a session. `indilog open` requests a code, with
-the token. The page `/login` exchanges the code for a cookie; a code works once. Codes and sessions
-are kept as digests in the memory of this process, and end with it.
+A browser cannot store a token safely, so it gets a session. `indilog open` authenticates with the
+token and gets a code. The page `/login` exchanges that code, which works once, for a cookie. This
+process keeps digests of codes and sessions in memory only, so they end with the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Credentials:
 
     Args:
         token: of the platform.
-        sessions_max: largest number of sessions, and of codes; a further one ends the oldest.
+        sessions_max: largest number of sessions, and of codes; one more removes the oldest.
         session_s_max: seconds for which a session lasts.
         code_s: seconds within which a code can be used.
         clock: monotonic time in seconds.
@@ -73,7 +73,7 @@ class Credentials:
 
 
 class _Expiring:
-    """Secrets that expire, looked up by digest, so that timing reveals nothing about them."""
+    """Secrets that expire. Lookups compare digests, so timing reveals nothing about the secrets."""
 
     def __init__(self, count_max: int, valid_s: float, clock: Callable[[], float]) -> None:
         self._count_max = count_max
@@ -88,7 +88,7 @@ class _Expiring:
             del self._until[next(iter(self._until))]
         secret = secrets.token_urlsafe(_BYTES)
         self._until[_digest(secret.encode())] = now + self._valid_s
-        assert len(self._until) <= self._count_max, "the oldest secrets made room"
+        assert len(self._until) <= self._count_max, "the oldest secrets were removed"
         return secret
 
     def has(self, secret: bytes) -> bool:

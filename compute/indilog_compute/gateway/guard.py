@@ -1,16 +1,17 @@
-"""Checks each request before all routes, HTTP and WebSockets alike (docs/decisions/0026).
+"""Checks each HTTP and WebSocket request before routing (docs/decisions/0026).
 
 A request must pass four rules, in this order:
 
 1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421. This stops
    DNS rebinding: a page whose name was rebound to 127.0.0.1 still sends that name.
-2. If it is neither GET nor HEAD, or opens a WebSocket, then no page of another origin sent it, else
-   403: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and `Origin` is absent or ours.
-3. It carries the token or the cookie of a session, else 401. With a cookie, rule 2 applies to every
-   method. Health checks, sign-in and public functions need neither token nor cookie.
-4. The `Content-Type` of a body is JSON; on some routes Python source or bytes; else 415. Without
-   CORS, which the gateway never grants, a browser sends none of these types from one origin to
-   another.
+2. A request other than GET or HEAD, and one that opens a WebSocket, does not come from a page of
+   another origin, else 403. That is: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and
+   `Origin` is absent or ours.
+3. It carries the token or a session's cookie, else 401. With a cookie, rule 2 applies to GET and
+   HEAD too. Health checks, sign-in and public functions need neither token nor cookie.
+4. The `Content-Type` of its body is JSON, or on some routes Python source or bytes, else 415.
+   Without CORS, which the gateway never grants, a browser sends none of these types to another
+   origin.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import Any, Final, NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from indilog.base.loopback import is_loopback
+from indilog_compute.gateway.counters import GatewayCounters
 from indilog_compute.gateway.credentials import Credentials
-from indilog_compute.gateway.figures import GatewayFigures
 from indilog_compute.gateway.invoke import PREFIX
 from indilog_compute.gateway.login import LOGIN_PAGE, LOGIN_PATH, SESSION_PATH, cookie_name
 from indilog_compute.gateway.page import HTML, page_headers
@@ -55,7 +56,7 @@ _BODIES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "apps": (_JSON, _PYTHON, _OCTETS),
     "logs": (_JSON, _OCTETS),
 }
-"""Allowed types of a body besides JSON, by the first part of the path."""
+"""Allowed content types besides JSON, by the first part of the path."""
 
 UNAUTHORIZED: Final = (
     "This needs the platform's token as `Authorization: Bearer TOKEN`: `indilog token` prints it, "
@@ -65,21 +66,21 @@ UNAUTHORIZED: Final = (
 
 
 class Refusal(NamedTuple):
-    """Why a request was refused."""
+    """Status and reason of a refused request."""
 
     status: HTTPStatus
     sentence: str
 
 
 class Guard:
-    """The gateway behind the four rules.
+    """ASGI application that applies the four rules before the gateway.
 
     Args:
         app: the gateway.
         names: further allowed host names besides loopback addresses; in lower case.
         credentials: authenticates callers; None: rule 3 is off.
         is_public: tells whether the function `app.function` may be called without a token.
-        figures: count refused requests.
+        counters: count refused requests.
     """
 
     def __init__(
@@ -89,22 +90,22 @@ class Guard:
         names: Iterable[str] = (),
         credentials: Credentials | None,
         is_public: Callable[[str], bool],
-        figures: GatewayFigures,
+        counters: GatewayCounters,
     ) -> None:
         self._app = app
         self._names = frozenset(name.encode() for name in names)
         self._credentials = credentials
         self._is_public = is_public
-        self._figures = figures
+        self._counters = counters
         self._hosts: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass the request to the gateway, or refuse it."""
         refusal = self._refusal(scope)
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            self._figures.requests_refused += 1
+            self._counters.requests_refused += 1
             await _refuse(scope, send, refusal)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
@@ -140,7 +141,7 @@ class Guard:
         return True
 
     def _is_own_origin(self, scope: Scope, host: bytes, headers: Mapping[bytes, bytes]) -> bool:
-        """Rule 2: tell whether no page of another origin sent it."""
+        """Rule 2: tell whether the request does not come from a page of another origin."""
         if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
             return False
         origin = headers.get(b"origin")
@@ -150,7 +151,8 @@ class Guard:
         if named != host:
             return False
         is_tls = scope["scheme"] in ("https", "wss")
-        # A proxy that terminates TLS may be in front of a configured name.
+        # For a configured name, a proxy may terminate TLS; then `Origin` says https and our scheme
+        # is http.
         behind_proxy = scheme == b"https" and host.partition(b":")[0] in self._names
         return scheme == (b"https" if is_tls else b"http") or behind_proxy
 
@@ -198,7 +200,7 @@ def cookie_in(cookies: bytes, name: bytes) -> bytes | None:
 
 
 def _unfit_body(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Rule 4. A request without a body needs no type. A request with a type has a body."""
+    """Rule 4. A request with neither a body nor a `Content-Type` passes."""
     given = headers.get(b"content-type")
     if given is None:
         length = headers.get(b"content-length", b"0")
@@ -225,8 +227,8 @@ def _misdirected(host: bytes) -> Refusal:
     name = host.decode("latin-1")[:100]
     return Refusal(
         HTTPStatus.MISDIRECTED_REQUEST,
-        f"This platform is not known as {name!r}; use a loopback address or localhost, or add the "
-        "name to its setting host_names.",
+        f"The host name {name!r} is not allowed; use a loopback address or localhost, or add the "
+        "name to the setting host_names.",
     )
 
 
@@ -234,7 +236,7 @@ def _foreign(headers: Mapping[bytes, bytes]) -> Refusal:
     origin = headers.get(b"origin", b"of another site").decode("latin-1")[:100]
     return Refusal(
         HTTPStatus.FORBIDDEN,
-        f"A page {origin} sent this, and only the platform's own pages may; programs leave out "
+        f"A page {origin} sent this request, and only the platform's own pages may; programs omit "
         "Origin and Sec-Fetch-Site.",
     )
 

@@ -1,5 +1,5 @@
-"""Checks the head of every request before routing: path and query are UTF-8, and the log has
-reached the session's position.
+"""Checks the head of every request before routing: path and query must be UTF-8, and the metalog
+must have reached the session's position.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Heads:
         """Check one head.
 
         Raises:
-            InvalidArgumentsError: the path or the query is not UTF-8, or the session position is no
-                number, or beyond the log's.
-            NotReadyError, QuorumUnavailableError: the log's position could not be determined.
+            InvalidArgumentsError: the path or the query is not UTF-8, or the session's position is
+                not a number or is beyond the end of the metalog. NotReadyError,
+                QuorumUnavailableError: the end of the metalog could not be determined.
         """
         if b"%" in scope.get("raw_path", b"") or b"%" in scope["query_string"]:
             _check_text(scope)

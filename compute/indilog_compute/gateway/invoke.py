@@ -1,7 +1,8 @@
 """`POST /functions/{app}/{function}`: the hot path, a plain ASGI callable inside the gateway.
 
-There is no routing, no request object and no decoding: the worker gets the body's bytes, and the
-caller gets the worker's bytes. (A FastAPI route costs three times a bare ASGI answer.)
+It has no routing and no request object, because a FastAPI route takes three times as long as a bare
+ASGI answer. It decodes nothing: the worker gets the body's bytes, and the caller gets the worker's
+bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from indilog_compute.gateway.clients import (
     read_body,
     wait_until_left,
 )
-from indilog_compute.gateway.edge import LARGE_BYTES, Edge
 from indilog_compute.gateway.problems import (
     Problem,
     problem,
@@ -38,6 +38,7 @@ from indilog_compute.gateway.problems import (
     problem_of_stop,
     problem_text,
 )
+from indilog_compute.gateway.resources import LARGE_BYTES, GatewayResources
 from indilog_compute.workers.call import Call
 from indilog_compute.workers.host import FunctionHost
 
@@ -58,9 +59,11 @@ _FALSE: Final = ("0", "false", "no")
 class InvokeEndpoint:
     """Answers all requests below `/functions/`."""
 
-    def __init__(self, host: FunctionHost, edge: Edge, *, body_bytes_max: int) -> None:
+    def __init__(
+        self, host: FunctionHost, resources: GatewayResources, *, body_bytes_max: int
+    ) -> None:
         self._host = host
-        self._edge = edge
+        self._resources = resources
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,8 +77,8 @@ class InvokeEndpoint:
         except (IndilogError, ValueError) as error:
             await _send_problem(send, problem_of(error))
         except ClientLeftError:
-            self._edge.figures.clients_left += 1
-        except asyncio.CancelledError:  # before the call was made
+            self._resources.counters.clients_left += 1
+        except asyncio.CancelledError:  # the call has not begun
             await _send_problem(send, problem_of_stop(_nothing_done("the call")))
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,11 +113,11 @@ class InvokeEndpoint:
         await self._send_outcome(scope, send, call.invocation, outcome)
 
     async def _wait_for_worker(self, receive: Receive, call: Call) -> None:
-        """Wait for the end of `call`, which has no worker yet. If the client disconnects before a
-        worker takes the call, cancel it.
+        """Wait for the end of `call`. If the client disconnects before a worker takes the call,
+        cancel the call.
 
         Raises:
-            ClientLeftError: the client left; a running call continues to its end.
+            ClientLeftError: the client disconnected; a call that a worker has taken continues.
         """
         leaving = asyncio.ensure_future(wait_until_left(receive))
         ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
@@ -185,7 +188,7 @@ class InvokeEndpoint:
             await _send_problem(send, problem_of(error_from(outcome)), headers)
             return
         if len(outcome.result) > LARGE_BYTES:
-            send = partial(self._edge.send, scope, send)
+            send = partial(self._resources.send, scope, send)
         await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
 
 
@@ -195,7 +198,7 @@ def _perhaps_recorded(name: str, key: str) -> IndilogError:
             f"The platform stopped while it recorded {name}; repeat it with the same key."
         )
     return CallOutcomeUnknownError(
-        f"The platform stopped while it recorded that {name} is to run; it may run or not."
+        f"The platform stopped while it recorded a call of {name}; the call may or may not run."
     )
 
 
@@ -213,7 +216,7 @@ def _start_later_s(name: str, scope: Scope) -> float | None:
     query = {field: given[-1] for field, given in values.items()}
     for field in query:
         if field not in _QUERY:
-            raise _misfit(name, field, "is not known; there are async and delay")
+            raise _misfit(name, field, "is not known; the fields are async and delay")
     wanted = query.get("async", "0").lower()
     if wanted not in _TRUE + _FALSE:
         raise _misfit(name, "async", f"is 1 or 0, not {wanted!r}")

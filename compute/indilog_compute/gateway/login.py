@@ -1,8 +1,8 @@
-"""How a browser signs in. `indilog open` gets a code, with the token, and prints the link
-`/login#CODE`. That page posts the code, once, and gets the cookie of a session.
+"""How a browser signs in. `indilog open` authenticates with the token, gets a code, and prints the
+link `/login#CODE`. That page posts the code and gets a session's cookie.
 
-Browsers send the part after `#` to no server and in no `Referer`, so the code does not leak. GET
-has no effect; only the POST uses the code.
+Browsers send the part after `#` neither to a server nor in `Referer`, so the code does not leak. A
+GET does not consume the code; only the POST does.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def login_router(credentials: Credentials) -> APIRouter:
         secret = credentials.begin_session(given.code)
         if secret is None:
             raise UnauthorizedError(
-                "This link was used before or is too old; `indilog open` makes another one."
+                "This link was already used or has expired; `indilog open` prints a new one."
             )
         response = Response(status_code=204)
         response.set_cookie(

@@ -8,7 +8,7 @@ from indilog.base.deployed import AppInfo, FunctionSpec
 from indilog_compute.gateway.problems import PROBLEM_SCHEMA
 
 _PROBLEM: Final = {
-    "description": "The request failed; one sentence says why.",
+    "description": "The request failed; `detail` says why.",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
@@ -49,7 +49,7 @@ def _operation(
                 "name": "Idempotency-Key",
                 "in": "header",
                 "schema": {"type": "string", "maxLength": 255},
-                "description": "Requests with the same key are one run, with one result.",
+                "description": "Requests with the same key are one call with one outcome.",
             },
         ],
         "requestBody": {"content": {"application/json": {"schema": arguments}}},

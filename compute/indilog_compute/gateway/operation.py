@@ -22,7 +22,7 @@ from indilog_compute.workers.host import FunctionHost
 
 
 class HostCollector(Collector):
-    """Reads the function host's figures at a scrape by Prometheus."""
+    """Reads the function host's metrics when Prometheus scrapes."""
 
     def __init__(self, host: FunctionHost) -> None:
         self._host = host
@@ -40,7 +40,7 @@ class HostCollector(Collector):
         yield calls
         yield CounterMetricFamily(
             "indilog_worker_restarts",
-            "Worker processes started in the place of one that ended",
+            "Worker processes started to replace one that ended",
             value=status["worker_restarts"],
         )
         yield CounterMetricFamily(
@@ -51,11 +51,15 @@ class HostCollector(Collector):
         invocations = status["invocations"]
         yield CounterMetricFamily(
             "indilog_invocations_rerun",
-            "Recorded invocations that this node ran again after an executor lost them",
+            "Recorded invocations that this node ran again after their executor failed",
             value=invocations["rerun"],
         )
         for name, documentation, value in (
-            ("indilog_invocations_open", "Recorded invocations not ended", invocations["open"]),
+            (
+                "indilog_invocations_open",
+                "Recorded invocations that have not ended",
+                invocations["open"],
+            ),
             ("indilog_calls_running", "Function calls that run", status["calls_running"]),
             ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),
             ("indilog_workers", "Worker processes that are up", len(status["workers"])),
@@ -72,7 +76,7 @@ def operation_router(
     """Return the routes `/livez`, `/readyz`, `/status` and `/metrics`."""
     router = APIRouter(tags=["operation"])
 
-    @router.get("/healthz", include_in_schema=False)  # its older name
+    @router.get("/healthz", include_in_schema=False)  # former name of /livez
     @router.get("/livez")
     async def livez() -> dict[str, str]:
         """Answer at once, which shows that the process runs."""
@@ -80,12 +84,12 @@ def operation_router(
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """Tell whether calls, reads and appends are served now.
+        """Tell whether the node serves calls, reads and appends now.
 
-        The route finds out by appending a record, at most once a second. `read-only`: a disk is
-        full, so appends fail; the status is still 200, because reads are served. If all shards
-        share that disk, appends fail at all compute nodes. `warning`: some records are permanently
-        lost; everything else is served.
+        To find out, the gateway appends a record, at most once a second. The state `read-only`
+        means that a disk is full, so appends fail; the HTTP status is still 200, because reads are
+        served. If all shards share that disk, appends fail at all compute nodes. A `warning` means
+        that some records are permanently lost; everything else is served.
         """
         now = status()
         failure = None if now.get("ready", True) else "The platform is starting or recovering."
@@ -104,7 +108,7 @@ def operation_router(
 
     @router.get("/status")
     async def platform_status() -> Response:
-        """Return the figures of the tiers and of the function host (`functions`)."""
+        """Return the tiers' state and counters, and the function host's under `functions`."""
         figures = {**status(), "functions": host.status()}
         return Response(msgspec.json.encode(figures), media_type="application/json")
 
@@ -122,9 +126,9 @@ def snapshots_router(request_snapshots: Callable[[], MetalogPosition]) -> APIRou
 
     @router.post("/index/snapshots", status_code=HTTPStatus.ACCEPTED)
     async def snapshots() -> dict[str, int]:
-        """Ask every index node for a snapshot of its index, in memory and on its disk, below the
-        returned metalog `position`. They are written later: `/status` says of each index node where
-        its newest snapshot ends (`snapshot_position`). To repeat the request does no harm.
+        """Ask every index node to write a snapshot of its index below the returned metalog
+        `position`. The snapshots are written later; for each index node, `/status` shows the end of
+        its newest snapshot as `snapshot_position`. Repeating the request is harmless.
         """
         return {"position": request_snapshots()}
 

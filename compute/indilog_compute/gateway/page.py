@@ -1,4 +1,4 @@
-"""`/docs`: an interactive page of the OpenAPI description. The page loads nothing from other
+"""`/docs`: an interactive page made from the OpenAPI description. It loads nothing from other
 servers.
 """
 
@@ -17,7 +17,8 @@ _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 @functools.cache
 def page_headers(page: str) -> tuple[tuple[bytes, bytes], ...]:
     """Return the security headers of one of our pages. With them a browser runs only the page's own
-    script, loads nothing from elsewhere, and shows the page in no foreign frame.
+    script, loads nothing from other servers, and refuses to show the page in a frame of another
+    origin.
     """
     allowed = {"script": "script-src", "style": "style-src"}
     rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]

@@ -1,4 +1,4 @@
-"""A page of records as JSON text, limited in records and in bytes."""
+"""Writes a page of records as JSON text, up to a number of records and of bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordLimits(NamedTuple):
-    """Limits of what is read and appended.
+    """Limits on pages that are read and on appends.
 
     Attributes:
-        page_bytes_max: bytes of JSON text in a page, and of data in a page read from the log.
+        page_bytes_max: largest page in bytes, both as JSON text and as read from the log.
         record_bytes_max: bytes of one record, including its aux data.
-        batch_records_max: records appended together.
+        batch_records_max: records in one atomic append.
     """
 
     page_bytes_max: int
@@ -40,13 +40,13 @@ class PageText:
     """Collects records as JSON.
 
     Args:
-        share: counts the text's bytes in the gateway's budget.
+        share: the request's share of the gateway's byte budget.
         limit: largest number of records.
         limits: limits in bytes.
 
     Attributes:
         last: seqnum of the last record added; None if there is none.
-        may_go_on: whether the page ended at a limit, so that there may be further records.
+        may_go_on: True if the page ended at a limit, so there may be further records.
     """
 
     def __init__(self, share: ByteShare, limit: int, limits: RecordLimits) -> None:
@@ -60,14 +60,14 @@ class PageText:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further record fits."""
+        """Whether the page takes no further record."""
         return self.may_go_on
 
     def add(self, record: Record) -> None:
         """Add a record.
 
         Raises:
-            OverloadedError: the gateway has no room for it.
+            OverloadedError: the gateway's byte budget has no room for the record.
         """
         part = _encode(record_out(record))
         self._parts.append(part)
@@ -81,7 +81,7 @@ class PageText:
         """Add records of one page of the log, until this page is full.
 
         Raises:
-            OverloadedError: the gateway has no room for them.
+            OverloadedError: the gateway's byte budget has no room for the records.
         """
         size = 0
         for record in records:
@@ -89,7 +89,7 @@ class PageText:
             size += len(record.data) + len(record.names) + len(record.aux or b"")
             if self.is_full:
                 return
-        # A page of the log may have ended before a record that would have made it too large.
+        # The log's page may have ended early, because one more record could have made it too large.
         self.may_go_on = size + self._limits.record_bytes_max > self._limits.page_bytes_max
 
     def text(self, next_bound: int | None) -> bytes:

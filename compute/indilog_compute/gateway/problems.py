@@ -1,4 +1,4 @@
-"""Errors over HTTP, as RFC 9457 problem details: one sentence, and whether to retry."""
+"""Turns errors into RFC 9457 problem details: a sentence, and whether to retry."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         title: the name of the error's class, for programs.
         kind: class name of the exception that a function raised.
         errors: one `{"field", "problem"}` for each invalid argument.
-        seqnum: the first lost record. next_seqnum: where to continue reading after lost or trimmed
-            records.
-        last_seqnum: the last record with the tag of a condition that does not hold.
+            seqnum: the first lost record.
+            next_seqnum: where to continue reading after lost or trimmed records.
+        last_seqnum: seqnum of the last record with the tag, if the condition of an append did not
+            hold.
     """
 
     title: str
@@ -98,10 +99,9 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_of_stop(error: IndilogError) -> Problem:
-    """Return the problem for a request that was cut off because the platform stops.
+    """Return the problem for a request that was interrupted because the platform stops.
 
-    The status says that the service is temporarily unavailable; `retryable` says whether the same
-    request may be repeated.
+    The status is 503; `retryable` says whether the same request may be repeated.
     """
     return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
 
@@ -122,7 +122,7 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 def problem(status: HTTPStatus, detail: str) -> Problem:
-    """Return a problem that has no error class of the platform."""
+    """Return a problem whose title is the HTTP status, for errors without a class of their own."""
     title = status.phrase.replace(" ", "")
     return Problem(title=title, status=int(status), detail=detail, retryable=False)
 

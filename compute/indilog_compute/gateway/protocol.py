@@ -1,15 +1,15 @@
-"""One HTTP connection of the gateway: uvicorn's protocol with limits of time and size.
+"""One HTTP connection of the gateway: uvicorn's protocol with limits on time and size.
 
-uvicorn limits neither the time of a request's arrival, nor the size of its head, nor how long an
-answer may stay unread. Here each connection notes when its current phase began, which costs a few
-attributes a request. One timer for all connections (`TimeLimitSweep`) checks these notes once a
-second, and closes a connection whose phase takes too long.
+uvicorn limits neither how long a request takes to arrive, nor the size of its head, nor how long an
+answer stays unread. Here each connection stores when its current phase began, a few attributes per
+request. One timer for all connections (`TimeLimitSweep`) checks these times once a second, and
+closes a connection whose phase takes too long.
 
-- The head (request line and headers, trailers too) has `headers_bytes_max` bytes and
-  `headers_timeout_s` seconds at most, from its first byte, or from the connection's beginning.
-- The body has `body_timeout_s` seconds, from the end of the head.
-- A client must read an answer within `answer_timeout_s` seconds. That time runs only while a part
-  of the answer waits in this process, because the socket's buffer is full.
+- The head (request line, headers and trailers) has at most `headers_bytes_max` bytes. It must
+  arrive within `headers_timeout_s` seconds of its first byte, or of the connection's start.
+- The body must arrive within `body_timeout_s` seconds after the head.
+- A client must read an answer within `answer_timeout_s` seconds. That time runs only while the
+  socket's buffer is full and a part of the answer waits in this process.
 - At most `PIPELINED_MAX` requests wait while an earlier one is answered.
 """
 
@@ -33,45 +33,50 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from indilog_compute.gateway.edge import Edge
+    from indilog_compute.gateway.resources import GatewayResources
 
 PIPELINED_MAX: Final = 16
 """Pipelining: requests that a client may send before an earlier one is answered."""
 _SWEEP_S: Final = 1.0
 _REFUSAL_TIMEOUT_S: Final = 2.0
-"""A connection beyond the limit is closed after this time, if it has sent no request."""
+"""Seconds after which a connection beyond the limit is closed if it has sent no request."""
 
 
 class _Phase(Enum):
     HEAD = 1
     BODY = 2
     ANSWER = 3
-    """The request is complete: it is being answered, or the connection is idle after its answer."""
+    """The request is complete and is being answered, or the connection is idle after its answer."""
 
 
 _HEAD, _BODY, _ANSWER = _Phase.HEAD, _Phase.BODY, _Phase.ANSWER
 
 
 class _TooLargeError(Exception):
-    """A request's head is too large; stops the parser."""
+    """Raised inside the parser to stop it, because the request's head is too large."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One HTTP connection.
 
     Args:
-        config, server_state, app_state: uvicorn's.
-        edge: limits and figures.
+        config, server_state, app_state: passed on to uvicorn's protocol.
+        resources: limits and counters.
     """
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, edge: Edge
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        resources: GatewayResources,
     ) -> None:
         super().__init__(config, server_state, app_state)
-        # uvicorn calls it as it would call the class
-        self.ws_protocol_class = partial(GatewaySocketProtocol, edge=edge)  # type: ignore[assignment]
-        self._edge = edge
-        self._headers_bytes_max = edge.node.gateway.headers_bytes_max
+        # uvicorn calls this partial as it would call the class
+        self.ws_protocol_class = partial(GatewaySocketProtocol, resources=resources)  # type: ignore[assignment]
+        self._resources = resources
+        self._headers_bytes_max = resources.node.gateway.headers_bytes_max
         self._phase = _HEAD
         self._since = self._now = self.loop.time()
         self._unread_since: float | None = None
@@ -83,17 +88,19 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; beyond the limit it is refused and closed."""
+        """Count the connection; beyond the limit, refuse and close it."""
         super().connection_made(transport)
-        self._edge.connections += 1
-        if self._edge.connections > self._edge.connections_max:
+        self._resources.connections += 1
+        if self._resources.connections > self._resources.connections_max:
             self._is_beyond_limit = True
-            self._edge.figures.connections_refused += 1
+            self._resources.counters.connections_refused += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the request that is being answered; it need not be the newest one."""
-        self._edge.connections -= 1
-        assert self._edge.connections >= 0, "a connection is counted once"
+        """Tell the request being answered that the client left; with pipelining it may not be the
+        newest request.
+        """
+        self._resources.connections -= 1
+        assert self._resources.connections >= 0, "a connection is counted once"
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
@@ -101,26 +108,26 @@ class GatewayProtocol(HttpToolsProtocol):
             running.message_event.set()
 
     def pause_writing(self) -> None:
-        """Note when the client stopped reading its answer."""
+        """Store when the client stopped reading its answer."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Stop the time limit, because the client has read most of the answer."""
         self._unread_since = None
         super().resume_writing()
 
     def handle_websocket_upgrade(self) -> None:
-        """Become a WebSocket, which is counted as a connection of its own."""
+        """Hand the connection to the WebSocket protocol, which counts the connection again."""
         self._phase = _ANSWER
-        self._edge.connections -= 1
-        assert self._edge.connections >= 0, "a connection is counted once"
+        self._resources.connections -= 1
+        assert self._resources.connections >= 0, "a connection is counted once"
         super().handle_websocket_upgrade()
 
     # --- what arrives
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and note the phase of the request."""
+        """Parse received bytes, and store the phase of the request."""
         self._now = self.loop.time()
         if self._phase is _ANSWER:
             self._phase = _HEAD
@@ -141,7 +148,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop_parsing(
                 HTTPStatus.BAD_REQUEST,
-                f"At most {PIPELINED_MAX} requests wait on one connection; read their answers.",
+                f"At most {PIPELINED_MAX} requests may wait on a connection; read answers first.",
             )
         self._phase = _BODY
         self._since = self._now
@@ -154,7 +161,7 @@ class GatewayProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """End the phase of the body; the answer may have begun before."""
         self._phase = _ANSWER
         HttpToolsProtocol.on_message_complete(self)
 
@@ -166,9 +173,9 @@ class GatewayProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's
-        """Answer a request at which the parser stopped."""
+        """Refuse a request that the parser did not accept."""
         if self._refusal is None:
-            self._edge.figures.requests_malformed += 1
+            self._resources.counters.requests_malformed += 1
             self._refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP request.")
         self._close()
 
@@ -178,12 +185,12 @@ class GatewayProtocol(HttpToolsProtocol):
         """Close the connection if its current phase takes too long."""
         if self.transport.is_closing():
             return
-        node = self._edge.node
+        node = self._resources.node
         if (
             self._unread_since is not None
             and now - self._unread_since > node.gateway.answer_timeout_s
         ):
-            self._edge.figures.clients_too_slow += 1
+            self._resources.counters.clients_too_slow += 1
             self.transport.abort()
             return
         if self._phase is _HEAD:
@@ -191,16 +198,16 @@ class GatewayProtocol(HttpToolsProtocol):
                 _REFUSAL_TIMEOUT_S if self._is_beyond_limit else node.gateway.headers_timeout_s
             )
             if now - self._since > timeout_s:
-                self._too_slow(f"The head of a request takes {timeout_s:g} s at most.")
+                self._too_slow(f"The head of a request must arrive within {timeout_s:g} s.")
         elif self._phase is _BODY and not self.pipeline:
             timeout_s = node.gateway.body_timeout_s
             if now - self._since > timeout_s:
-                self._too_slow(f"The body of a request takes {timeout_s:g} s at most.")
+                self._too_slow(f"The body of a request must arrive within {timeout_s:g} s.")
 
     def _too_slow(self, sentence: str) -> None:
         is_idle = self._phase is _HEAD and not self._head_bytes
         if not is_idle:
-            self._edge.figures.clients_too_slow += 1
+            self._resources.counters.clients_too_slow += 1
             if self._running is None or not self._running.response_started:
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT, sentence)
         self._close()
@@ -215,11 +222,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def _too_large_head(self) -> tuple[HTTPStatus, str]:
         return (
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"The head of a request has {self._headers_bytes_max:,} bytes at most.",
+            f"The head of a request may have at most {self._headers_bytes_max:,} bytes.",
         )
 
     def _stop_parsing(self, status: HTTPStatus, sentence: str) -> None:
-        """Refuse the request being parsed. The parser turns the exception into `send_400_response`.
+        """Refuse the request being parsed. The parser catches the exception and calls
+        `send_400_response`.
 
         Raises:
             _TooLargeError: always.
@@ -228,7 +236,7 @@ class GatewayProtocol(HttpToolsProtocol):
         raise _TooLargeError
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
-        """Write an answer of the server itself, unless another answer is being written."""
+        """Write an error answer, unless another answer is being written."""
         self._refusal = (status, sentence)
         if self.transport.is_closing():
             return
@@ -256,38 +264,43 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket, after the upgrade of its HTTP connection."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, edge: Edge
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        resources: GatewayResources,
     ) -> None:
         super().__init__(config, server_state, app_state)
-        self._edge = edge
-        self._share = edge.budget.share()
+        self._resources = resources
+        self._share = resources.budget.share()
         self._unread_since: float | None = None
         self._unfinished_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
         super().connection_made(transport)
-        self._edge.connections += 1
+        self._resources.connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Return the counted bytes to the budget."""
-        self._edge.connections -= 1
-        assert self._edge.connections >= 0, "a connection is counted once"
+        self._resources.connections -= 1
+        assert self._resources.connections >= 0, "a connection is counted once"
         self._share.free()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Note when the client stopped reading."""
+        """Store when the client stopped reading."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Stop the time limit, because the client has read most of the bytes sent."""
         self._unread_since = None
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; those of an incomplete message count in the budget."""
+        """Parse received bytes; the bytes of an incomplete message count in the budget."""
         if self._unfinished_since is None:
             self._unfinished_since = self.loop.time()
         super().data_received(data)
@@ -308,13 +321,15 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def check_time(self, now: float) -> None:
-        """Close the connection if a message takes too long to arrive, or to be read."""
-        node = self._edge.node
+        """Close the connection if a message takes too long to arrive, or the client too long to
+        read one.
+        """
+        node = self._resources.node
         unread, unfinished = self._unread_since, self._unfinished_since
         if (unread is not None and now - unread > node.gateway.answer_timeout_s) or (
             unfinished is not None and now - unfinished > node.gateway.body_timeout_s
         ):
-            self._edge.figures.clients_too_slow += 1
+            self._resources.counters.clients_too_slow += 1
             self.transport.abort()
 
 

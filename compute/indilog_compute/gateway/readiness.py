@@ -1,7 +1,7 @@
-"""Finds whether an append would be acknowledged now, by appending (`GET /readyz`).
+"""Finds out for `GET /readyz`, by appending, whether appends are acknowledged now.
 
-Figures cannot show that, because a process that hangs reports nothing. So an empty record is
-appended to the platform's log `$probe`, on the same path as every append. Without requests to
+Metrics cannot show it, because a process that hangs reports none. So the gateway appends an empty
+record to the platform's log `$probe`, on the same path as every append. Without requests to
 `/readyz` nothing is written.
 """
 
@@ -15,9 +15,9 @@ from indilog.base.log import LogSource, Session
 
 PROBE_LOG: Final = "$probe"
 _VALID_S: Final = 1.0
-"""Seconds for which an outcome answers further requests without another append."""
+"""Seconds for which the outcome of a probe also answers later requests."""
 _KEPT: Final = 64
-"""Number of probe records after which the older ones are trimmed."""
+"""Number of probe records after which older probe records are trimmed."""
 
 
 class AppendProbe:
@@ -36,7 +36,7 @@ class AppendProbe:
         self._appended = 0
 
     async def failure(self) -> str | None:
-        """Return in one sentence why appends are not acknowledged; None if they are.
+        """Return a sentence that says why appends are not acknowledged; None if they are.
 
         Concurrent requests share one append. A full disk is no failure, because reads are served.
         """
@@ -56,7 +56,7 @@ class AppendProbe:
         except TimeoutError:
             return (
                 f"An append was not acknowledged within {self._timeout_s:g} s; a node of the "
-                "platform does not answer or its disk is slow."
+                "platform does not answer, or its disk is slow."
             )
         except DiskFullError:
             return None

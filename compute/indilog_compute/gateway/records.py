@@ -46,20 +46,22 @@ from indilog_compute.gateway.values import (
 )
 
 WAIT_S_MAX: Final = 300.0
-"""Longest wait of a read in seconds; the caller may repeat the read."""
+"""Longest wait of a read, in seconds; afterwards the caller may repeat the read."""
 _STREAM_ALIVE_S: Final = 15.0
 """Seconds after which an idle stream sends a keep-alive comment."""
 _OCTETS: Final = "application/octet-stream"
 
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
 LastEventId = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, lt=MAX_SEQNUM)]
-Tag = Annotated[str | None, Query(description="A text tag; without: every record.")]
+Tag = Annotated[str | None, Query(description="A text tag; without a tag: all records of the log.")]
 TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
 Since = Annotated[
     datetime | None,
     Query(description="Records ordered at this time or later (ISO 8601 or Unix seconds)."),
 ]
-Fresh = Annotated[bool, Query(description="See all records appended before, by any caller.")]
+Fresh = Annotated[
+    bool, Query(description="See all records that any caller appended before this request.")
+]
 Bound = Annotated[int | None, Query(ge=0, le=MAX_SEQNUM, description="Inclusive.")]
 
 
@@ -77,7 +79,7 @@ def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -
 def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> APIRouter:
     """Return the routes below `/logs`."""
     routes = LogRoutes(logs, limits, body_bytes_max=body_bytes_max)
-    # A log's name may have slashes. If a path has two readings, the longer name is meant.
+    # A log's name may contain slashes. If a path can be split in two ways, the longer name counts.
     router = APIRouter(
         prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(check_query)]
     )
@@ -112,7 +114,7 @@ class LogRoutes:
         tag: Annotated[list[str] | None, Query(description="For a raw body.")] = None,
         position: Position = 0,
     ) -> Response:
-        """Append a record, or several atomically (`records`); answer when they are durable.
+        """Append one record, or several atomically (`records`); answer when they are durable.
 
         The body is JSON, or the data itself as `application/octet-stream` with `tag` in the query.
         """
@@ -149,9 +151,9 @@ class LogRoutes:
 
         A `bound` in the trimmed part of the log gives 410; `since`, or no bound, starts at the
         first record left. An empty list means that there is no such record. `next_bound` is the
-        `bound` of the next page; null: there is none. `more`: the page ended at `limit` or at its
-        limit of bytes, so there may be further records. With `wait` the answer waits up to that
-        many seconds for a first record (`next` only).
+        `bound` of the next page; null: there is none. `more` is true if the page ended at `limit`
+        or at its limit in bytes, so there may be further records. With `wait` (`next` only), the
+        request waits up to that many seconds for a first record.
         """
         opened, session = self._open(log, position)
         wanted = tag_of(tag, tag_int)
@@ -203,7 +205,7 @@ class LogRoutes:
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
     async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
-        """Delete the records below `until`, of the whole log or of one tag, permanently."""
+        """Permanently delete the records below `until`, of the whole log or of one tag."""
         opened, session = self._open(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
         what = parse_json(TrimIn, body, not_done="Nothing was trimmed")
@@ -211,12 +213,14 @@ class LogRoutes:
         return _json({"until": what.until}, session)
 
     async def retention(self, log: str, position: Position = 0) -> Response:
-        """Return the log's retention policy; a null does not limit."""
+        """Return the log's retention policy; null means no limit."""
         opened, session = self._open(log, position)
         return _json(await opened.retention(), session)
 
     async def set_retention(self, log: str, request: Request, position: Position = 0) -> Response:
-        """Set the log's whole policy; `{}` keeps everything. It is enforced in the background."""
+        """Replace the log's retention policy; `{}` keeps everything. The platform trims in the
+        background.
+        """
         opened, session = self._open(log, position)
         body = await body_of(request, SMALL_BYTES_MAX)
         policy = parse_json(RetentionIn, body, not_done="Nothing was set")
@@ -235,10 +239,10 @@ class LogRoutes:
         last_event_id: LastEventId = None,
         position: Position = 0,
     ) -> StreamingResponse:
-        """Stream records as server-sent events: from `bound` on, then new ones as they are
-        appended.
+        """Stream records as server-sent events: first the existing records from `bound` on, then
+        new records as they are appended.
 
-        `since`, or no bound, starts at the first record left of a trimmed log; a trimmed `bound` is
+        `since`, or no bound, starts at the first record that is not trimmed; a trimmed `bound` is
         an error. A client that reconnects with `Last-Event-ID` continues after that record.
         """
         opened, _ = self._open(log, position)
@@ -267,17 +271,17 @@ class _Start(NamedTuple):
 
     Attributes:
         asked: whether the caller named this seqnum. If so, a trimmed seqnum is an error. If not,
-            the read begins at the floor: the seqnum below which the log is trimmed.
+            the read begins at the log's floor (trim point).
     """
 
     seqnum: int
     asked: bool
 
     def at_floor(self, trimmed: TrimmedError) -> _Start:
-        """Return the start at the floor that a read reported.
+        """Return the start at the floor that `trimmed` reports.
 
         Raises:
-            TrimmedError: the caller named the seqnum, or the floor is not above it.
+            TrimmedError: the caller named the seqnum, or it is not below the floor.
         """
         if self.asked or trimmed.first_seqnum <= self.seqnum:
             raise trimmed
@@ -292,7 +296,7 @@ async def _start(log: Log, bound: int | None, since: datetime | None) -> _Start:
 
 
 async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
-    """Check before the answer begins that the named start is not trimmed.
+    """Check, before the answer begins, that a start named by the caller is not trimmed.
 
     Raises:
         TrimmedError: the start is trimmed.
@@ -304,7 +308,7 @@ async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
 async def _forwards(
     log: Log, tag: UserTag | None, start: _Start, page: PageText, wait_s: float, *, fresh: bool
 ) -> int:
-    """Fill a page upwards, and return the bound of the next page."""
+    """Fill a page in ascending order, and return the bound of the next page."""
     while True:
         try:
             found = await log.read_range(
@@ -320,7 +324,7 @@ async def _forwards(
 async def _backwards(
     log: Log, tag: UserTag | None, given: int | None, page: PageText, *, fresh: bool
 ) -> None:
-    """Fill a page downwards."""
+    """Fill a page in descending order."""
     bound = MAX_SEQNUM if given is None else given
     while not page.is_full and bound >= 0:
         try:
@@ -344,7 +348,7 @@ async def _pages(
         try:
             async with contextlib.aclosing(found):
                 async for page in found:
-                    if page:  # from here on, skipping trimmed records would be a gap
+                    if page:  # after records were sent, skipping trimmed ones would leave a gap
                         start = start._replace(asked=True)
                     yield page
         except TrimmedError as error:
@@ -362,7 +366,7 @@ async def _events(
             if not page:
                 yield b": alive\n\n"
             share.free()
-            try:  # twice the size: the next page is read at the same time, and may be as large
+            try:  # twice, because the next page is read meanwhile and may be as large
                 share.take_up_to(2 * sum(len(record.data) for record in page))
             except OverloadedError:
                 return

@@ -1,7 +1,7 @@
-"""Validates requests, and describes what is invalid (unknown fields, wrong values) in sentences.
+"""Validates requests, and describes unknown fields and wrong values in sentences.
 
-pydantic's messages are written for its programmers. Here a caller gets the field as spelled in the
-request, and its allowed values.
+pydantic's messages address the programmer of the model. A caller of the gateway gets the field as
+spelled in the request, and its allowed values.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _PROBLEMS: Final = {
     "json_invalid": "is not JSON ({error})",
 }
 _NO_VALUE: Final = ("missing", "extra_forbidden", "json_invalid", "string_too_long")
-"""Kinds of problems whose sentence does not quote the value."""
+"""pydantic error types whose sentence does not quote the value."""
 
 
 def check_query(request: Request) -> None:
     """Refuse a query with an unknown field, which the framework would ignore.
 
     Raises:
-        InvalidArgumentsError: a field is unknown; names it.
+        InvalidArgumentsError: a field is unknown; the message names it.
     """
     route = request.scope["route"]
-    assert isinstance(route, APIRoute), "it is a dependency of such routes only"
+    assert isinstance(route, APIRoute), "only an APIRoute has this dependency"
     known = [field.alias for field in route.dependant.query_params]
     for field in request.query_params:
         if field not in known:
-            there_are = f"there are {', '.join(known)}" if known else "this request takes none"
+            there_are = f"the fields are {', '.join(known)}" if known else "this request takes none"
             problem = f"is not known; {there_are}"
             sentence = f"Nothing was done: the query's field '{field}' {problem}."
             raise InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
@@ -85,7 +85,8 @@ def parse_json(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
     with `not_done`, such as `Nothing was trimmed`.
 
     Raises:
-        InvalidArgumentsError: the body is not JSON, or not of this model; names the fields.
+        InvalidArgumentsError: the body is not JSON, or not of this model; the message names the
+            fields.
     """
     try:
         return model.model_validate_json(body)
@@ -99,11 +100,12 @@ def decode_json(
 ) -> _Struct:
     """Decode a JSON body of any size, in a time proportional to its size.
 
-    Decoding stops at the first fault. For a small body `model`, which must be equivalent to
-    `shape`, then describes all faults. For a large one that would take seconds.
+    Decoding stops at the first fault. A small body is then parsed again with `model`, which must be
+    equivalent to `shape`, to describe all faults. For a large body that would take seconds.
 
     Raises:
-        InvalidArgumentsError: the body is not JSON, or not of this shape; names the field.
+        InvalidArgumentsError: the body is not JSON, or not of this shape; the message names the
+            field.
     """
     try:
         return msgspec.json.decode(body, type=shape)

@@ -18,8 +18,8 @@ from indilog.base.errors import ConfigError, NotReadyError
 from indilog.config import NodeConfig
 from indilog.link.link import SOCKET_MESSAGE_BYTES
 from indilog_compute.gateway.acceptor import Acceptor
-from indilog_compute.gateway.edge import Edge
 from indilog_compute.gateway.protocol import GatewayProtocol, TimeLimitSweep
+from indilog_compute.gateway.resources import GatewayResources
 from indilog_compute.gateway.unix_socket import UnixSocket
 
 _GRACE_S = 3
@@ -31,18 +31,21 @@ _HEADERS: Final = [
     ("x-content-type-options", "nosniff"),
     ("cross-origin-resource-policy", "same-origin"),
 ]
-"""Headers of every answer: no page of another origin can use it as a script, a style or an image.
+"""Headers of every answer. They keep pages of other origins from using an answer as a script, a
+style or an image.
 """
 _SOCKET_MESSAGE_BYTES_MAX = 2 * SOCKET_MESSAGE_BYTES
 """Largest message of a WebSocket; a link writes smaller ones."""
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers, with limits on connections and times (`Edge`)."""
+    """A uvicorn server without signal handlers, with the limits of `GatewayResources`."""
 
-    def __init__(self, config: uvicorn.Config, edge: Edge, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, resources: GatewayResources, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__(config)
-        self._edge = edge
+        self._resources = resources
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -51,15 +54,17 @@ class _Server(uvicorn.Server):
         state = self.server_state
 
         def protocol() -> GatewayProtocol:
-            return GatewayProtocol(self.config, state, self.lifespan.state, edge=self._edge)
+            return GatewayProtocol(
+                self.config, state, self.lifespan.state, resources=self._resources
+            )
 
         self.servers = [  # an acceptor has the methods that uvicorn calls
             Acceptor(  # type: ignore[misc]
                 listening,
                 protocol,
-                self._edge.has_room,
+                self._resources.has_room,
                 tls=self._tls,
-                handshake_timeout_s=self._edge.node.gateway.headers_timeout_s,
+                handshake_timeout_s=self._resources.node.gateway.headers_timeout_s,
             )
             for listening in sockets or []
         ]
@@ -82,7 +87,9 @@ class _Server(uvicorn.Server):
 class _Serving:
     """One uvicorn server on the running loop."""
 
-    def __init__(self, app: ASGIApp, edge: Edge, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, resources: GatewayResources, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -99,7 +106,7 @@ class _Serving:
                 headers=_HEADERS,
                 timeout_graceful_shutdown=_GRACE_S,
             ),
-            edge,
+            resources,
             tls,
         )
         self._serving: asyncio.Task[None] | None = None
@@ -131,10 +138,11 @@ class GatewayServer:
         app: the ASGI application.
         host: address to listen on.
         port: 0 takes a free one.
-        edge: limits and figures of its connections; None: default limits.
-        port_is: the setting that chose the port, for error messages.
-        tls: serve `https://` with this; None: plain HTTP.
-        local: the ASGI application for a Unix socket, and the socket's file.
+        resources: limits and counters of its connections; None: default limits.
+        port_is: text after the port in error messages, such as the setting that chose the port.
+        tls: context with which to serve HTTPS; None: plain HTTP.
+        local: ASGI application to serve on a Unix socket, and the path of that socket; None: no
+            Unix socket.
 
     Attributes:
         port: the port it listens on; valid after `bind` or `start` has returned.
@@ -146,7 +154,7 @@ class GatewayServer:
         host: str,
         port: int,
         *,
-        edge: Edge | None = None,
+        resources: GatewayResources | None = None,
         port_is: str = "",
         tls: ssl.SSLContext | None = None,
         local: tuple[ASGIApp, Path] | None = None,
@@ -155,13 +163,13 @@ class GatewayServer:
         self._port_is = port_is
         self._host = host
         self._listening: socket.socket | None = None
-        self._edge = edge or Edge(NodeConfig())
-        self._serving = _Serving(app, self._edge, tls)
+        self._resources = resources or GatewayResources(NodeConfig())
+        self._serving = _Serving(app, self._resources, tls)
         self._socket: UnixSocket | None = None
         self._local: _Serving | None = None
         if local is not None:
             self._socket = UnixSocket(local[1])
-            self._local = _Serving(local[0], self._edge)
+            self._local = _Serving(local[0], self._resources)
 
     def bind(self) -> None:
         """Bind the port; connections wait until `start`.
@@ -180,8 +188,8 @@ class GatewayServer:
         """
         if self._listening is None:
             self.bind()
-        assert self._listening is not None, "it is bound"
-        self._edge.limit_connections()
+        assert self._listening is not None, "`bind` sets it"
+        self._resources.limit_connections()
         await self._serving.start(self._listening)
         if self._local is not None and self._socket is not None:
             await self._local.start(_bound_locally(self._socket.address))
@@ -226,7 +234,7 @@ def tls_of(node: NodeConfig) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key needs a password; give one without")
+    raise ValueError("the key is encrypted; use a key without a password")
 
 
 def _bound_locally(address: str) -> socket.socket:

@@ -24,7 +24,7 @@ class UnixSocket:
     """A Unix socket's file, in a folder that only our user can enter.
 
     Attributes:
-        address: the path to bind: a short alias of the file, because the kernel accepts at most 107
+        address: the path to bind, a short alias of the file; a socket address has at most 107
             bytes.
 
     Raises:
@@ -41,7 +41,7 @@ class UnixSocket:
         except OSError as error:
             raise DataDirectoryError(
                 f"The folder {file.parent} for the gateway's socket cannot be used: "
-                f"{error.strerror}; remove what is in its place."
+                f"{error.strerror}; remove the file that is in its place."
             ) from error
         self.address = f"/proc/self/fd/{self._folder}/{file.name}"
 

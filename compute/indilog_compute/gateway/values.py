@@ -1,7 +1,7 @@
 """The JSON form of records, in requests and answers.
 
-In an answer, data that is UTF-8 is `data` (text); other data is `data_base64`, with `encoding`:
-"base64". In a request the caller chooses.
+In an answer, data that is valid UTF-8 is the text field `data`. Other data is `data_base64`, with
+`encoding` set to "base64". In a request the caller chooses either field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
 class RecordIn(pydantic.BaseModel):
     """A record to append: `data` or `data_base64`, and tags.
 
-    Used for the OpenAPI description and for error sentences; requests are decoded as `RecordBody`.
+    Used for the OpenAPI description and for error messages; requests are decoded as `RecordBody`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -44,8 +44,8 @@ class RecordIn(pydantic.BaseModel):
 
 
 class AfterIn(pydantic.BaseModel):
-    """The condition of an append: the last record with the tag is at `seqnum`, or before it; null:
-    there is none.
+    """The condition of an append: no record with the tag has a seqnum greater than `seqnum`. With
+    null: there is no record with the tag.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -73,10 +73,11 @@ class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
         """Return the record to append.
 
         Raises:
-            ValueError: both forms of data or none were given, or the base64 is invalid.
+            ValueError: the record has both `data` and `data_base64`, or neither, or its base64 is
+                invalid.
         """
         if (self.data is None) == (self.data_base64 is None):
-            raise ValueError("Give a record's data as data (text) or as data_base64, one of them.")
+            raise ValueError("Give a record's data either as data (text) or as data_base64.")
         if self.data is not None:
             return Entry(self.data.encode(), tuple(self.tags))
         try:
@@ -108,7 +109,9 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
         """
         if self.records is None:
             if self.after is not None:
-                raise ValueError("Give the condition after with records, also for one record.")
+                raise ValueError(
+                    "The condition 'after' needs the field 'records', also for one record."
+                )
             return [self.entry()], False
         if self.data is not None or self.data_base64 is not None or self.tags:
             raise ValueError("Give records, or data and tags of one record, not both.")
@@ -118,13 +121,15 @@ class AppendBody(RecordBody, forbid_unknown_fields=True):
         """Return the condition of the append; None: it has none.
 
         Raises:
-            ValueError: the condition names no tag, or two.
+            ValueError: the condition names no tag, or both a text and an integer tag.
         """
         if self.after is None:
             return None
         tag = tag_of(self.after.tag, self.after.tag_int)
         if tag is None:
-            raise ValueError("The condition after names a tag: tag (text) or tag_int (an integer).")
+            raise ValueError(
+                "The condition 'after' needs a tag: tag (text) or tag_int (an integer)."
+            )
         return After(tag, self.after.seqnum)
 
 
@@ -159,7 +164,7 @@ class TrimIn(pydantic.BaseModel):
 
 
 class RetentionIn(pydantic.BaseModel):
-    """A log's retention policy; an absent or null field does not limit."""
+    """A log's retention policy; an absent or null field means no limit."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 

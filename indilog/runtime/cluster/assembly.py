@@ -309,7 +309,7 @@ async def _listening(
         guard_port(gateway, host, node, token),
         node.gateway.host,
         node.gateway.port,
-        edge=gateway.edge,
+        resources=gateway.resources,
         port_is=port_is,
         tls=tls_of(node),
         local=(guard_unix_socket(gateway, host, node), socket),

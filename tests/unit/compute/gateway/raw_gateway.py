@@ -152,7 +152,7 @@ async def raw_gateway(
     logs = WatchedLogs(config.cluster)
     host = RecordingHost(config, logs)
     app = create_gateway(host, logs, lambda: {"ready": True}, config)
-    server = GatewayServer(app, "127.0.0.1", 0, edge=app.edge)
+    server = GatewayServer(app, "127.0.0.1", 0, resources=app.resources)
     await host.start()
     await server.start()
     try:

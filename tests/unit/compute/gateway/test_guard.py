@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from indilog_compute.gateway.counters import GatewayCounters
 from indilog_compute.gateway.credentials import Credentials
-from indilog_compute.gateway.figures import GatewayFigures
 from indilog_compute.gateway.guard import Guard
 
 TOKEN = "t" * 43
@@ -81,7 +81,7 @@ class Clock:
         return self.now
 
 
-class Edge:
+class GuardHarness:
     """A guard before an application that keeps which requests reached it."""
 
     def __init__(self, *, auth: bool = True, port: int = 8080) -> None:
@@ -90,13 +90,13 @@ class Edge:
             TOKEN, sessions_max=2, session_s_max=100, code_s=10, clock=self.clock
         )
         self.reached: list[str] = []
-        self.figures = GatewayFigures()
+        self.counters = GatewayCounters()
         self.guard = Guard(
             self._app,
             names=["box.example"],
             credentials=self.credentials if auth else None,
             is_public={"a.open"}.__contains__,
-            figures=self.figures,
+            counters=self.counters,
         )
         self.port = port
         self.headers: dict[str, str] = {}
@@ -151,20 +151,20 @@ BEARER = ("authorization", f"Bearer {TOKEN}")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_needs_the_token_whatever_the_method(method: str, path: str) -> None:
-    edge = Edge()
-    assert edge.ask(method, path) == 401
-    assert edge.headers["www-authenticate"].startswith("Bearer")
-    assert (b"indilog token" in edge.body) is (method != "HEAD")
-    assert (edge.reached, edge.figures.requests_refused) == ([], 1)
-    assert edge.ask(method, path, BEARER) == 200
-    assert edge.figures.requests_refused == 1
+    harness = GuardHarness()
+    assert harness.ask(method, path) == 401
+    assert harness.headers["www-authenticate"].startswith("Bearer")
+    assert (b"indilog token" in harness.body) is (method != "HEAD")
+    assert (harness.reached, harness.counters.requests_refused) == ([], 1)
+    assert harness.ask(method, path, BEARER) == 200
+    assert harness.counters.requests_refused == 1
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/login"])
 def test_health_and_the_sign_in_page_need_no_token_and_are_read_only(path: str) -> None:
-    edge = Edge()
-    assert [edge.ask(method, path) for method in ("GET", "HEAD")] == [200, 200]
-    assert {edge.ask(method, path) for method in UNSAFE} == {401}
+    harness = GuardHarness()
+    assert [harness.ask(method, path) for method in ("GET", "HEAD")] == [200, 200]
+    assert {harness.ask(method, path) for method in UNSAFE} == {401}
 
 
 @pytest.mark.parametrize(
@@ -175,46 +175,46 @@ def test_health_and_the_sign_in_page_need_no_token_and_are_read_only(path: str) 
     ],
 )  # fmt: skip
 def test_a_wrong_token_is_refused_like_a_missing_one(value: str) -> None:
-    edge = Edge()
-    assert edge.ask("GET", "/apps", ("authorization", value)) == 401
-    assert edge.ask("GET", "/apps", ("authorization", f"bEARER  {TOKEN} ")) == 200
+    harness = GuardHarness()
+    assert harness.ask("GET", "/apps", ("authorization", value)) == 401
+    assert harness.ask("GET", "/apps", ("authorization", f"bEARER  {TOKEN} ")) == 200
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_foreign_host_name_is_refused_before_any_other_check(kind: str) -> None:
     for name in STRANGE_NAMES:
         for method in METHODS if kind == "http" else [""]:
-            edge = Edge()
-            assert edge.ask(method, "/livez", BEARER, host=name, kind=kind) == 421, name
-            assert edge.reached == []
+            harness = GuardHarness()
+            assert harness.ask(method, "/livez", BEARER, host=name, kind=kind) == 421, name
+            assert harness.reached == []
     for name in NAMES:
-        assert Edge().ask("GET", "/apps", BEARER, host=name, kind=kind) == 200, name
+        assert GuardHarness().ask("GET", "/apps", BEARER, host=name, kind=kind) == 200, name
 
 
 def test_a_request_without_a_host_name_is_refused() -> None:
-    edge = Edge()
+    harness = GuardHarness()
     scope = {"type": "http", "scheme": "http", "path": "/livez", "method": "GET", "headers": []}
     sent: list[Any] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401
         sent.append(message)
 
-    asyncio.run(edge.guard(scope, None, send))  # type: ignore[arg-type]
-    assert (sent[0]["status"], edge.reached) == (421, [])
+    asyncio.run(harness.guard(scope, None, send))  # type: ignore[arg-type]
+    assert (sent[0]["status"], harness.reached) == (421, [])
 
 
 def test_known_host_names_are_remembered_up_to_a_limit() -> None:
-    edge = Edge()
+    harness = GuardHarness()
     for port in range(1000):
-        assert edge.ask("GET", "/livez", host=f"127.0.0.1:{port}") == 200
-    assert len(edge.guard._hosts) <= 64
+        assert harness.ask("GET", "/livez", host=f"127.0.0.1:{port}") == 200
+    assert len(harness.guard._hosts) <= 64
 
 
 @pytest.mark.parametrize("name", ["host", "origin", "sec-fetch-site", "authorization",
                                   "content-type", "content-length", "cookie"])  # fmt: skip
 def test_a_repeated_header_that_the_guard_checks_is_refused(name: str) -> None:
     given = (name, "127.0.0.1:8080")
-    assert Edge().ask("GET", "/livez", given, given) == 400
+    assert GuardHarness().ask("GET", "/livez", given, given) == 400
 
 
 ORIGINS_OF_OTHERS = [
@@ -232,26 +232,32 @@ def test_a_page_of_another_origin_changes_nothing_even_with_the_token(
 ) -> None:
     for method in UNSAFE:
         for origin in ORIGINS_OF_OTHERS:
-            edge = Edge(auth=auth)
-            assert edge.ask(method, path, BEARER, ("origin", origin), *JSON.items()) == 403, origin
-            assert edge.reached == []
+            harness = GuardHarness(auth=auth)
+            assert harness.ask(method, path, BEARER, ("origin", origin), *JSON.items()) == 403, (
+                origin
+            )
+            assert harness.reached == []
         for site in ("cross-site", "same-site", "", "none,same-origin"):
-            assert Edge(auth=auth).ask(method, path, BEARER, ("sec-fetch-site", site)) == 403, site
+            assert (
+                GuardHarness(auth=auth).ask(method, path, BEARER, ("sec-fetch-site", site)) == 403
+            ), site
         for site in ("none", "same-origin"):
             own = (("sec-fetch-site", site), ("origin", "http://127.0.0.1:8080"))
-            assert Edge(auth=auth).ask(method, path, BEARER, *own, *JSON.items()) == 200
+            assert GuardHarness(auth=auth).ask(method, path, BEARER, *own, *JSON.items()) == 200
 
 
 @pytest.mark.parametrize("auth", [True, False])
 def test_a_page_of_another_origin_opens_no_websocket(*, auth: bool) -> None:
     for origin in ORIGINS_OF_OTHERS:
-        edge = Edge(auth=auth)
-        asked = edge.ask("", "/client", BEARER, ("origin", origin), scheme="ws", kind="websocket")
-        assert (asked, edge.reached) == (403, [])
+        harness = GuardHarness(auth=auth)
+        asked = harness.ask(
+            "", "/client", BEARER, ("origin", origin), scheme="ws", kind="websocket"
+        )
+        assert (asked, harness.reached) == (403, [])
     own = ("origin", "http://127.0.0.1:8080")
-    edge = Edge(auth=auth)
-    assert edge.ask("", "/client", BEARER, own, scheme="ws", kind="websocket") == 200
-    assert edge.ask("", "/client", scheme="ws", kind="websocket") == (401 if auth else 200)
+    harness = GuardHarness(auth=auth)
+    assert harness.ask("", "/client", BEARER, own, scheme="ws", kind="websocket") == 200
+    assert harness.ask("", "/client", scheme="ws", kind="websocket") == (401 if auth else 200)
 
 
 def test_a_websocket_that_cannot_be_answered_is_closed() -> None:
@@ -262,13 +268,13 @@ def test_a_websocket_that_cannot_be_answered_is_closed() -> None:
 
     headers = [(b"host", b"evil.example")]
     scope = {"type": "websocket", "scheme": "ws", "path": "/client", "headers": headers}
-    asyncio.run(Edge().guard(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(GuardHarness().guard(scope, None, send))  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 def test_the_own_origin_is_that_of_the_scheme_and_of_a_proxy_before_a_configured_name() -> None:
     def status(origin: str, host: str, scheme: str) -> int:
-        return Edge().ask("PUT", "/x", BEARER, ("origin", origin), host=host, scheme=scheme)
+        return GuardHarness().ask("PUT", "/x", BEARER, ("origin", origin), host=host, scheme=scheme)
 
     assert status("https://127.0.0.1", "127.0.0.1", "https") == 200
     assert status("http://127.0.0.1", "127.0.0.1", "https") == 403
@@ -280,12 +286,12 @@ def test_the_own_origin_is_that_of_the_scheme_and_of_a_proxy_before_a_configured
 
 def test_public_functions_need_no_token_and_obey_all_other_rules() -> None:
     path = "/functions/a/open"
-    assert Edge().ask("POST", path) == 200
-    assert Edge().ask("POST", path, *JSON.items()) == 200
-    assert Edge().ask("GET", path) == 401
-    assert Edge().ask("POST", path, host="evil.example") == 421
-    assert Edge().ask("POST", path, ("sec-fetch-site", "cross-site")) == 403
-    assert Edge().ask("POST", path, ("content-type", "text/plain")) == 415
+    assert GuardHarness().ask("POST", path) == 200
+    assert GuardHarness().ask("POST", path, *JSON.items()) == 200
+    assert GuardHarness().ask("GET", path) == 401
+    assert GuardHarness().ask("POST", path, host="evil.example") == 421
+    assert GuardHarness().ask("POST", path, ("sec-fetch-site", "cross-site")) == 403
+    assert GuardHarness().ask("POST", path, ("content-type", "text/plain")) == 415
 
 
 JSON_KINDS = ["application/json", "application/json; charset=utf-8", "Application/JSON"]
@@ -300,14 +306,16 @@ SIMPLE_KINDS = ["text/plain", "text/plain;charset=UTF-8", "application/x-www-for
 def test_a_body_of_a_type_that_any_web_page_may_send_is_refused(path: str, *, auth: bool) -> None:
     for method in ("POST", "PUT", "DELETE"):
         for kind in SIMPLE_KINDS:
-            edge = Edge(auth=auth)
-            assert edge.ask(method, path, BEARER, ("content-type", kind)) == 415, kind
-            assert edge.reached == []
+            harness = GuardHarness(auth=auth)
+            assert harness.ask(method, path, BEARER, ("content-type", kind)) == 415, kind
+            assert harness.reached == []
         for kind in JSON_KINDS:
-            assert Edge(auth=auth).ask(method, path, BEARER, ("content-type", kind)) == 200
+            assert GuardHarness(auth=auth).ask(method, path, BEARER, ("content-type", kind)) == 200
         for length in (("content-length", "1"), ("transfer-encoding", "chunked")):
-            assert Edge(auth=auth).ask(method, path, BEARER, length) == 415, "no type at all"
-        assert Edge(auth=auth).ask(method, path, BEARER, ("content-length", "0")) == 200
+            assert GuardHarness(auth=auth).ask(method, path, BEARER, length) == 415, (
+                "no type at all"
+            )
+        assert GuardHarness(auth=auth).ask(method, path, BEARER, ("content-length", "0")) == 200
 
 
 @pytest.mark.parametrize(
@@ -325,7 +333,7 @@ def test_source_and_bytes_are_accepted_on_their_own_routes_only(path: str, kinds
     taken = {
         kind
         for kind in ("text/x-python", "application/octet-stream")
-        if Edge().ask("POST", path, BEARER, ("content-type", kind)) == 200
+        if GuardHarness().ask("POST", path, BEARER, ("content-type", kind)) == 200
     }
     assert taken == kinds
 
@@ -334,76 +342,76 @@ def cookie(secret: str, port: int = 8080) -> tuple[str, str]:
     return ("cookie", f"a=b; indilog-{port}={secret}; c=d")
 
 
-def signed_in(edge: Edge) -> str:
-    secret = edge.credentials.begin_session(edge.credentials.new_code())
+def signed_in(harness: GuardHarness) -> str:
+    secret = harness.credentials.begin_session(harness.credentials.new_code())
     assert secret is not None
     return secret
 
 
 def test_a_session_cookie_replaces_the_token_on_own_pages_only() -> None:
-    edge = Edge()
-    own = cookie(signed_in(edge))
+    harness = GuardHarness()
+    own = cookie(signed_in(harness))
     for method in METHODS:
-        assert edge.ask(method, "/apps", own) == 200
-        assert edge.ask(method, "/apps", own, ("sec-fetch-site", "same-origin")) == 200
+        assert harness.ask(method, "/apps", own) == 200
+        assert harness.ask(method, "/apps", own, ("sec-fetch-site", "same-origin")) == 200
         for foreign in (
             ("sec-fetch-site", "same-site"),  # another port of this address gets the cookie too
             ("sec-fetch-site", "cross-site"),
             ("origin", "http://127.0.0.1:9999"),
         ):
-            assert edge.ask(method, "/apps", own, foreign) == 403
-    assert edge.ask("", "/client", own, scheme="ws", kind="websocket") == 200
-    assert edge.ask("GET", "/apps", own, host="evil.example") == 421
+            assert harness.ask(method, "/apps", own, foreign) == 403
+    assert harness.ask("", "/client", own, scheme="ws", kind="websocket") == 200
+    assert harness.ask("GET", "/apps", own, host="evil.example") == 421
 
 
 def test_a_session_cookie_holds_for_one_port_and_one_scheme() -> None:
-    edge = Edge(port=9000)
-    secret = signed_in(edge)
-    assert edge.ask("GET", "/apps", cookie(secret)) == 401
-    assert edge.ask("GET", "/apps", cookie(secret, 9000)) == 200
-    assert edge.ask("GET", "/apps", cookie(secret, 9000), scheme="https") == 401
+    harness = GuardHarness(port=9000)
+    secret = signed_in(harness)
+    assert harness.ask("GET", "/apps", cookie(secret)) == 401
+    assert harness.ask("GET", "/apps", cookie(secret, 9000)) == 200
+    assert harness.ask("GET", "/apps", cookie(secret, 9000), scheme="https") == 401
     secure = ("cookie", f"__Host-indilog-9000={secret}")
-    assert edge.ask("GET", "/apps", secure, scheme="https") == 200
-    assert edge.ask("GET", "/apps", ("cookie", f"indilog-9000={secret[:-1]}")) == 401
-    assert edge.ask("GET", "/apps", ("cookie", "indilog-9000=")) == 401
+    assert harness.ask("GET", "/apps", secure, scheme="https") == 200
+    assert harness.ask("GET", "/apps", ("cookie", f"indilog-9000={secret[:-1]}")) == 401
+    assert harness.ask("GET", "/apps", ("cookie", "indilog-9000=")) == 401
 
 
 def test_a_sign_in_code_works_once_and_for_a_short_time() -> None:
-    edge = Edge()
-    code = edge.credentials.new_code()
-    assert edge.credentials.begin_session(code) is not None
-    assert edge.credentials.begin_session(code) is None
-    late = edge.credentials.new_code()
-    edge.clock.now += 10
-    assert edge.credentials.begin_session(late) is None
-    assert edge.credentials.begin_session("") is None
+    harness = GuardHarness()
+    code = harness.credentials.new_code()
+    assert harness.credentials.begin_session(code) is not None
+    assert harness.credentials.begin_session(code) is None
+    late = harness.credentials.new_code()
+    harness.clock.now += 10
+    assert harness.credentials.begin_session(late) is None
+    assert harness.credentials.begin_session("") is None
 
 
 def test_a_session_cookie_ends_by_time_by_signing_out_and_by_too_many() -> None:
-    edge = Edge()
-    first, second = signed_in(edge), signed_in(edge)
-    assert [edge.ask("GET", "/apps", cookie(one)) for one in (first, second)] == [200, 200]
-    third = signed_in(edge)
-    assert edge.ask("GET", "/apps", cookie(first)) == 401, "the oldest of three"
-    edge.credentials.end_session(second.encode())
-    assert edge.ask("GET", "/apps", cookie(second)) == 401
-    edge.clock.now += 100
-    assert edge.ask("GET", "/apps", cookie(third)) == 401
+    harness = GuardHarness()
+    first, second = signed_in(harness), signed_in(harness)
+    assert [harness.ask("GET", "/apps", cookie(one)) for one in (first, second)] == [200, 200]
+    third = signed_in(harness)
+    assert harness.ask("GET", "/apps", cookie(first)) == 401, "the oldest of three"
+    harness.credentials.end_session(second.encode())
+    assert harness.ask("GET", "/apps", cookie(second)) == 401
+    harness.clock.now += 100
+    assert harness.ask("GET", "/apps", cookie(third)) == 401
 
 
 def test_a_browser_without_a_session_gets_a_page_on_how_to_sign_in() -> None:
-    edge = Edge()
-    assert edge.ask("GET", "/docs", ("accept", "text/html,*/*")) == 401
-    assert b"indilog open" in edge.body
-    assert "default-src 'none'" in edge.headers["content-security-policy"]
-    assert "unsafe" not in edge.headers["content-security-policy"]
-    assert edge.ask("POST", "/docs", ("accept", "text/html")) == 401
-    assert edge.headers["content-type"] == "application/problem+json"
+    harness = GuardHarness()
+    assert harness.ask("GET", "/docs", ("accept", "text/html,*/*")) == 401
+    assert b"indilog open" in harness.body
+    assert "default-src 'none'" in harness.headers["content-security-policy"]
+    assert "unsafe" not in harness.headers["content-security-policy"]
+    assert harness.ask("POST", "/docs", ("accept", "text/html")) == 401
+    assert harness.headers["content-type"] == "application/problem+json"
 
 
 def test_without_authentication_all_other_rules_hold() -> None:
-    edge = Edge(auth=False)
-    assert edge.ask("GET", "/apps") == 200
-    assert edge.ask("GET", "/apps", host="evil.example") == 421
-    assert edge.ask("POST", "/apps", ("origin", "http://evil.example")) == 403
-    assert edge.ask("POST", "/apps", ("content-type", "text/plain")) == 415
+    harness = GuardHarness(auth=False)
+    assert harness.ask("GET", "/apps") == 200
+    assert harness.ask("GET", "/apps", host="evil.example") == 421
+    assert harness.ask("POST", "/apps", ("origin", "http://evil.example")) == 403
+    assert harness.ask("POST", "/apps", ("content-type", "text/plain")) == 415

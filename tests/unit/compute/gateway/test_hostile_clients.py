@@ -58,7 +58,7 @@ async def test_a_head_that_does_not_end_is_answered_and_closed(tmp_path: Path) -
     async with raw_gateway(tmp_path, headers_timeout_s=0.05) as gateway:
         status, headers, body = await exchanged(gateway, head(_BUY)[:-4])
         assert (status, headers["connection"]) == (408, "close")
-        assert "0.05 s at most" in reported(body, 408)
+        assert "within 0.05 s" in reported(body, 408)
         assert await gateway.figure("clients_too_slow") == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_large_head_is_refused(tmp_path: Path, sent: bytes) -> None:
     async with raw_gateway(tmp_path) as gateway:
         status, _, body = await exchanged(gateway, sent)
         assert status == 431
-        assert reported(body, 431) == "The head of a request has 65,536 bytes at most."
+        assert reported(body, 431) == "The head of a request may have at most 65,536 bytes."
         assert gateway.host.begun == []
 
 

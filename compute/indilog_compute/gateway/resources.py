@@ -1,5 +1,5 @@
-"""What all connections of a gateway share: limits, figures, and the budget of bytes. A gateway has
-one `Edge`, also if it listens on several sockets.
+"""Limits, counters and the byte budget that all connections of a gateway share. A gateway that
+listens on several sockets still has one `GatewayResources`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from indilog.config import NodeConfig
 from indilog.link.byte_budget import ByteBudget, ByteShare
 from indilog.runtime.descriptors import room_for_connections
 from indilog_compute.gateway.clients import SHARE
-from indilog_compute.gateway.figures import GatewayFigures
+from indilog_compute.gateway.counters import GatewayCounters
 
 REFUSALS_MAX: Final = 64
 """Connections beyond `connections_max` that may be open while their refusal is sent."""
 LARGE_BYTES: Final = 64 * 1024
-"""An answer above this size counts in the budget until its client has read most of it."""
+"""An answer above this size (bytes) counts in the budget until its client has read most of it."""
 
 
-class Edge:
-    """What a gateway's connections share.
+class GatewayResources:
+    """Limits, counters and the byte budget of a gateway's connections.
 
     Args:
-        node: the limits.
+        node: settings with the limits.
 
     Attributes:
-        connections_max: connections served at a time; a server lowers it to the number of file
-            descriptors that the process has for them.
+        connections_max: connections served at a time; lowered by `limit_connections`.
         refusals_max: connections beyond `connections_max` that may be open while they are
             refused.
         connections: open connections of all servers.
@@ -37,20 +36,22 @@ class Edge:
 
     def __init__(self, node: NodeConfig) -> None:
         self.node = node
-        self.figures = GatewayFigures()
+        self.counters = GatewayCounters()
         self.budget = ByteBudget(node.gateway.gateway_bytes_max)
         self.connections_max = node.gateway.connections_max
         self.refusals_max = REFUSALS_MAX
         self.connections = 0
 
     def limit_connections(self) -> None:
-        """Lower `connections_max` to the number of file descriptors available for connections."""
+        """Lower `connections_max` to the number of file descriptors that the process may still
+        open.
+        """
         room = room_for_connections(self.node.gateway.descriptors_reserve)
         if room < self.connections_max + self.refusals_max:
             self.refusals_max = min(REFUSALS_MAX, room // 4)
             self.connections_max = room - self.refusals_max
             structlog.get_logger().warning(
-                "fewer connections than connections_max, by the limit of open files",
+                "the limit on open files lowers connections_max",
                 connections_max=self.connections_max,
             )
 
@@ -58,14 +59,14 @@ class Edge:
         """Tell whether a further connection may be opened, to be served or to be refused.
 
         Args:
-            opening: accepted connections that are not in `connections` yet.
+            opening: accepted connections that `connections` does not count yet.
         """
         return self.connections + opening < self.connections_max + self.refusals_max
 
     def status(self) -> dict[str, int]:
-        """Return figures for `/status` and `/metrics`."""
+        """Return the counters for `/status` and `/metrics`."""
         return {
-            **self.figures.status(),
+            **self.counters.status(),
             "connections": self.connections,
             "connections_max": self.connections_max,
             "bytes": self.budget.used,
@@ -82,6 +83,6 @@ class Edge:
         share: ByteShare = scope[SHARE]
         share.note(size)
         await send({**message, "more_body": True})
-        # The server sends the next part only when this one is nearly gone.
+        # `send` returns only when most of the previous part has been sent.
         await send({**message, "body": b""})
         share.give(size)

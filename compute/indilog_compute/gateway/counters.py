@@ -14,28 +14,28 @@ _COUNTERS: Final = {
     "clients_too_slow": "Connections closed because a request or an answer took too long",
     "connections_refused": "Connections beyond the limit",
     "requests_malformed": "Requests that are not valid HTTP",
-    "bytes_refused": "Requests and messages refused because too many bytes waited",
+    "bytes_refused": "Requests and messages refused because the byte budget was full",
     "requests_refused": "Requests refused before routing: name, origin, token or body type",
 }
 _GAUGES: Final = {
     "connections": "Connections that are open",
-    "bytes": "Bytes that wait in the gateway",
+    "bytes": "Bytes of requests and answers held in the gateway",
 }
 
 
 @dataclasses.dataclass
-class GatewayFigures:
+class GatewayCounters:
     """Counts since the gateway started.
 
     Attributes:
         clients_left: requests whose client disconnected before the answer, or before the body was
             complete.
         clients_too_slow: connections closed because a request took too long to arrive, or its
-            answer to be read.
-        connections_refused: connections refused because of the limit.
+            client took too long to read the answer.
+        connections_refused: connections refused beyond `connections_max`.
         requests_malformed: requests that are not valid HTTP.
-        requests_refused: requests refused before any route (`guard`): foreign name or origin, no
-            token, or a body of a wrong type.
+        requests_refused: requests that `guard` refused before routing: unknown host name, foreign
+            origin, no token, or a wrong type of body.
     """
 
     clients_left: int = 0
@@ -50,7 +50,7 @@ class GatewayFigures:
 
 
 class GatewayCollector(Collector):
-    """Reads the gateway's figures at a scrape."""
+    """Reads the gateway's counters when Prometheus scrapes."""
 
     def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
         self._read = read
