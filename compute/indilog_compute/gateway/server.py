@@ -47,6 +47,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._resources = resources
         self._tls = tls
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait until the server stops; uvicorn would look ten times a second."""
+        await self.on_tick(0)  # sets the headers of every answer
+        await self.stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on these sockets."""
@@ -125,6 +131,7 @@ class _Serving:
         if self._serving is None:
             return
         self._server.should_exit = True
+        self._server.stopping.set()
         await self._serving
         # Requests that still ran were cancelled; wait until their callers have the answers.
         if cancelled := set(self._server.server_state.tasks):

@@ -184,22 +184,29 @@ class _Candidate:
     async def _watch(self, session: Session) -> NoReturn:
         """Take over when the primary is lost: its key has vanished, or was absent for `lost_s`."""
         clock = asyncio.get_running_loop().time
-        live, revision, absent_since = frozenset[NodeId](), 0, None
-        while True:
-            before = live
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lost_s):
-                    items, revision = await self._store.watch_directory(_LIVE, after=revision)
+        live, absent_since = frozenset[NodeId](), None
+        changes = asyncio.create_task(self._store.watch_directory(_LIVE, after=0))
+        try:
+            while True:
+                before = live
+                await asyncio.wait({changes}, timeout=self._lost_s)
+                if changes.done():
+                    items, revision = changes.result()
                     live = _live_in(items)
-            session.check()
-            found = await self._store.get(_TERM_KEY)
-            if found is None or (primary := _decoded(found).primary) in live:
-                absent_since = None
-                continue
-            absent_since = clock() if absent_since is None else absent_since
-            is_lost = primary in before or clock() - absent_since >= self._lost_s
-            if is_lost and next_primary(self._sequencers, primary, live) == self._node:
-                await self._take_over(found, primary)
+                    again = self._store.watch_directory(_LIVE, after=revision)
+                    changes = asyncio.create_task(again)
+                session.check()
+                found = await self._store.get(_TERM_KEY)
+                if found is None or (primary := _decoded(found).primary) in live:
+                    absent_since = None
+                    continue
+                absent_since = clock() if absent_since is None else absent_since
+                is_lost = primary in before or clock() - absent_since >= self._lost_s
+                if is_lost and next_primary(self._sequencers, primary, live) == self._node:
+                    await self._take_over(found, primary)
+        finally:
+            changes.cancel()
+            await asyncio.gather(changes, return_exceptions=True)
 
     async def _take_over(self, before: Versioned, primary: NodeId) -> None:
         """Take a term, unless another one was set meanwhile; `terms_followed` learns of it."""

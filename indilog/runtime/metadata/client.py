@@ -1,8 +1,8 @@
 """The client of the embedded metadata store, for other processes (ARCHITECTURE 11).
 
-A request may be lost with a connection, so it is resent every `resend_s` until its
-deadline. Repeated requests are harmless: a read changes nothing, a sequence skips a number, a
-compare-and-set identifies its write, and a deleted key stays deleted.
+A request may be lost with a connection, so each new connection carries the unanswered ones again.
+Repeated requests are harmless: a read changes nothing, a sequence skips a number, a compare-and-set
+identifies its write, and a deleted key stays deleted.
 
 A directory is listed in pages. The client starts again if the directory changed between two pages.
 """
@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from itertools import count
-from typing import Final, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
@@ -64,10 +64,12 @@ from indilog.runtime.metadata.store import (
 )
 from indilog.runtime.metadata.stored_session import StoredSession, opened_session
 
-_CONNECT_S: Final = 0.01
-"""Seconds before a request that found no connection is sent again."""
-
 _log = structlog.get_logger(__name__)
+
+
+class _Asked(NamedTuple):
+    frame: bytes
+    answered: asyncio.Future[Reply]
 
 
 class MetadataClient:
@@ -82,8 +84,8 @@ class MetadataClient:
         self._config = config
         self._name = os.urandom(8).hex()
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._link = MetadataLink(address, self._on_message, config)
+        self._waiting: dict[int, _Asked] = {}
+        self._link = MetadataLink(address, self._on_message, self._unanswered, config)
 
     async def __aenter__(self) -> Self:
         """Close the client on leaving."""
@@ -233,19 +235,16 @@ class MetadataClient:
                 raise self._unexpected(reply)
 
     async def _asked(self, request: Request) -> Reply:
-        """Send `request`, and resend it until the answer or the deadline."""
+        """Send `request`, and wait for its answer until the deadline."""
         limit = self._config.metadata.metadata_watchers_max
         if len(self._waiting) >= limit:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request] = answered
-        frame = encoder.encode(request)
+        asked = self._waiting[request.request] = _Asked(encoder.encode(request), answered)
         try:
+            self._link.send(asked.frame)
             async with asyncio.timeout(self._config.metadata.metadata_timeout_s):
-                while not answered.done():
-                    sent = self._link.send(frame)
-                    pause_s = self._config.messages.resend_s if sent else _CONNECT_S
-                    await asyncio.wait([answered], timeout=pause_s)
+                reply = await answered
         except TimeoutError:
             waited_s = self._config.metadata.metadata_timeout_s
             raise QuorumUnavailableError(
@@ -253,12 +252,14 @@ class MetadataClient:
             ) from None
         finally:
             del self._waiting[request.request]
-        reply = answered.result()
         if isinstance(reply, Refused):
             raise _error(reply)
         if isinstance(reply, SessionState) and isinstance(request, CompareAndSet | Delete):
             raise SessionExpiredError("The session with the metadata store has expired.")
         return reply
+
+    def _unanswered(self) -> list[bytes]:
+        return [asked.frame for asked in self._waiting.values()]
 
     def _unexpected(self, reply: Reply) -> QuorumUnavailableError:
         return QuorumUnavailableError(
@@ -272,9 +273,9 @@ class MetadataClient:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("metadata reply ignored", reason=str(error))
             return
-        answered = self._waiting.get(reply.request)
-        if answered is not None and not answered.done():
-            answered.set_result(reply)
+        asked = self._waiting.get(reply.request)
+        if asked is not None and not asked.answered.done():
+            asked.answered.set_result(reply)
 
 
 def _error(refused: Refused) -> IndilogError:

@@ -1,7 +1,8 @@
 """The connections between the clients and the server of the embedded metadata store.
 
 A message follows its length, a little-endian u32. Messages are few and small, and go both ways on
-one connection. A message may be lost with its connection: clients resend.
+one connection. A message is lost only with its connection. So a client resends its requests over
+each new connection, and never because time has passed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, cast
 
 import structlog
@@ -29,8 +30,11 @@ from indilog.runtime.transport.transport import (
 
 _BESIDE_VALUE_BYTES: Final = 4 * KIB
 _UNSENT_BYTES_MAX: Final = 16 * MIB
-"""Bytes that may wait for one peer; further messages to it are lost."""
+"""Bytes that may wait for one peer; with more, its connection is closed."""
 _CONNECT_S_MAX: Final = 2.0
+_PAUSE_S_MIN: Final = 0.01
+"""Seconds between two attempts to connect; doubled until the server sends a message."""
+_PAUSE_S_MAX: Final = 0.16
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +60,7 @@ class MetadataConnection(asyncio.Protocol):
         self._counts = counts
         self._connection: asyncio.Transport | None = None
         self._received = bytearray()
+        self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, unless there are too many."""
@@ -81,16 +86,15 @@ class MetadataConnection(asyncio.Protocol):
             del self._received[:end]
             self._on_message(self, message)
 
-    def send(self, message: bytes) -> bool:
-        """Send a message; return whether the connection takes it. If not, it is lost."""
+    def send(self, message: bytes) -> None:
+        """Send a message; it is lost if the connection is."""
         connection = self._connection
         if connection is None or connection.is_closing():
-            return False
-        if connection.get_write_buffer_size() + len(message) > _UNSENT_BYTES_MAX:
-            self._counts.dropped[QUEUE_FULL] += 1
-            return False
+            return
+        if (unsent := connection.get_write_buffer_size()) + len(message) > _UNSENT_BYTES_MAX:
+            self._refuse(QUEUE_FULL, unsent_bytes=unsent)
+            return
         connection.write(LENGTH.pack(len(message)) + message)
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection."""
@@ -98,6 +102,7 @@ class MetadataConnection(asyncio.Protocol):
             _log.warning("refused by a peer of the metadata store", reason=str(exc))
         self._connections.discard(self)
         self._connection = None
+        self.lost.set()
 
     def close(self) -> None:
         """Stop at once."""
@@ -144,58 +149,84 @@ class MetadataListener:
 
 
 class MetadataLink:
-    """A client's end: one connection, made when there is something to send, and made again.
+    """A client's end: one connection, made when there is something to send, and made again while
+    requests are unanswered.
+
+    Args:
+        unanswered: returns the requests that each new connection carries.
 
     Raises:
         ConfigError: it is no such address, or needs keys that are not there.
     """
 
     def __init__(
-        self, address: str, on_message: Callable[[bytes], None], config: NodeConfig
+        self,
+        address: str,
+        on_message: Callable[[bytes], None],
+        unanswered: Callable[[], Collection[bytes]],
+        config: NodeConfig,
     ) -> None:
         self._to = parsed(address)
         self._keys = keys_for(self._to, config)
         self._on_message = on_message
+        self._unanswered = unanswered
         self._config = config
-        self._connections: set[MetadataConnection] = set()
-        self._attempt: asyncio.Task[None] | None = None
+        self._connection: MetadataConnection | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._pause_s = _PAUSE_S_MIN
         self._closed = False
         self.counts = TransportCounts()
 
-    def send(self, message: bytes) -> bool:
-        """Send a message; return whether there is a connection. If not, one is attempted."""
-        for connection in self._connections:
-            return connection.send(message)
-        if self._attempt is None and not self._closed:
-            self._attempt = asyncio.get_running_loop().create_task(self._connect())
-        return False
+    def send(self, request: bytes) -> None:
+        """Send a request, which is unanswered, now or over the next connection."""
+        if self._connection is not None:
+            self._connection.send(request)
+        elif self._keeping is None and not self._closed:
+            self._keeping = asyncio.get_running_loop().create_task(self._keep_connected())
 
-    async def _connect(self) -> None:
+    async def _keep_connected(self) -> None:
+        """Keep a connection while there are requests without an answer."""
+        try:
+            while self._unanswered():
+                if (connection := await self._connected()) is not None:
+                    self._connection = connection
+                    for request in self._unanswered():
+                        connection.send(request)
+                    await connection.lost.wait()
+                    self._connection = None
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+        finally:
+            self._keeping = None
+
+    async def _connected(self) -> MetadataConnection | None:
+        """Connect; None: the server is not there, or refuses this client."""
         tls = self._keys.client if self._keys is not None else None
-        protocol = MetadataConnection(
-            lambda _, message: self._on_message(message),
-            self._connections,
-            self._config,
-            self.counts,
-        )
+        connection = MetadataConnection(self._received, set(), self._config, self.counts)
+        is_connected = False
         try:
             async with asyncio.timeout(_CONNECT_S_MAX):
-                await self._to.connect(asyncio.get_running_loop(), protocol, tls)
+                await self._to.connect(asyncio.get_running_loop(), connection, tls)
+            is_connected = True
         except ssl.SSLError as error:
             self.counts.dropped[REFUSED_PEER] += 1
             _log.warning("metadata store refused", peer=self._to.name, reason=str(error))
         except (OSError, TimeoutError):
-            protocol.close()
+            pass
         finally:
-            self._attempt = None
-            if self._closed:
-                protocol.close()
+            if not is_connected:
+                connection.close()
+        return connection if is_connected else None
+
+    def _received(self, _: MetadataConnection, message: bytes) -> None:
+        self._pause_s = _PAUSE_S_MIN
+        self._on_message(message)
 
     def close(self) -> None:
         """Stop at once. May be called again."""
         self._closed = True
-        if self._attempt is not None:
+        if self._keeping is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._attempt.cancel()
-        for connection in self._connections.copy():
-            connection.close()
+                self._keeping.cancel()
+        if self._connection is not None:
+            self._connection.close()

@@ -71,7 +71,7 @@ class MetadataServer:
         self._watch_s = config.metadata.metadata_timeout_s / 2
         self._answers: dict[tuple[MetadataConnection, int], asyncio.Task[None]] = {}
         self.ignored = 0
-        """Messages that were no requests, or beyond what may wait."""
+        """Messages that were no requests."""
         self._listener = MetadataListener(address, self._on_message, config)
         self.counts = self._listener.counts
         store.expire_in_time()  # sessions of the process before
@@ -88,21 +88,19 @@ class MetadataServer:
         try:
             request = requests.decode(message)
         except (ValueError, msgspec.DecodeError) as error:
-            self._ignore(f"not a request: {error}")
+            self.ignored += 1
+            _log.warning("metadata request ignored", reason=f"not a request: {error}")
             return
         asked = (client, request.request)
         if asked in self._answers:
-            return  # the client resends
+            return  # sent twice over one connection
         if len(self._answers) >= self._waiting_max:
-            self._ignore("too many requests wait")
+            overload = f"{self._waiting_max} requests to the metadata store wait already."
+            client.send(encoder.encode(Refused(request.request, overload, retryable=True)))
             return
         task = asyncio.create_task(self._answer(client, request))
         self._answers[asked] = task
         task.add_done_callback(lambda _: self._answers.pop(asked, None))
-
-    def _ignore(self, reason: str) -> None:
-        self.ignored += 1
-        _log.warning("metadata request ignored", reason=reason)
 
     async def _answer(self, client: MetadataConnection, request: Request) -> None:
         reply: Reply

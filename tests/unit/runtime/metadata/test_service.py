@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from typing import Self
@@ -10,14 +11,21 @@ from typing import Self
 import msgspec
 import pytest
 
-from indilog.base.errors import ConfigError, DataDirectoryError, QuorumUnavailableError
+from indilog.base.errors import (
+    ConfigError,
+    DataDirectoryError,
+    OverloadedError,
+    QuorumUnavailableError,
+)
 from indilog.config import node_config
+from indilog.runtime.metadata import links
 from indilog.runtime.metadata.client import MetadataClient
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
-from indilog.runtime.metadata.messages import CompareAndSet, Decided, Reply, Request
+from indilog.runtime.metadata.messages import CompareAndSet, Decided, Get, Reply, Request
 from indilog.runtime.metadata.service import MetadataServer
 from indilog.runtime.metadata.store import Versioned, Written
 from indilog.runtime.transport.stream_incoming import LENGTH
+from indilog.runtime.transport.transport import QUEUE_FULL
 
 CONFIG = node_config(metadata_timeout_s=10.0, resend_s=0.05)
 pytestmark = pytest.mark.asyncio
@@ -83,6 +91,75 @@ async def test_a_watch_is_renewed_after_the_server_reported_no_change_in_time(
         await server.close()
 
 
+class Mute:
+    """A server that answers nothing; `frames` has what each connection sent."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[bytes]] = []
+        self.lost = asyncio.Event()
+
+    async def on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Read the frames of a connection; the first connection is closed after one frame."""
+        self.frames.append(frames := [])
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                frames.append(await reader.readexactly(size))
+                if len(self.frames) == 1:
+                    break
+        writer.close()
+        if len(self.frames) > 1:
+            self.lost.set()
+
+
+async def test_an_unanswered_request_is_sent_once_over_each_connection(tmp_path: Path) -> None:
+    """A message is lost only with its connection, so a watch costs nothing while it waits."""
+    hasty = node_config(metadata_timeout_s=0.3, resend_s=0.01)
+    mute = Mute()
+    server = await asyncio.start_unix_server(mute.on_connection, tmp_path / "m")
+    async with server:
+        async with MetadataClient(address_in(tmp_path), hasty) as client:
+            with pytest.raises(QuorumUnavailableError):
+                await client.get("view")
+        await mute.lost.wait()
+    [first], [second] = mute.frames
+    assert first == second
+
+
+async def test_further_requests_than_may_wait_are_refused_at_once(tmp_path: Path) -> None:
+    address = address_in(tmp_path)
+    narrow = node_config(metadata_watchers_max=1)
+    with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+        server = MetadataServer(store, address, narrow)
+        async with MetadataClient(address, CONFIG) as client:
+            watch = asyncio.create_task(client.watch("view", after=0))
+            await asyncio.sleep(0)  # the watch is sent first
+            with pytest.raises(OverloadedError, match="1 requests"):
+                await client.get("view")
+            await store.compare_and_set("view", b"one", expected_version=0)
+            assert await watch == Versioned(b"one", 1)
+        await server.close()
+
+
+async def test_a_client_that_does_not_read_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an answer could be lost without its connection."""
+    monkeypatch.setattr(links, "_UNSENT_BYTES_MAX", 100)
+    address = address_in(tmp_path)
+    with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+        await store.compare_and_set("view", bytes(200), expected_version=0)
+        server = MetadataServer(store, address, CONFIG)
+        with Raw(address) as client:
+            client.send(msgspec.msgpack.encode(Get(1, "view")))
+            with pytest.raises(ConnectionError):
+                await client.received()
+        assert server.counts.dropped[QUEUE_FULL] == 1
+        await server.close()
+
+
 async def test_a_failure_of_the_store_reaches_the_client(tmp_path: Path) -> None:
     address = address_in(tmp_path)
     store = EmbeddedMetadataStore(tmp_path / "metadata", CONFIG)
@@ -124,7 +201,9 @@ class Raw:
     def _exactly(self, size: int) -> bytes:
         got = b""
         while len(got) < size:
-            got += self._socket.recv(size - len(got))
+            if not (part := self._socket.recv(size - len(got))):
+                raise ConnectionError("the server has closed the connection")
+            got += part
         return got
 
 
