@@ -35,12 +35,11 @@ from bench.support import platforms, servers
 from bench.support.harness import (
     Report,
     Round,
-    arguments,
+    command,
     interleaved,
     latency,
     median_of,
     ratio_of,
-    run,
     table_of,
 )
 from indilog.base.log import Entry, Log
@@ -243,4 +242,4 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    run(main, arguments((__doc__ or "").partition("\n")[0], **_OPTIONS))
+    command(main, __doc__, **_OPTIONS)

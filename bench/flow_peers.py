@@ -167,7 +167,7 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     given = arguments(
-        (__doc__ or "").partition("\n")[0],
+        __doc__,
         operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
         sides={"nargs": "+", "choices": tuple(SIDES), "default": list(SIDES)},
         callers={"type": int, "nargs": "+", "default": list(CALLERS)},

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from bench.support.harness import ROOT, Report, arguments, run, table_of
+from bench.support.harness import ROOT, Report, command, table_of
 from indilog.base.ids import ShardId
 from indilog.config import NodeConfig, node_config
 from indilog.kernel.metalog import Span
@@ -245,13 +245,11 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            appends={"type": int, "default": 10_000_000},
-            complete_appends={"type": int, "default": 3_000_000},
-            side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
-            picture={"type": Path, "default": None, "help": "draw it into this file (PNG)"},
-        ),
+        __doc__,
+        appends={"type": int, "default": 10_000_000},
+        complete_appends={"type": int, "default": 3_000_000},
+        side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
+        picture={"type": Path, "default": None, "help": "draw it into this file (PNG)"},
     )

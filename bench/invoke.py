@@ -81,4 +81,4 @@ def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments((__doc__ or "").partition("\n")[0]))
+    main(arguments(__doc__))

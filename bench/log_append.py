@@ -21,11 +21,10 @@ from bench.support import platforms
 from bench.support.harness import (
     Operation,
     Report,
-    arguments,
+    command,
     figures_of,
     interleaved,
     median_of,
-    run,
     table_of,
 )
 from indilog.base.log import Entry, Log
@@ -119,12 +118,10 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            durability={"choices": ("fsync", "memory"), "default": "fsync"},
-            processes={"action": "store_true", "help": "tiers as processes"},
-            link={"choices": ("unix", "tcp", "tls"), "default": "unix"},
-        ),
+        __doc__,
+        durability={"choices": ("fsync", "memory"), "default": "fsync"},
+        processes={"action": "store_true", "help": "tiers as processes"},
+        link={"choices": ("unix", "tcp", "tls"), "default": "unix"},
     )

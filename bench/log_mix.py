@@ -23,11 +23,10 @@ from bench.support import platforms
 from bench.support.harness import (
     Report,
     Round,
-    arguments,
     closed_loop,
+    command,
     latency,
     median_of,
-    run,
     table_of,
 )
 from indilog.base.ids import MAX_SEQNUM
@@ -233,12 +232,10 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            workloads={"nargs": "+", "choices": list(WORKLOADS), "default": list(WORKLOADS)},
-            processes={"action": "store_true", "help": "tiers as processes"},
-            ratios={"nargs": "+", "choices": list(RATIOS), "default": list(RATIOS)},
-        ),
+        __doc__,
+        workloads={"nargs": "+", "choices": list(WORKLOADS), "default": list(WORKLOADS)},
+        processes={"action": "store_true", "help": "tiers as processes"},
+        ratios={"nargs": "+", "choices": list(RATIOS), "default": list(RATIOS)},
     )

@@ -24,10 +24,9 @@ from bench.support import platforms
 from bench.support.harness import (
     Operation,
     Report,
-    arguments,
+    command,
     figures_of,
     interleaved,
-    run,
     table_of,
 )
 from indilog.base.ids import MAX_SEQNUM
@@ -122,10 +121,8 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            records={"type": int, "default": 20_000, "help": "records in the log"},
-        ),
+        __doc__,
+        records={"type": int, "default": 20_000, "help": "records in the log"},
     )

@@ -15,7 +15,7 @@ PAPER = {100: {"load": "  Boki", "requests/s": "100", "all p50": "26 ms"}}
 
 if __name__ == "__main__":
     asked = arguments(
-        (__doc__ or "").partition("\n\n")[0],
+        __doc__,
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "clients"},
         rates={"nargs": "+", "type": int, "default": [100], "help": "requests a second"},
     )

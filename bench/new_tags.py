@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.support.harness import Report, arguments, run, table_of
+from bench.support.harness import Report, command, table_of
 from indilog.base.ids import ShardId
 from indilog.base.telemetry import configure_logging
 from indilog.kernel.index_schedule import IndexEra
@@ -135,12 +135,10 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            tags={"type": int, "default": 10_000_000, "help": "tags in the index"},
-            memory_mib={"type": int, "default": 512, "help": "what the node may keep in memory"},
-            questions={"type": int, "default": 20_000, "help": "tags that are asked about"},
-        ),
+        __doc__,
+        tags={"type": int, "default": 10_000_000, "help": "tags in the index"},
+        memory_mib={"type": int, "default": 512, "help": "what the node may keep in memory"},
+        questions={"type": int, "default": 20_000, "help": "tags that are asked about"},
     )

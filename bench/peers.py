@@ -40,11 +40,10 @@ from bench.support.harness import (
     Report,
     Round,
     Rounds,
-    arguments,
+    command,
     latency,
     median_of,
     ratio_of,
-    run,
     table_of,
 )
 from bench.support.servers import Server
@@ -254,12 +253,10 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
-            sides={"nargs": "+", "choices": tuple(SIDES), "default": list(SIDES)},
-            clients={"nargs": "+", "type": int, "default": [1, 2], "help": "client processes"},
-        ),
+        __doc__,
+        operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
+        sides={"nargs": "+", "choices": tuple(SIDES), "default": list(SIDES)},
+        clients={"nargs": "+", "type": int, "default": [1, 2], "help": "client processes"},
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from bench.support import platforms
-from bench.support.harness import Report, arguments, figures_of, interleaved, latency, run, table_of
+from bench.support.harness import Report, command, figures_of, interleaved, latency, table_of
 from bokiqueue import Queue
 from indilog.base.log import Log
 
@@ -159,11 +159,9 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            pairs={"nargs": "+", "default": list(PAIRS), "metavar": "PRODUCERS/CONSUMERS"},
-            processes={"action": "store_true", "help": "tiers as processes"},
-        ),
+        __doc__,
+        pairs={"nargs": "+", "default": list(PAIRS), "metavar": "PRODUCERS/CONSUMERS"},
+        processes={"action": "store_true", "help": "tiers as processes"},
     )

@@ -21,11 +21,10 @@ from bench.support import platforms
 from bench.support.harness import (
     Operation,
     Report,
-    arguments,
+    command,
     figures_of,
     interleaved,
     ratio_of,
-    run,
     table_of,
 )
 from bokiqueue import Queue
@@ -92,11 +91,9 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            records={"type": int, "default": 20_000, "help": "records in the log"},
-            messages={"type": int, "default": 2000, "help": "messages that the queue has had"},
-        ),
+        __doc__,
+        records={"type": int, "default": 20_000, "help": "records in the log"},
+        messages={"type": int, "default": 2000, "help": "messages that the queue has had"},
     )

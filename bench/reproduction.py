@@ -25,13 +25,12 @@ from bench.support import platforms
 from bench.support.harness import (
     Report,
     Round,
-    arguments,
     closed_loop,
+    command,
     interleaved,
     latency,
     median_of,
     ratio_of,
-    run,
     table_of,
 )
 from bench.support.platforms import Bench, Status
@@ -184,15 +183,13 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            experiments={
-                "nargs": "+",
-                "choices": list(EXPERIMENTS),
-                "default": list(EXPERIMENTS),
-            },
-            processes={"action": "store_true", "help": "tiers as processes"},
-        ),
+        __doc__,
+        experiments={
+            "nargs": "+",
+            "choices": list(EXPERIMENTS),
+            "default": list(EXPERIMENTS),
+        },
+        processes={"action": "store_true", "help": "tiers as processes"},
     )

@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.support.harness import Report, arguments, run, table_of
+from bench.support.harness import Report, command, table_of
 from bench.support.platforms import configured
 from bokiqueue import Queue
 from bokistore import Store
@@ -238,15 +238,13 @@ async def _sampled(
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            __doc__ or "",
-            seconds={"type": float, "default": 600.0, "help": "length of the run"},
-            warm_up={"type": float, "default": 150.0, "help": "seconds that do not count"},
-            rate={"type": float, "default": 400.0, "help": "operations a second"},
-            noise={"type": float, "default": 0.05, "help": "share of the mean that is no trend"},
-            all={"action": "store_true", "help": "every figure, not only those that grow"},
-            tracemalloc={"action": "store_true", "help": "show which lines allocated what grows"},
-        ),
+        __doc__,
+        seconds={"type": float, "default": 600.0, "help": "length of the run"},
+        warm_up={"type": float, "default": 150.0, "help": "seconds that do not count"},
+        rate={"type": float, "default": 400.0, "help": "operations a second"},
+        noise={"type": float, "default": 0.05, "help": "share of the mean that is no trend"},
+        all={"action": "store_true", "help": "every figure, not only those that grow"},
+        tracemalloc={"action": "store_true", "help": "show which lines allocated what grows"},
     )

@@ -29,7 +29,7 @@ PAPER = {
 
 if __name__ == "__main__":
     asked = arguments(
-        (__doc__ or "").partition("\n\n")[0],
+        __doc__,
         callers={"type": int, "nargs": "+", "default": list(CLIENTS), "help": "clients"},
         graph={"type": Path, "default": None, "help": "friendships, two integers a line"},
     )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import pyarrow.parquet as pq
 
 import indilog
-from bench.support.harness import Report, arguments, run, table_of
+from bench.support.harness import Report, command, table_of
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.record_batches import SCHEMA, Filter, read_records
 from indilog_pipeline.session import start
@@ -189,13 +189,11 @@ def show(report: Report, data: Data, found: dict[str, list[float]]) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            __doc__.partition("\n")[0],
-            records={"type": int, "default": 1_000_000},
-            record_bytes={"type": int, "nargs": "+", "default": [100, 1024]},
-            rounds={"type": int, "default": 3, "help": "rounds of each side"},
-            master={"default": "local[2]"},
-        ),
+        __doc__,
+        records={"type": int, "default": 1_000_000},
+        record_bytes={"type": int, "nargs": "+", "default": [100, 1024]},
+        rounds={"type": int, "default": 3, "help": "rounds of each side"},
+        master={"default": "local[2]"},
     )

@@ -192,7 +192,7 @@ def main(asked: argparse.Namespace) -> None:
 if __name__ == "__main__":
     main(
         arguments(
-            (__doc__ or "").partition("\n")[0],
+            __doc__,
             callers={"type": int, "nargs": "+", "default": [1, 64]},
             accounts={"type": int, "default": 1000, "help": "objects that transfers choose from"},
         )

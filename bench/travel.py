@@ -21,7 +21,7 @@ _LASTING_CAPACITY = 1000 * CAPACITY
 
 if __name__ == "__main__":
     asked = arguments(
-        (__doc__ or "").partition("\n\n")[0],
+        __doc__,
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "clients"},
         rates={"nargs": "+", "type": int, "default": [100], "help": "requests a second"},
         hotels={"type": Path, "default": None, "help": "directory with hotels.json and so on"},

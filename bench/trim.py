@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.support.harness import Report, arguments, run, table_of
+from bench.support.harness import Report, command, table_of
 from indilog.base.log import Entry, Log
 from indilog.config import Config, NodeConfig
 from indilog.runtime.cluster.assembly import Platform, embedded
@@ -174,15 +174,13 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            mib={"type": int, "default": 1024, "help": "MiB of records"},
-            share={"type": float, "default": 0.9, "help": "how much of them is trimmed"},
-            tags={"type": int, "default": 1000, "help": "different tags"},
-            batch={"type": int, "default": 256, "help": "records appended together; 1: each alone"},
-            record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
-            by_tags={"action": "store_true", "help": "trim so many of the tags, not the log"},
-        ),
+        __doc__,
+        mib={"type": int, "default": 1024, "help": "MiB of records"},
+        share={"type": float, "default": 0.9, "help": "how much of them is trimmed"},
+        tags={"type": int, "default": 1000, "help": "different tags"},
+        batch={"type": int, "default": 256, "help": "records appended together; 1: each alone"},
+        record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
+        by_tags={"action": "store_true", "help": "trim so many of the tags, not the log"},
     )

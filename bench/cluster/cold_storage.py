@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.support.harness import Report, arguments, latency, run, table_of
+from bench.support.harness import Report, command, latency, table_of
 from indilog.base.ids import SeqNum
 from indilog.base.log import Entry, Log
 from indilog.config import MIB, Config, node_config
@@ -126,13 +126,11 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            mib={"type": int, "default": 256, "help": "MiB of records"},
-            record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
-            reads={"type": int, "default": 500, "help": "single reads of cold and of hot records"},
-            place={"type": str, "default": "", "help": "of cold records; else a directory"},
-        ),
+        __doc__,
+        mib={"type": int, "default": 256, "help": "MiB of records"},
+        record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
+        reads={"type": int, "default": 500, "help": "single reads of cold and of hot records"},
+        place={"type": str, "default": "", "help": "of cold records; else a directory"},
     )

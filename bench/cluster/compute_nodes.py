@@ -151,7 +151,7 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     asked = arguments(
-        (__doc__ or "").partition("\n")[0],
+        __doc__,
         nodes={"type": int, "nargs": "+", "default": [1, 2, 4]},
         rate={"type": int, "default": 1000, "help": "appends a second of each compute node"},
         tags={"type": int, "default": 4, "help": "tags of a record, beside the log's"},

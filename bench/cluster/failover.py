@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 
-from bench.support.harness import Report, arguments, latency, run, table_of
+from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.ids import NodeId
 from indilog.base.log import Log
@@ -113,11 +113,9 @@ def _raise(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            lost_s={"type": float, "default": 0.5, "help": "primary_lost_s"},
-            appenders={"type": int, "default": 4, "help": "callers that append"},
-        ),
+        __doc__,
+        lost_s={"type": float, "default": 0.5, "help": "primary_lost_s"},
+        appenders={"type": int, "default": 4, "help": "callers that append"},
     )

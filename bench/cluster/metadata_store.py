@@ -129,7 +129,7 @@ def main() -> None:
     if sys.argv[1:2] == [SERVE]:
         uvloop.run(serve(Path(sys.argv[2])))
         return
-    asked = arguments(__doc__ or "", callers={"type": int, "nargs": "+", "default": [1, 16, 64]})
+    asked = arguments(__doc__, callers={"type": int, "nargs": "+", "default": [1, 16, 64]})
     report = Report("metadata stores", asked)
 
     async def measure() -> None:

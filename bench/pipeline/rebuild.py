@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from bench.support.harness import ROOT, Report, arguments, run, table_of
+from bench.support.harness import ROOT, Report, command, table_of
 from indilog.base.log import Entry
 from indilog.client import open as open_client
 from indilog.config import ClusterConfig, Config, node_config
@@ -220,22 +220,20 @@ async def main(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(
+    command(
         main,
-        arguments(
-            (__doc__ or "").partition("\n")[0],
-            records={"type": int, "default": 1_000_000},
-            bytes={"type": int, "default": 100, "help": "data of a record"},
-            tags={"type": int, "default": 100_000, "help": "different tags"},
-            tags_each={"type": int, "default": 2, "help": "tags of a record"},
-            rounds={"type": int, "default": 3},
-            data={
-                "type": Path,
-                "default": None,
-                "help": "keep the directory here, and use it again",
-            },
-            master={"default": "local[2]", "help": "where Spark runs"},
-            sides={"choices": SIDES, "nargs": "+", "default": None, "help": "only these"},
-            side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
-        ),
+        __doc__,
+        records={"type": int, "default": 1_000_000},
+        bytes={"type": int, "default": 100, "help": "data of a record"},
+        tags={"type": int, "default": 100_000, "help": "different tags"},
+        tags_each={"type": int, "default": 2, "help": "tags of a record"},
+        rounds={"type": int, "default": 3},
+        data={
+            "type": Path,
+            "default": None,
+            "help": "keep the directory here, and use it again",
+        },
+        master={"default": "local[2]", "help": "where Spark runs"},
+        sides={"choices": SIDES, "nargs": "+", "default": None, "help": "only these"},
+        side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
     )

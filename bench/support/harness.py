@@ -131,13 +131,16 @@ def ratio_of(
 # --- what was asked for, what it ran on, what came out
 
 
-def arguments(about: str, **more: dict[str, Any]) -> argparse.Namespace:
+def arguments(about: str | None, **more: dict[str, Any]) -> argparse.Namespace:
     """Read the command line: `--seconds`, `--rounds`, `--callers`, `--json`, and what `more` names.
 
-    `more` maps an option (`processes`) to its keyword arguments of `add_argument`, and may replace
-    one of these four.
+    Args:
+        about: the docstring of the benchmark; `--help` shows its first paragraph.
+        more: options (`processes`), each with its keyword arguments of `add_argument`; they may
+            replace one of these four.
     """
-    parser = argparse.ArgumentParser(description=about, conflict_handler="resolve")
+    paragraph = (about or "").partition("\n\n")[0]
+    parser = argparse.ArgumentParser(description=paragraph, conflict_handler="resolve")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side")
     parser.add_argument("--callers", type=int, nargs="+", default=list(CALLERS))
@@ -270,6 +273,13 @@ def packages() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return versions
+
+
+def command(
+    main: Callable[[argparse.Namespace], Main], about: str | None, **more: dict[str, Any]
+) -> None:
+    """Run a benchmark with what the command line asks for; see `arguments`."""
+    run(main, arguments(about, **more))
 
 
 def run(main: Callable[[argparse.Namespace], Main], asked: argparse.Namespace) -> None:
