@@ -14,65 +14,42 @@ import contextlib
 import os
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 import structlog
 
 from indilog.base.errors import (
     DataDirectoryError,
-    IndilogError,
     OverloadedError,
     QuorumUnavailableError,
 )
 from indilog.config import NodeConfig
+from indilog.runtime.metadata import messages
 from indilog.runtime.metadata.links import MetadataLink
-from indilog.runtime.metadata.messages import (
-    Changed,
-    CloseSession,
-    CompareAndSet,
-    Decided,
-    Delete,
-    Get,
-    Heartbeat,
-    ListPage,
-    NextSequence,
-    OpenSession,
-    Page,
-    Refused,
-    Removed,
-    Reply,
-    Request,
-    Sequence,
-    SessionState,
-    Unchanged,
-    Value,
-    Watch,
-    WatchDirectory,
-    encoder,
-    replies,
-)
 from indilog.runtime.metadata.store import (
     Conflict,
     Deleted,
     Listing,
     SessionExpiredError,
     Versioned,
+    Write,
     Written,
     check_directory,
     check_key,
 )
-from indilog.runtime.metadata.stored_session import StoredSession, opened_session
+from indilog.runtime.metadata.stored_session import SessionKeeper
 
+_Reply = TypeVar("_Reply", bound=messages.Reply)
 _log = structlog.get_logger(__name__)
 
 
 class _Asked(NamedTuple):
     frame: bytes
-    answered: asyncio.Future[Reply]
+    answered: asyncio.Future[messages.Reply]
 
 
-class MetadataClient:
+class MetadataClient(SessionKeeper):
     """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop.
 
     Raises:
@@ -80,8 +57,8 @@ class MetadataClient:
     """
 
     def __init__(self, address: str, config: NodeConfig) -> None:
+        super().__init__(config)
         self._address = address
-        self._config = config
         self._name = os.urandom(8).hex()
         self._numbers = count(1)
         self._waiting: dict[int, _Asked] = {}
@@ -101,48 +78,28 @@ class MetadataClient:
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_key(key, b"", self._config)
-        match await self._asked(Get(next(self._numbers), key)):
-            case Value(version=0):
-                return None
-            case Value(value=value, version=version):
-                return Versioned(value, version)
-            case reply:
-                raise self._unexpected(reply)
+        return _found(await self._asked(messages.Get(next(self._numbers), key), messages.Value))
 
-    async def compare_and_set(
-        self,
-        key: str,
-        value: bytes,
-        *,
-        expected_version: int,
-        session: str = "",
-        is_ephemeral: bool = False,
-    ) -> Written | Conflict:
-        """See `MetadataStore.compare_and_set` and, for `session`, `EmbeddedMetadataStore`.
-
-        Raises:
-            SessionExpiredError: `session` is not alive.
-        """
-        check_key(key, value, self._config)
+    async def write(self, write: Write, *, session: str = "") -> Written | Conflict:
+        """See `SessionKeeper.write`."""
+        check_key(write.key, write.value, self._config)
         number = next(self._numbers)
         writer = f"{self._name}-{number}"
-        request = CompareAndSet(number, key, value, expected_version, writer, session, is_ephemeral)
-        match await self._asked(request):
-            case Decided(written=written, version=version):
-                return Written(version) if written else Conflict(version)
-            case reply:
-                raise self._unexpected(reply)
+        key, value, expected, is_ephemeral = write
+        request = messages.CompareAndSet(
+            number, key, value, expected, writer, session, is_ephemeral
+        )
+        reply = await self._asked(request, messages.Decided)
+        return Written(reply.version) if reply.written else Conflict(reply.version)
 
-    async def delete(
-        self, key: str, *, expected_version: int, session: str = ""
+    async def remove(
+        self, key: str, expected_version: int, *, session: str = ""
     ) -> Deleted | Conflict:
-        """See `MetadataStore.delete` and, for `session`, `EmbeddedMetadataStore`."""
+        """See `SessionKeeper.remove`."""
         check_key(key, b"", self._config)
-        match await self._asked(Delete(next(self._numbers), key, expected_version, session)):
-            case Removed(version=version):
-                return Conflict(version) if version else Deleted()
-            case reply:
-                raise self._unexpected(reply)
+        request = messages.Delete(next(self._numbers), key, expected_version, session)
+        reply = await self._asked(request, messages.Removed)
+        return Conflict(reply.version) if reply.version else Deleted()
 
     async def list_keys(self, directory: str) -> Listing:
         """See `MetadataStore.list_keys`."""
@@ -163,88 +120,81 @@ class MetadataClient:
         revision: int | None = None
         while True:
             after = max(items, default="")
-            match await self._asked(ListPage(next(self._numbers), directory, after)):
-                case Page() as page:
-                    if revision is not None and page.revision != revision:
-                        return None
-                    revision = page.revision
-                    items |= {key: Versioned(*found) for key, found in page.items.items()}
-                    if page.is_last:
-                        return Listing(items, revision)
-                case reply:
-                    raise self._unexpected(reply)
+            request = messages.ListPage(next(self._numbers), directory, after)
+            page = await self._asked(request, messages.Page)
+            if revision is not None and page.revision != revision:
+                return None
+            revision = page.revision
+            items |= {key: Versioned(*found) for key, found in page.items.items()}
+            if page.is_last:
+                return Listing(items, revision)
 
     async def next_sequence(self, key: str) -> int:
         """See `MetadataStore.next_sequence`."""
         check_key(key, b"", self._config)
-        match await self._asked(NextSequence(next(self._numbers), key)):
-            case Sequence(number=number):
-                return number
-            case reply:
-                raise self._unexpected(reply)
+        request = messages.NextSequence(next(self._numbers), key)
+        return (await self._asked(request, messages.Sequence)).number
 
     async def watch(self, key: str, *, after: int) -> Versioned | None:
         """See `MetadataStore.watch`. A watch survives restarts of the server."""
         check_key(key, b"", self._config)
-        reply = await self._watched(lambda number: Watch(number, key, after))
-        if not isinstance(reply, Value):
-            raise self._unexpected(reply)
-        return Versioned(reply.value, reply.version) if reply.version else None
+        return _found(
+            await self._watched(lambda number: messages.Watch(number, key, after), messages.Value)
+        )
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
         """See `MetadataStore.watch_directory`."""
         check_directory(directory)
         while True:
-            reply = await self._watched(lambda number: WatchDirectory(number, directory, after))
-            if not isinstance(reply, Changed):
-                raise self._unexpected(reply)
+            await self._watched(
+                lambda number: messages.WatchDirectory(number, directory, after), messages.Changed
+            )
             with contextlib.suppress(QuorumUnavailableError):
                 return await self.list_keys(directory)
 
-    async def _watched(self, request: Callable[[int], Watch | WatchDirectory]) -> Reply:
+    async def _watched(
+        self,
+        request: Callable[[int], messages.Watch | messages.WatchDirectory],
+        expected: type[_Reply],
+    ) -> _Reply:
         """Ask until there is a change, however long the server is unreachable."""
         while True:
             with contextlib.suppress(QuorumUnavailableError):
-                reply = await self._asked(request(next(self._numbers)))
-                if not isinstance(reply, Unchanged):
-                    return reply
-
-    async def session(self, ttl_s: float | None = None) -> StoredSession:
-        """See `MetadataStore.session`. The session survives a restart of the server that is shorter
-        than two thirds of `ttl_s`.
-        """
-        return await opened_session(self, ttl_s or self._config.metadata.metadata_session_s)
+                reply = await self._answer_to(request(next(self._numbers)))
+                if not isinstance(reply, messages.Unchanged):
+                    break
+        return self._checked(reply, expected)
 
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """See `EmbeddedMetadataStore.open_session`."""
-        await self._session_is_alive(OpenSession(next(self._numbers), name, ttl_s))
+        """See `SessionKeeper.open_session`."""
+        request = messages.OpenSession(next(self._numbers), name, ttl_s)
+        await self._asked(request, messages.SessionState)
 
     async def heartbeat(self, name: str) -> bool:
-        """See `EmbeddedMetadataStore.heartbeat`."""
-        return await self._session_is_alive(Heartbeat(next(self._numbers), name))
+        """See `SessionKeeper.heartbeat`."""
+        request = messages.Heartbeat(next(self._numbers), name)
+        return (await self._asked(request, messages.SessionState)).is_alive
 
     async def close_session(self, name: str) -> None:
-        """See `EmbeddedMetadataStore.close_session`."""
-        await self._session_is_alive(CloseSession(next(self._numbers), name))
+        """See `SessionKeeper.close_session`."""
+        request = messages.CloseSession(next(self._numbers), name)
+        await self._asked(request, messages.SessionState)
 
-    async def _session_is_alive(self, request: OpenSession | Heartbeat | CloseSession) -> bool:
-        match await self._asked(request):
-            case SessionState(is_alive=is_alive):
-                return is_alive
-            case reply:
-                raise self._unexpected(reply)
+    async def _asked(self, request: messages.Request, expected: type[_Reply]) -> _Reply:
+        """Ask the server, and return its answer, which is of one kind unless it is an error."""
+        return self._checked(await self._answer_to(request), expected)
 
-    async def _asked(self, request: Request) -> Reply:
+    async def _answer_to(self, request: messages.Request) -> messages.Reply:
         """Send `request`, and wait for its answer until the deadline."""
         limit = self._config.metadata.metadata_watchers_max
         if len(self._waiting) >= limit:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        asked = self._waiting[request.request] = _Asked(encoder.encode(request), answered)
+        answered: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
+        asked = self._waiting[request.request] = _Asked(messages.encoder.encode(request), answered)
         try:
             self._link.send(asked.frame)
             async with asyncio.timeout(self._config.metadata.metadata_timeout_s):
-                reply = await answered
+                return await answered
         except TimeoutError:
             waited_s = self._config.metadata.metadata_timeout_s
             raise QuorumUnavailableError(
@@ -252,24 +202,31 @@ class MetadataClient:
             ) from None
         finally:
             del self._waiting[request.request]
-        if isinstance(reply, Refused):
-            raise _error(reply)
-        if isinstance(reply, SessionState) and isinstance(request, CompareAndSet | Delete):
+
+    def _checked(self, reply: messages.Reply, expected: type[_Reply]) -> _Reply:
+        """Return a reply of the expected kind.
+
+        Raises:
+            SessionExpiredError: the session of the request has ended.
+            OverloadedError, DataDirectoryError: raised by the store in the server.
+        """
+        if isinstance(reply, expected):
+            return reply
+        if isinstance(reply, messages.SessionState):
             raise SessionExpiredError("The session with the metadata store has expired.")
-        return reply
-
-    def _unanswered(self) -> list[bytes]:
-        return [asked.frame for asked in self._waiting.values()]
-
-    def _unexpected(self, reply: Reply) -> QuorumUnavailableError:
-        return QuorumUnavailableError(
+        if isinstance(reply, messages.Refused):
+            raise (OverloadedError if reply.retryable else DataDirectoryError)(reply.reason)
+        raise QuorumUnavailableError(
             f"The metadata store at {self._address} answered {type(reply).__name__}, "
             "which does not answer the request; does it run the same version?"
         )
 
+    def _unanswered(self) -> list[bytes]:
+        return [asked.frame for asked in self._waiting.values()]
+
     def _on_message(self, message: bytes) -> None:
         try:
-            reply = replies.decode(message)
+            reply = messages.replies.decode(message)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("metadata reply ignored", reason=str(error))
             return
@@ -278,8 +235,5 @@ class MetadataClient:
             asked.answered.set_result(reply)
 
 
-def _error(refused: Refused) -> IndilogError:
-    """Return the error that the store raised in the server."""
-    if refused.retryable:
-        return OverloadedError(refused.reason)
-    return DataDirectoryError(refused.reason)
+def _found(reply: messages.Value) -> Versioned | None:
+    return Versioned(reply.value, reply.version) if reply.version else None

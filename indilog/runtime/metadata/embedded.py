@@ -43,12 +43,13 @@ from indilog.runtime.metadata.store import (
     Listing,
     SessionExpiredError,
     Versioned,
+    Write,
     Written,
     check_directory,
     check_key,
     directory_of,
 )
-from indilog.runtime.metadata.stored_session import StoredSession, opened_session
+from indilog.runtime.metadata.stored_session import SessionKeeper
 
 MAGIC: Final = b"ILMD"
 VERSION: Final = 3
@@ -85,7 +86,7 @@ class _Contents(msgspec.Struct, array_like=True):
     """`ttl_s` of each session that has not ended."""
 
 
-class EmbeddedMetadataStore:
+class EmbeddedMetadataStore(SessionKeeper):
     """A `MetadataStore` in one file, for one process at a time.
 
     After a failed write it is unknown whether the disk has the old or the new contents. The store
@@ -98,8 +99,8 @@ class EmbeddedMetadataStore:
     def __init__(
         self, file: Path, config: NodeConfig, clock: Callable[[], float] = boot_time_s
     ) -> None:
+        super().__init__(config)
         self._file = file
-        self._config = config
         self._clock = clock
         self._watchers: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._failed = False
@@ -140,40 +141,28 @@ class EmbeddedMetadataStore:
         self._expire_due()
         return self._found(key)
 
-    async def compare_and_set(
-        self,
-        key: str,
-        value: bytes,
-        *,
-        expected_version: int,
-        writer: str = "",
-        session: str = "",
-        is_ephemeral: bool = False,
+    async def write(
+        self, write: Write, *, session: str = "", writer: str = ""
     ) -> Written | Conflict:
-        """See `MetadataStore.compare_and_set`.
+        """See `SessionKeeper.write`.
 
         Args:
-            key: the key to set.
-            value: its new value.
-            expected_version: the version that the key must have; 0: it must not exist.
+            write: what to write.
+            session: the session that must not have ended; empty: none.
             writer: a unique name of this write. A repetition of the write that set the present
                 value answers `Written` again.
-            session: the session that must not have ended; empty: none.
-            is_ephemeral: whether a new key vanishes with `session`.
-
-        Raises:
-            SessionExpiredError: the session has ended.
         """
-        self._check(key, value)
+        key = write.key
+        self._check(key, write.value)
         self._check_session(session)
         item = self._contents.items.get(key)
         version = item.version if item else 0
         if item and writer and item.writer == writer:
             return Written(version)
-        if version != expected_version:
+        if version != write.expected_version:
             return Conflict(version)
-        owner = item.session if item else session if is_ephemeral else ""
-        new = _Item(value, self._contents.revision + 1, writer, owner)
+        owner = item.session if item else session if write.is_ephemeral else ""
+        new = _Item(write.value, self._contents.revision + 1, writer, owner)
         self._replace({**self._contents.items, key: new}, [key])
         return Written(new.version)
 
@@ -185,10 +174,10 @@ class EmbeddedMetadataStore:
         new = _Item(value, self._contents.revision + 1, "", "")
         self._replace({**self._contents.items, key: new}, [key])
 
-    async def delete(
-        self, key: str, *, expected_version: int, session: str = ""
+    async def remove(
+        self, key: str, expected_version: int, *, session: str = ""
     ) -> Deleted | Conflict:
-        """See `MetadataStore.delete`; `session` as in `compare_and_set`."""
+        """See `SessionKeeper.remove`."""
         check_key(key, b"", self._config)
         self._expire_due()
         self._check_session(session)
@@ -247,16 +236,8 @@ class EmbeddedMetadataStore:
             await self._changed(directory + "/")  # no key ends in a slash
         return revision
 
-    async def session(self, ttl_s: float | None = None) -> StoredSession:
-        """See `MetadataStore.session`."""
-        return await opened_session(self, ttl_s or self._config.metadata.metadata_session_s)
-
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """Open a session that ends `ttl_s` after its last heartbeat; a repetition is a heartbeat.
-
-        Raises:
-            OverloadedError: the limit of sessions is reached.
-        """
+        """See `SessionKeeper.open_session`."""
         self._expire_due()
         if name not in self._contents.sessions:
             if len(self._contents.sessions) >= self._config.metadata.metadata_sessions_max:
@@ -268,7 +249,7 @@ class EmbeddedMetadataStore:
         self.expire_in_time()
 
     async def heartbeat(self, name: str) -> bool:
-        """Renew a session for its full `ttl_s`; return whether it still existed."""
+        """See `SessionKeeper.heartbeat`."""
         self._expire_due()
         if name not in self._ends_at:
             return False
@@ -276,7 +257,7 @@ class EmbeddedMetadataStore:
         return True
 
     async def close_session(self, name: str) -> None:
-        """End a session, and delete its keys."""
+        """See `SessionKeeper.close_session`."""
         self._end_sessions({name} & self._ends_at.keys())
 
     def expire_in_time(self) -> None:

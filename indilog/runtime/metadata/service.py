@@ -46,6 +46,7 @@ from indilog.runtime.metadata.store import (
     Listing,
     SessionExpiredError,
     Versioned,
+    Write,
     Written,
 )
 
@@ -131,18 +132,12 @@ class MetadataServer:
                 return _value(number, await store.get(key))
             case ListPage(directory=directory, after=after):
                 return self._page(number, await store.list_keys(directory), after)
-            case CompareAndSet(key=key, value=value, expected_version=expected):
-                outcome = await store.compare_and_set(
-                    key,
-                    value,
-                    expected_version=expected,
-                    writer=request.writer,
-                    session=request.session,
-                    is_ephemeral=request.is_ephemeral,
-                )
+            case CompareAndSet(_, key, value, expected_version, writer, session, is_ephemeral):
+                write = Write(key, value, expected_version, is_ephemeral)
+                outcome = await store.write(write, session=session, writer=writer)
                 return Decided(number, isinstance(outcome, Written), outcome.version)
             case Delete(key=key, expected_version=expected, session=session):
-                deleted = await store.delete(key, expected_version=expected, session=session)
+                deleted = await store.remove(key, expected, session=session)
                 return Removed(number, 0 if isinstance(deleted, Deleted) else deleted.version)
             case NextSequence(key=key):
                 return Sequence(number, await store.next_sequence(key))

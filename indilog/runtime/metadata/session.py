@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from indilog.base.errors import IndilogError
-from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Written
+from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Write, Written
 
 _BELIEVED_SHARE: Final = 2 / 3
 """Share of `ttl_s` after the sending of a heartbeat for which the owner relies on its answer.
@@ -80,15 +80,13 @@ class HeartbeatSession(ABC):
 
     async def create(self, key: str, value: bytes) -> Written | Conflict:
         """See `Session.create`."""
-        return await self._while_alive(self._write(key, value, 0, is_ephemeral=True))
+        return await self._while_alive(self._write(Write(key, value, 0, is_ephemeral=True)))
 
     async def compare_and_set(
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
         """See `Session.compare_and_set`."""
-        return await self._while_alive(
-            self._write(key, value, expected_version, is_ephemeral=False)
-        )
+        return await self._while_alive(self._write(Write(key, value, expected_version)))
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
         """See `Session.delete`."""
@@ -165,9 +163,7 @@ class HeartbeatSession(ABC):
         """Renew the session; return whether the store still knows it."""
 
     @abstractmethod
-    async def _write(
-        self, key: str, value: bytes, expected_version: int, *, is_ephemeral: bool
-    ) -> Written | Conflict:
+    async def _write(self, write: Write) -> Written | Conflict:
         """Set a key in the store, only if it still knows the session.
 
         Raises:

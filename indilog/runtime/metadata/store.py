@@ -46,6 +46,17 @@ class Listing(NamedTuple):
     """Grows with each change in the directory; 0: there was no change yet."""
 
 
+class Write(NamedTuple):
+    """A new value of a key that must have the expected version."""
+
+    key: str
+    value: bytes
+    expected_version: int
+    """0: the key must not exist."""
+    is_ephemeral: bool = False
+    """Whether a new key vanishes with the session that writes it."""
+
+
 class Written(NamedTuple):
     """The value was set, and has this version."""
 

@@ -1,77 +1,96 @@
-"""Sessions of the embedded store and of its clients in other processes."""
+"""Sessions of the embedded store and of its clients in other processes, which know them by name."""
 
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from abc import ABC, abstractmethod
 
+from indilog.config import NodeConfig
 from indilog.runtime.metadata.session import HeartbeatSession, boot_time_s
-from indilog.runtime.metadata.store import Conflict, Deleted, Written
+from indilog.runtime.metadata.store import Conflict, Deleted, Write, Written
 
 
-class SessionKeeper(Protocol):
-    """A keeper of sessions: the embedded store, or a client of it."""
+class SessionKeeper(ABC):
+    """The embedded store, or a client of it; the part of a `MetadataStore` that they share."""
 
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        """See `MetadataStore.compare_and_set`."""
+        return await self.write(Write(key, value, expected_version))
+
+    async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
+        """See `MetadataStore.delete`."""
+        return await self.remove(key, expected_version)
+
+    async def session(self, ttl_s: float | None = None) -> StoredSession:
+        """See `MetadataStore.session`. A session survives a restart of the store's process that is
+        shorter than two thirds of `ttl_s`.
+        """
+        session = StoredSession(self, ttl_s or self._config.metadata.metadata_session_s)
+        await session.open()
+        return session
+
+    @abstractmethod
+    async def write(self, write: Write, *, session: str = "") -> Written | Conflict:
+        """Set a key; see `MetadataStore.compare_and_set`.
+
+        Args:
+            write: what to write.
+            session: the session that must not have ended; empty: none.
+
+        Raises:
+            SessionExpiredError: the session has ended.
+        """
+
+    @abstractmethod
+    async def remove(
+        self, key: str, expected_version: int, *, session: str = ""
+    ) -> Deleted | Conflict:
+        """Delete a key; see `MetadataStore.delete` and, for `session`, `write`."""
+
+    @abstractmethod
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """Open a session; may be repeated."""
+        """Open a session that ends `ttl_s` after its last heartbeat; a repetition is a heartbeat.
 
+        Raises:
+            OverloadedError: the limit of sessions is reached.
+        """
+
+    @abstractmethod
     async def heartbeat(self, name: str) -> bool:
-        """Renew a session; return whether it still existed."""
+        """Renew a session for its full `ttl_s`; return whether it still existed."""
 
+    @abstractmethod
     async def close_session(self, name: str) -> None:
         """End a session, and delete its keys; may be repeated."""
 
-    async def compare_and_set(
-        self,
-        key: str,
-        value: bytes,
-        *,
-        expected_version: int,
-        session: str = "",
-        is_ephemeral: bool = False,
-    ) -> Written | Conflict:
-        """Set a key, unless the session has ended."""
-
-    async def delete(
-        self, key: str, *, expected_version: int, session: str = ""
-    ) -> Deleted | Conflict:
-        """Delete a key, unless the session has ended."""
-
 
 class StoredSession(HeartbeatSession):
-    """A session that the embedded store keeps."""
+    """A session that the embedded store keeps, under a unique name."""
 
-    def __init__(self, keeper: SessionKeeper, name: str, ttl_s: float) -> None:
+    def __init__(self, keeper: SessionKeeper, ttl_s: float) -> None:
         super().__init__(ttl_s)
         self._keeper = keeper
-        self._name = name
+        self._name = os.urandom(8).hex()
+
+    async def open(self) -> None:
+        """Have the store open the session, and send heartbeats from now on."""
+        asked_at = boot_time_s()
+        await self._keeper.open_session(self._name, self.ttl_s)
+        self.begin(asked_at)
 
     async def _heartbeat(self) -> bool:
         return await self._keeper.heartbeat(self._name)
 
-    async def _write(
-        self, key: str, value: bytes, expected_version: int, *, is_ephemeral: bool
-    ) -> Written | Conflict:
-        return await self._keeper.compare_and_set(
-            key,
-            value,
-            expected_version=expected_version,
-            session=self._name,
-            is_ephemeral=is_ephemeral,
-        )
+    async def _write(self, write: Write) -> Written | Conflict:
+        return await self._keeper.write(write, session=self._name)
 
     async def _delete(self, key: str, expected_version: int) -> Deleted | Conflict:
-        return await self._keeper.delete(key, expected_version=expected_version, session=self._name)
+        return await self._keeper.remove(key, expected_version, session=self._name)
 
     async def _end(self) -> None:
         await self._keeper.close_session(self._name)
-
-
-async def opened_session(keeper: SessionKeeper, ttl_s: float) -> StoredSession:
-    """Open a session with a unique name."""
-    name = os.urandom(8).hex()
-    asked_at = boot_time_s()
-    await keeper.open_session(name, ttl_s)
-    session = StoredSession(keeper, name, ttl_s)
-    session.begin(asked_at)
-    return session

@@ -45,6 +45,7 @@ from indilog.runtime.metadata.store import (
     Listing,
     SessionExpiredError,
     Versioned,
+    Write,
     Written,
     check_directory,
     check_key,
@@ -152,7 +153,7 @@ class ZooKeeperMetadataStore:
         self, key: str, value: bytes, *, expected_version: int
     ) -> Written | Conflict:
         """See `MetadataStore.compare_and_set`."""
-        return await self.write(self._connection, key, value, expected_version)
+        return await self.write(self._connection, Write(key, value, expected_version))
 
     async def delete(self, key: str, *, expected_version: int) -> Deleted | Conflict:
         """See `MetadataStore.delete`."""
@@ -197,28 +198,19 @@ class ZooKeeperMetadataStore:
         )
 
     async def write(
-        self,
-        connection: ZooKeeperConnection,
-        key: str,
-        value: bytes,
-        expected_version: int,
-        *,
-        session: str = "",
-        is_ephemeral: bool = False,
+        self, connection: ZooKeeperConnection, write: Write, *, session: str = ""
     ) -> Written | Conflict:
         """Set a key over a connection; see `MetadataStore.compare_and_set`.
 
         Args:
             connection: whose ZooKeeper session an ephemeral key belongs to.
-            key: the key to set.
-            value: its new value.
-            expected_version: the version that the key must have; 0: it must not exist.
+            write: what to write.
             session: the session that must not have ended; empty: none.
-            is_ephemeral: whether a new key vanishes with the connection's session.
 
         Raises:
             SessionExpiredError: `session` has ended.
         """
+        key, value = write.key, write.value
         check_key(key, value, self._config)
         if len(value) > _REQUEST_BYTES_MAX:
             raise TooLargeError("A metadata value", size=len(value), limit=_REQUEST_BYTES_MAX)
@@ -230,12 +222,12 @@ class ZooKeeperMetadataStore:
                 state = await self._state(connection, key)
                 if state.node is not None and state.node.writer == writer:
                     return Written(state.node.found.version)
-                if (version := _version_of(state)) != expected_version:
+                if (version := _version_of(state)) != write.expected_version:
                     return Conflict(version)
                 change = _Change(connection.client, self._root, key, session)
                 if state.node is None:
                     self._check_room(state)
-                    change.create(data, state.created < 0, is_ephemeral=is_ephemeral)
+                    change.create(data, state.created < 0, is_ephemeral=write.is_ephemeral)
                 else:
                     change.set(data, state.created, state.node.data_version)
                 if (written := await change.commit(connection)) is not None:
@@ -485,17 +477,8 @@ class ZooKeeperSession(HeartbeatSession):
 
         return await self._connection.decide(attempt)
 
-    async def _write(
-        self, key: str, value: bytes, expected_version: int, *, is_ephemeral: bool
-    ) -> Written | Conflict:
-        return await self._store.write(
-            self._connection,
-            key,
-            value,
-            expected_version,
-            session=self._name,
-            is_ephemeral=is_ephemeral,
-        )
+    async def _write(self, write: Write) -> Written | Conflict:
+        return await self._store.write(self._connection, write, session=self._name)
 
     async def _delete(self, key: str, expected_version: int) -> Deleted | Conflict:
         return await self._store.remove(self._connection, key, expected_version, session=self._name)

@@ -17,7 +17,7 @@ from crc32c import crc32c
 from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError
 from indilog.config import NodeConfig, node_config
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
-from indilog.runtime.metadata.store import SessionExpiredError, Versioned, Written
+from indilog.runtime.metadata.store import SessionExpiredError, Versioned, Write, Written
 
 CONFIG = NodeConfig()
 
@@ -106,9 +106,7 @@ def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
         nonlocal now
         with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG, clock) as store:
             await store.open_session("s", 10.0)
-            outcome = await store.compare_and_set(
-                "leader", b"", expected_version=0, session="s", is_ephemeral=True
-            )
+            outcome = await store.write(Write("leader", b"", 0, is_ephemeral=True), session="s")
             assert outcome == Written(1)
             now += 9.9
             assert await store.heartbeat("s")
@@ -121,9 +119,9 @@ def test_a_store_that_is_opened_again_gives_each_session_its_whole_time_again(
             assert await store.get("leader") is None
             assert not await store.heartbeat("s")
             with pytest.raises(SessionExpiredError, match="has expired"):
-                await store.compare_and_set("x", b"", expected_version=0, session="s")
+                await store.write(Write("x", b"", 0), session="s")
             with pytest.raises(SessionExpiredError, match="has expired"):
-                await store.delete("x", expected_version=0, session="s")
+                await store.remove("x", 0, session="s")
 
     asyncio.run(story())
 
@@ -137,9 +135,7 @@ def test_each_session_ends_in_time_also_one_that_is_shorter_than_those_before(
         with opened(tmp_path) as store:
             await store.open_session("long", 1000.0)
             await store.open_session("short", 0.05)
-            await store.compare_and_set(
-                "leader", b"", expected_version=0, session="short", is_ephemeral=True
-            )
+            await store.write(Write("leader", b"", 0, is_ephemeral=True), session="short")
             async with asyncio.timeout(60.0):
                 assert await store.watch("leader", after=1) is None
             assert await store.heartbeat("long")
@@ -235,12 +231,10 @@ def test_a_resent_conditional_write_succeeds_again(tmp_path: Path) -> None:
     async def story() -> None:
         with opened(tmp_path) as store:
             for _ in range(2):
-                outcome = await store.compare_and_set(
-                    "view", b"one", expected_version=0, writer="w1"
-                )
+                outcome = await store.write(Write("view", b"one", 0), writer="w1")
                 assert outcome == Written(1)
         with opened(tmp_path) as store:
-            repeated = store.compare_and_set("view", b"one", expected_version=0, writer="w1")
+            repeated = store.write(Write("view", b"one", 0), writer="w1")
             assert await repeated == Written(1)
 
     asyncio.run(story())

@@ -9,7 +9,7 @@ import pytest
 from indilog.base.errors import QuorumUnavailableError
 from indilog.runtime.metadata import session as session_module
 from indilog.runtime.metadata.session import HeartbeatSession
-from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Written
+from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Write, Written
 
 pytestmark = pytest.mark.asyncio
 
@@ -30,9 +30,7 @@ class Session(HeartbeatSession):
             raise QuorumUnavailableError("away")
         return self.answer
 
-    async def _write(
-        self, key: str, value: bytes, expected_version: int, *, is_ephemeral: bool
-    ) -> Written | Conflict:
+    async def _write(self, write: Write) -> Written | Conflict:
         return await self.written
 
     async def _delete(self, key: str, expected_version: int) -> Deleted | Conflict:
