@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import indilog
-from indilog_pipeline.first_query import records_by_log, sentence_in
+from indilog_pipeline.first_query import records_by_log
+from indilog_pipeline.spark_errors import sentence_in
 from tests.spark.test_streams import Sink
 
 if TYPE_CHECKING:

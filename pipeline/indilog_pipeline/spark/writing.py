@@ -160,7 +160,7 @@ def _entries(batches: Iterable[pa.RecordBatch], reserved: str) -> Iterator[Entry
     """Yield the rows as records.
 
     Raises:
-        ConfigError: a row has no data.
+        ConfigError: a row has no data, or a tag is null.
         InvalidTagError: a row has a tag that tells the chunks of this writer apart.
     """
     for batch in batches:
@@ -171,6 +171,8 @@ def _entries(batches: Iterable[pa.RecordBatch], reserved: str) -> Iterator[Entry
             if value is None:
                 raise ConfigError(f"Column {_DATA} of a row is null; a record has bytes, or none.")
             for name in names or ():
+                if name is None:
+                    raise ConfigError(f"A tag in column {_TAGS} of a row is null: leave it out.")
                 if name == reserved or name.startswith(f"{reserved}:"):
                     raise InvalidTagError(
                         f"Tags that start with {reserved!r} are of this writer: leave them out."
