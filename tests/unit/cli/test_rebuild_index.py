@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import shutil
 from pathlib import Path
 
@@ -129,3 +130,23 @@ def test_a_layout_that_zookeeper_has_is_read_from_its_copy_and_not_changed(data:
         assert said.exit_code == 2
         assert "ZooKeeper has the layout of" in said.output
     assert layout_in(data) == before
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(data / "snapshots")
+    before = {path: path.read_bytes() for path in data.rglob("*.log")}
+
+    def no_room(self: SnapshotFolder, file: Path, position: int) -> None:
+        raise OSError(errno.ENOSPC, f"Error writing {file} of {position} to {self}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotFolder, "put_copy", no_room)
+        result = run(data)
+    assert result.exit_code == 2
+    assert "No space left on device. Nothing is lost: make room there" in result.stderr
+    assert not [*data.glob("rebuild-*")]
+    assert {path: path.read_bytes() for path in data.rglob("*.log")} == before
+    assert run(data).exit_code == 0
+    assert run(data, "--verify").exit_code == 0
