@@ -140,7 +140,16 @@ class _Staging:
 
 
 class LogWriter(_Staging, DataSourceArrowWriter):
-    """Writes a DataFrame, once."""
+    """Writes a DataFrame, once.
+
+    Raises:
+        NotReadyError, UnauthorizedError: the platform does not answer, or refuses the token.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        super().__init__(options)
+        with connected(options.access, waits=False):
+            pass  # A wrong URL or token is an error before tasks start. Tasks ride out restarts.
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Write what all tasks staged, unless the batch was written before."""
