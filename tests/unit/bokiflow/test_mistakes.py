@@ -291,7 +291,7 @@ async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done
         return await large("workflow")
 
     for workflow in (steps, returns):
-        with pytest.raises(RunFailedError, match="ran, and what it did stays") as raised:
+        with pytest.raises(RunFailedError, match="ran and its effects remain") as raised:
             await (await workflow.start()).result(10)
         assert raised.value.kind == "TooLargeError"
         assert "the limit is 1,048,576" in str(raised.value)
