@@ -230,9 +230,8 @@ async def start(
 ) -> WorkerProcess:
     """Start a worker process, which creates its private `directory`.
 
-    `environment` has further variables for it. `serve` is called with its questions. `on_lost` is
-    called when its link is lost, before its calls fail. `on_threads_left` is called when
-    `threads_left` changes.
+    `environment` has further variables for it. `serve` gets its questions. `on_lost` is called when
+    its link is lost, before its calls fail; `on_threads_left` when `threads_left` changes.
 
     Raises:
         OSError: the process cannot be started.
