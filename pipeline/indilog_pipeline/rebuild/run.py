@@ -90,6 +90,7 @@ def rebuild_index(
         DataLossError, NotReadyError: as `LogImage.read`.
     """
     engine = engine or LocalEngine()
+    directory = directory.absolute()  # executors of a cluster have other working directories
     if sharding is not None and has_copied_layout(directory):
         raise ConfigError(
             f"ZooKeeper has the layout of {directory}, so this command cannot change it: rebuild "

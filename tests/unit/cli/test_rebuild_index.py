@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,9 @@ from indilog.runtime.cluster.cluster_state import PLATFORM_KEY, layout_in
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.snapshot_files import SnapshotFolder
 from indilog_pipeline import session
+from indilog_pipeline.rebuild.local import LocalEngine
+from indilog_pipeline.rebuild.plan import Built, RebuildPlan
+from indilog_pipeline.rebuild.run import rebuild_index
 
 CONFIG = Config(
     cluster=ClusterConfig(durability="memory", index_shards=2),
@@ -150,3 +154,18 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     assert {path: path.read_bytes() for path in data.rglob("*.log")} == before
     assert run(data).exit_code == 0
     assert run(data, "--verify").exit_code == 0
+
+
+def test_an_engine_gets_absolute_places(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors of a cluster work in directories of their own."""
+    shutil.rmtree(data / "snapshots")
+    monkeypatch.chdir(data.parent)
+    plans: list[RebuildPlan] = []
+
+    def engine(plan: RebuildPlan) -> Mapping[int, Built]:
+        plans.append(plan)
+        return LocalEngine()(plan)
+
+    rebuild_index(Path(data.name), engine)
+    assert plans[0].workspace.is_absolute()
+    assert plans[0].image.directory.is_absolute()
