@@ -119,7 +119,7 @@ def test_a_directory_in_use_or_of_something_else_is_one_sentence(
     assert (said.exit_code, "is in use by another process" in said.output) == (2, True)
     said = run(tmp_path)
     assert (said.exit_code, said.output.count("\n")) == (2, 1)
-    assert "is no data directory" in said.output
+    assert "is not the data directory" in said.output
 
 
 def test_a_layout_that_zookeeper_has_is_read_from_its_copy_and_not_changed(data: Path) -> None:
