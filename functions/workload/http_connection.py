@@ -1,9 +1,7 @@
-"""A keep-alive HTTP/1.1 connection for load generators: one request at a time, with little CPU
-time.
+"""A keep-alive HTTP/1.1 connection for load generators: one request at a time, at little cost.
 
-If the load generator runs on the platform's machine, its CPU time slows down the platform. So this
-connection supports only the part of HTTP that the gateway uses: requests and answers with
-Content-Length.
+If the load generator runs on the platform's machine, its processor time slows the platform. So it
+supports only the part of HTTP that the gateway uses: requests and answers with Content-Length.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class HttpResponse(NamedTuple):
-    """An HTTP answer.
+    """An answer.
 
     Attributes:
-        status: the HTTP status.
-        body: the body as received.
-        position: the session's position, for the next request; 0 if the answer had none.
+        status: of HTTP.
+        body: as received.
+        position: the session's position, for the next request; 0: the answer had none.
     """
 
     status: int
@@ -35,12 +33,12 @@ class HttpResponse(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection. It is opened at the first request, and reopened after it was closed."""
+    """One connection, opened at the first request, and opened again after it was closed."""
 
     def __init__(self, url: str) -> None:
         endpoint = reach(url)
         parts = urlsplit(endpoint.url)
-        assert parts.hostname, "the caller gives a complete URL"
+        assert parts.hostname, "the caller gives a whole URL"
         self._address = (parts.hostname, parts.port or (443 if endpoint.tls else 80))
         self._tls = endpoint.tls
         headers = {"host": parts.netloc, **endpoint.headers}
@@ -55,8 +53,8 @@ class HttpConnection(asyncio.Protocol):
         """Send a JSON body and return the answer.
 
         Raises:
-            ConnectionError: the connection was refused, or closed before the answer; the request
-                may have been executed.
+            ConnectionError: refused, or closed before the answer; the request may have been
+                executed.
         """
         loop = asyncio.get_running_loop()
         if self._transport is None:
@@ -81,14 +79,14 @@ class HttpConnection(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Close the connection; a request in progress fails."""
+        """Close it; a request in progress fails."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._received.clear()
         self._body_start = 0
 
@@ -106,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
 
     def _read_head(self) -> bool:
-        """Find the start and length of the body when the head is complete."""
+        """Find the start and length of the body, once the head is complete."""
         end = self._received.find(_END)
         if end < 0:
             return False
@@ -137,6 +135,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            failure = ConnectionError("The connection was closed before the answer was complete.")
+            failure = ConnectionError("The connection was closed before the answer was there.")
             failure.__cause__ = error
             self._answer.set_exception(failure)

@@ -1,3 +1,1 @@
-"""Identifiers, errors, telemetry and the interface of a log; imports no other package of
-IndiLog.
-"""
+"""Identifiers, errors, telemetry and the interface of a log; imports no other room of IndiLog."""

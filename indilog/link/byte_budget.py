@@ -1,8 +1,7 @@
-"""A budget for all bytes held in a gateway, and the shares that use parts of it.
+"""A budget for all bytes that wait in a gateway, and the shares that use parts of it.
 
-A share takes bytes from the budget as they arrive; when the budget is used up, it is refused. Bytes
-that must be held anyway, such as a function's outcome, are counted even beyond the budget, so that
-other requests are refused.
+A share takes bytes as they arrive, and is refused when the budget is used up. Bytes that must be
+kept anyway, such as a function's outcome, are noted: they count, so the budget refuses others.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ from typing import Final
 from indilog.base.errors import OverloadedError
 
 UNCHARGED_BYTES: Final = 16 * 1024
-"""Smaller amounts are not counted, so that a gateway with a used-up budget still serves small
-requests.
-"""
+"""Smaller amounts are not counted, so that a gateway without budget still serves small requests."""
 
 
 class ByteBudget:
-    """Counts the bytes held in a gateway.
+    """Counts bytes that wait.
 
     Args:
         bytes_max: largest total of all shares.
 
     Attributes:
-        used: bytes of all shares; may exceed `bytes_max` because of `ByteShare.note`.
-        refused: number of refused requests for bytes.
+        used: bytes of all shares; may exceed `bytes_max` by noted bytes.
+        refused: number of refusals.
     """
 
     __slots__ = ("bytes_max", "refused", "used")
@@ -37,7 +34,7 @@ class ByteBudget:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether shares may take no more bytes."""
+        """Whether no share may take more."""
         return self.used >= self.bytes_max
 
     def share(self) -> ByteShare:
@@ -46,10 +43,10 @@ class ByteBudget:
 
 
 class ByteShare:
-    """The bytes that one request, link or connection uses of a budget.
+    """The bytes of one request, link or connection in a budget.
 
     Attributes:
-        held: number of bytes.
+        held: bytes.
     """
 
     __slots__ = ("_budget", "held")
@@ -68,17 +65,16 @@ class ByteShare:
         if budget.used + size > budget.bytes_max:
             budget.refused += 1
             raise OverloadedError(
-                f"{budget.used:,} bytes are held in this gateway, whose limit is "
-                f"{budget.bytes_max:,}; nothing was done, try again later."
+                f"{budget.used:,} bytes wait in this gateway, which is near its limit of "
+                f"{budget.bytes_max:,}; nothing was done: try again later."
             )
         self.note(size)
 
     def take_up_to(self, size: int) -> None:
-        """Raise the share to `size` bytes, if it has fewer bytes and `size` exceeds
-        `UNCHARGED_BYTES`.
+        """Raise the share to `size` bytes, if it has fewer and `size` exceeds `UNCHARGED_BYTES`.
 
         Raises:
-            OverloadedError: the budget is used up; the share is unchanged.
+            OverloadedError: the budget is used up; no more is held than before.
         """
         if size > UNCHARGED_BYTES and size > self.held:
             self.take(size - self.held)

@@ -1,8 +1,7 @@
-"""Frames the messages of a link in a byte stream: each message follows its length
-(docs/decisions/0003).
+"""How messages of a link are framed in a byte stream: each after its length (docs/decisions/0003).
 
-The codec does no I/O: it takes bytes in pieces of any size, and returns frames. Bytes that are not
-a frame raise `MalformedFrameError`, and the link is closed.
+A codec without I/O: bytes in any pieces go in, frames come out. Bytes that are no frame raise
+`MalformedFrameError`, and the link is closed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
-    It buffers at most one incomplete frame, so `message_bytes_max` bounds its memory. That limit
-    may be changed between two calls. `kind` defines the allowed messages.
+    It buffers at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may
+    be changed between two calls. `kind` defines the allowed messages.
     """
 
     __slots__ = ("_decoder", "_rest", "message_bytes_max")
@@ -59,15 +58,14 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes of the buffered incomplete frame."""
+        """Bytes of the buffered incomplete frame."""
         return len(self._rest)
 
     def frames(self, data: bytes) -> list[Frame]:
-        """Return the frames that `data` completes.
+        """Return the frames that are complete with `data`.
 
         Raises:
-            MalformedFrameError: the bytes are not a frame, or the frame exceeds
-                `message_bytes_max`.
+            MalformedFrameError: the bytes are no frame, or one larger than `message_bytes_max`.
         """
         if self._rest:
             self._rest += data

@@ -1,9 +1,8 @@
-"""Derives the state of one shard of a queue as a pure fold of its records, so that it is the same
-in every process.
+"""The state of one shard of a queue, a pure fold of its records: the same in every process.
 
 The order of the log alone decides which claim gets which message: a claim gets the first messages
-that are ready at the claim's seqnum. Time is that of the log (`Record.ordered_at`), not of a writer
-or reader, so all processes agree when a lease has ended.
+that are ready at its position in the log. Time is that of the log (`Record.ordered_at`), not of a
+writer or reader, so all processes agree when a lease has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from indilog.sdk import SeqNum
 
 @dataclass(slots=True)
 class Message:
-    """An outstanding message. `until` is the end of its lease or delay; None if it has neither."""
+    """An outstanding message; `until`: end of its lease or delay, None if it has none."""
 
     seqnum: SeqNum
     pushed_at: float
@@ -44,7 +43,7 @@ class Message:
 
     @property
     def place(self) -> tuple[int, SeqNum]:
-        """The sort key among the ready messages: by priority, then first in, first out."""
+        """Its order among the ready messages: by priority, then first in, first out."""
         return -self.priority, self.seqnum
 
 
@@ -158,7 +157,7 @@ class ShardFold:
             self._ready_or_dead(message)
 
     def _lease(self, message: Message, claim: SeqNum, lease_s: float) -> None:
-        assert message.claim is None, "at most one claim holds a message"
+        assert message.claim is None, "one claim holds a message"
         message.claim = claim
         self._leased += 1
         self._time(message, self.clock + lease_s)
@@ -193,25 +192,25 @@ class ShardFold:
     # --- questions
 
     def __len__(self) -> int:
-        """Number of outstanding messages, without dead letters."""
+        """Outstanding messages, without dead letters."""
         return len(self._messages)
 
     @property
     def kept(self) -> int:
-        """Number of messages in a checkpoint of this state: outstanding ones and dead letters."""
+        """Messages in a checkpoint of this state: outstanding ones and dead letters."""
         return len(self._messages) + len(self._dead)
 
     def message(self, seqnum: SeqNum) -> Message | None:
-        """Return a message; None if it is not outstanding."""
+        """Return a message that is outstanding, or None."""
         return self._messages.get(seqnum)
 
     def held_by(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that a claim holds; takes time linear in the number of messages."""
+        """Return the messages that a claim holds; takes time linear in all messages."""
         return tuple(m.seqnum for m in self._messages.values() if m.claim == claim)
 
     @property
     def leased(self) -> int:
-        """Number of messages under a lease."""
+        """Messages under a lease, a count."""
         return self._leased
 
     @property
@@ -220,9 +219,9 @@ class ShardFold:
         return tuple(self._dead.values())
 
     def ready(self, now: float) -> int:
-        """Return the largest number of messages that a claim at time `now` gets.
+        """Return how many messages a claim at time `now` gets at most.
 
-        The claim gets fewer if an expired message has no tries left.
+        Fewer if an expired message has no tries left.
         """
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
@@ -240,13 +239,11 @@ class ShardFold:
 
     @property
     def needed_from(self) -> SeqNum:
-        """The seqnum below which records may be trimmed after a checkpoint of this state is
-        stored.
-        """
+        """Records below this may be trimmed once a checkpoint of this state is stored."""
         return min((*self._messages, *self._dead), default=self.end)
 
     def checkpoint(self) -> QueueCheckpoint:
-        """Return the whole state, from which another process can continue."""
+        """Return the whole state, for a process that starts here."""
         held = (*self._messages.values(), *self._dead.values())
         return QueueCheckpoint(self.end, self.clock, tuple(map(_held, held)))
 

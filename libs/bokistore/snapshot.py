@@ -1,5 +1,5 @@
-"""Reads objects as of one seqnum: snapshots and time travel (thesis 2.3.3: state is replayed, so
-any earlier state can be read).
+"""Objects as of one place in the log: read-only snapshots, and time travel (thesis 2.3.3: state is
+replayed, so any earlier state can be read).
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ _TypedT = TypeVar("_TypedT")
 
 
 class Snapshot:
-    """All objects as of the records below `end`. Reads of a snapshot never conflict, and append no
-    writes.
+    """All objects as of the records below `end`. Never conflicts, and appends nothing.
 
     Args:
-        log: the store's log.
-        replay: the store's replay.
-        end: the first seqnum that is not visible; None: the tail at the first read.
+        log: of the store.
+        replay: of the store.
+        end: the seqnum; None: the tail at the first read.
         may_append: whether to append a checkpoint after a long replay.
     """
 
@@ -43,9 +42,7 @@ class Snapshot:
 
     @property
     def end(self) -> SeqNum | None:
-        """The first seqnum that is not visible; None if it was not given and nothing was read
-        yet.
-        """
+        """The first seqnum that is not visible; None before the first read, if not given."""
         return self._ends[0] if self._ends else None
 
     async def __aenter__(self) -> Self:
@@ -61,7 +58,7 @@ class Snapshot:
         """Do nothing: a snapshot holds no resources."""
 
     async def _place(self) -> SeqNum:
-        """Return `end`; the first call decides it.
+        """Return `end`, decided once.
 
         Raises:
             ValueError: `at` is above the tail.
@@ -85,14 +82,14 @@ class Snapshot:
         name: str,
         type: type[_TypedT] | None = None,  # noqa: A002
     ) -> Obj | _TypedT | None:
-        """Return an object, or its value as type `type`; see `Store.get`."""
+        """Return an object, or its value as of a type; see `Store.get`."""
         tag_of(name)
         bound = await self._place() - 1
         view = await self._replay.view(name, bound, may_append=self._may_append)
         return Obj(name, view).as_asked(type)
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
-        """Return several objects by name, all as of `end`."""
+        """Return several objects by name, all as of the same place."""
         return {name: await self.get(name) for name in dict.fromkeys(names)}
 
     async def find(self, tag: str) -> dict[str, Obj]:
@@ -107,9 +104,9 @@ class Version:
     """One committed write of an object.
 
     Attributes:
-        seqnum: seqnum of its record; `store.at(seqnum)` reads all objects as of that record.
-        time: when its record was ordered (`Record.ordered_at`), seconds since 1970.
-        object: the object after the write.
+        seqnum: of its record; `store.at(seqnum)` has all objects as of that record.
+        time: `Record.ordered_at` of its record, seconds since 1970.
+        object: the object after it.
     """
 
     seqnum: SeqNum

@@ -21,6 +21,7 @@ SETTINGS = {
     "INDILOG_NODE_SEGMENT_BYTES": str(8 * 1024 * 1024),
     "INDILOG_NODE_WORKERS": "1",
     "INDILOG_NODE_RESTART_S_MIN": "0.05",
+    "INDILOG_NODE_RESTART_S_MAX": "0.5",
 }
 _MARK = "TESTED_PLATFORM"
 """Environment variable that names the platform in its processes, except function workers."""

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -30,8 +32,10 @@ def free_port() -> int:
         return port
 
 
-def started(data: Path, port: int, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def started(data: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `./start`; kill it at the end of the block, also of a failed test."""
+    process = subprocess.Popen(
         [
             sys.executable, "-m", "indilog.cli.start",
             "--data", data, "--port", str(port), *arguments,
@@ -39,6 +43,11 @@ def started(data: Path, port: int, *arguments: str) -> subprocess.Popen[str]:
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"JAVA_HOME": "/nowhere"},  # tests/spark has the query
     )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def shown_until(process: subprocess.Popen[str], text: str) -> None:

@@ -1,12 +1,11 @@
-"""Deploys applications, applies the deployments of other compute nodes, and loads applications into
-the workers.
+"""The applications of a compute node: deploys them, follows the deployments of other nodes, and
+loads them into the workers.
 
-The log of deployments decides which version of an application runs: every compute node runs the
-newest record of a name. A deployment made here is imported in a trial process, loaded into all
-workers and recorded before it gets calls. A deployment of another node is imported and loaded when
-its record is read. After the record of an undeployment is read, the application gets no new calls.
-An application that does not load is imported again in a trial process, at growing intervals, until
-it loads.
+The log of deployments decides: every compute node runs the newest record of a name. A deployment
+made here is tried, loaded into all workers and recorded before it gets calls. A deployment of
+another node is tried and loaded when its record is read; an undeployed application then gets no new
+calls. An application that stops loading is tried again at growing intervals, in a process that runs
+no calls, and then loaded.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""Workers that may crash while they import an application. After that, it is imported first in a
-trial process.
+"""After this many workers crashed while importing an application, the application is first tried in
+a process of its own.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
-"""Seconds after an error until the log is read again."""
+"""Pause before the log is read again after an error."""
 
 
 class Applications:
     """The applications of one compute node.
 
     Args:
-        directory: contains the directories of trial processes.
+        directory: for the processes that try new code.
         workers: returns the workers that take calls.
-        on_change: called when the deployed applications, or the problem of one, have changed.
+        on_change: called when `all` or the problem of an application has changed.
 
     Attributes:
-        change_count: number of changes of the deployed applications.
+        generation: grows with every change of the deployed applications.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Applications:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_change = on_change
-        self.change_count = 0
+        self.generation = 0
         self._node = node
         self._workers = workers
         self._log = DeploymentLog(logs)
@@ -108,18 +107,18 @@ class Applications:
             number = next(self._numbers)
             deployed = DeployedApp(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
-        self.change_count += 1
+        self.generation += 1
         self._on_change()
 
     def follow(self) -> None:
-        """Start to apply deployments of other compute nodes, and to retry applications that do not
+        """Start to follow deployments of other compute nodes, and to retry those that do not
         load.
         """
         self._following = asyncio.ensure_future(self._follow())
         self._retrying = asyncio.ensure_future(self._retry())
 
     async def stop(self) -> None:
-        """Stop reading deployments, and stop all trials."""
+        """Stop following, and stop all trials."""
         tasks = [task for task in (self._following, self._retrying) if task is not None]
         for task in tasks:
             task.cancel()
@@ -141,8 +140,8 @@ class Applications:
         """Return an application.
 
         Raises:
-            UnknownFunctionError: the application is not deployed; the message names the time of its
-                undeployment, or similar names.
+            UnknownFunctionError: the application is not deployed; says since when, or suggests
+                names.
             DataLossError: the application's newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
@@ -153,7 +152,7 @@ class Applications:
         """Return `app.function`.
 
         Raises:
-            UnknownFunctionError: there is no such function; the message suggests similar names.
+            UnknownFunctionError: there is none; suggests similar names.
             DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
@@ -231,7 +230,7 @@ class Applications:
         for worker in self._workers():
             worker.link.tell(RunServices(()))
 
-    # --- internal: deploying
+    # --- inside: deploying
 
     def _run_services(self) -> None:
         for worker in self._workers():
@@ -240,10 +239,10 @@ class Applications:
     async def _record(
         self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
     ) -> AppInfo:
-        """Record a loaded deployment. If it is then the newest record of its name, send new calls
-        to it.
+        """Record a loaded deployment, and send calls to it if it is the newest of its name in the
+        log.
 
-        Another compute node may record a deployment of that name at the same time.
+        Another compute node may have recorded a deployment of that name before or since.
         """
         before = self._apps.get(loaded.name)
         record = Deployment(
@@ -263,8 +262,7 @@ class Applications:
         self._take_missed()
         if placed.deployment.is_undeployed:
             raise DeployError(
-                f"App {record.name} was undeployed by another request at the same time; deploy it "
-                "again."
+                f"App {record.name} was undeployed at the same time; deploy it again."
             )
         if placed.deployment.owner != owner:
             raise name_taken(record.name, placed.deployment.owner)
@@ -273,7 +271,7 @@ class Applications:
         return placed.deployment.info
 
     def _take_missed(self) -> None:
-        """Apply deployments and undeployments of other nodes that were recorded before this one."""
+        """Take over deployments and undeployments that other nodes recorded in the meantime."""
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
 
@@ -304,7 +302,7 @@ class Applications:
             self._retire(before)
 
     def _changed(self) -> None:
-        self.change_count += 1
+        self.generation += 1
         self._run_services()
         self._on_change()
 
@@ -313,7 +311,7 @@ class Applications:
         if before.running == 0:
             self.unload(before)
 
-    # --- internal: deployments of other nodes
+    # --- inside: following
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
@@ -326,7 +324,7 @@ class Applications:
                 for placed in list(self._log.newest.values()):
                     if self._is_behind(placed):
                         await self._take(placed)
-            except Exception as error:  # noqa: BLE001 - outermost: the loop must continue
+            except Exception as error:  # noqa: BLE001 - outermost: following must continue
                 self._notices.tell("deployments not followed", error, loop.time())
                 self._behind.set()
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
@@ -334,7 +332,7 @@ class Applications:
                 self._notices.over()
 
     async def _collect(self) -> None:
-        """Trim records that no starting node needs; if that fails, retry after the next change."""
+        """Trim records that no start needs; if that fails, retry with the next change."""
         try:
             await self._log.collect()
         except IndilogError as error:
@@ -344,7 +342,7 @@ class Applications:
             self._uncollected.over()
 
     async def _wait_for_deployments(self) -> None:
-        """Wait until there is a deployment that this node has not read, or not applied."""
+        """Wait until the log has deployments that were not read, or not applied here."""
         waits = [
             asyncio.ensure_future(self._behind.wait()),
             asyncio.ensure_future(self._log.wait_for_more(_FOLLOW_WAIT_S)),
@@ -378,12 +376,12 @@ class Applications:
         try:
             if self._node.functions.workers > 0:
                 await self._trials.try_import(load)
-        except (DeployError, DiskFullError) as error:  # the disk may be full on this node only
+        except (DeployError, DiskFullError) as error:  # a deployment elsewhere may have room
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
             if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
-                self._take_missed()  # further records may exist, such as its undeployment
+                self._take_missed()  # there may be further records, perhaps its undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
@@ -398,12 +396,10 @@ class Applications:
             return not placed.deployment.is_undeployed
         return running.seqnum < placed.seqnum
 
-    # --- internal: loading
+    # --- inside: loading
 
     async def _load_everywhere(self, load: Load) -> Loaded:
-        """Load a deployment into every worker. If a worker crashes, its replacement loads the
-        deployment.
-        """
+        """Load into every worker. The replacement of a worker that crashes loads it too."""
         workers = self._workers()
         answers = await asyncio.gather(
             *(self._load(worker, load) for worker in workers), return_exceptions=True
@@ -426,7 +422,7 @@ class Applications:
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
         except LinkLostError:
-            return  # the worker crashed before it imported the code
+            return  # the worker was lost before
         except IndilogError as error:
             deployed.workers_lost += worker.link.is_lost
             if not worker.was_ended_by_others:
@@ -448,7 +444,7 @@ class Applications:
         self._on_change()
         self._try_later(deployed)
 
-    # --- internal: retries
+    # --- inside: trying again
 
     def _try_later(self, deployed: DeployedApp) -> None:
         """Schedule a retry, unless another version has replaced this one."""
@@ -474,7 +470,9 @@ class Applications:
                     await self._failed.wait()
 
     async def _try_again(self, deployed: DeployedApp) -> None:
-        """Import an application in a trial process, then in the workers that have not loaded it."""
+        """Import an application in a process without calls, then in the workers that have not
+        loaded it.
+        """
         record = deployed.record
         try:
             await self._trials.try_import(Load(deployed.number, record.name, record.sources))
@@ -482,7 +480,7 @@ class Applications:
             if self._is_newest(deployed):
                 self._note_load_failure(deployed, error)
             return
-        except IndilogError:  # the trial process did not start
+        except IndilogError:  # no process could be started
             self._try_later(deployed)
             return
         async with self._loading:
@@ -491,9 +489,7 @@ class Applications:
 
     async def _load_into_others(self, deployed: DeployedApp) -> None:
         """Load into one worker after the other; stop at the first that crashes."""
-        deployed.workers_lost = (
-            _WORKERS_LOST_MAX - 1
-        )  # new workers import it; one more crash stops that
+        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a new worker imports it, too
         for worker in self._workers():
             if deployed.number not in worker.deployments:
                 await self._load_again(worker, deployed)

@@ -1,5 +1,5 @@
-"""Keeps worker processes running. A process that ends is replaced; if it ended soon after its
-start, after a pause that grows.
+"""Keeps worker processes running: a process that ends is replaced, after a growing pause if it
+ended soon after its start.
 """
 
 from __future__ import annotations
@@ -14,37 +14,34 @@ from typing import Final
 import structlog
 
 from indilog.base.errors import NotReadyError
+from indilog.base.restart_pauses import RestartPauses
 from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits
 from indilog_compute.workers import process
 from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output_limits
 
-_RESTART_S: Final = 0.1
-_RESTART_S_MAX: Final = 5.0
-_STABLE_S: Final = 10.0
-"""A worker that ran this long is replaced without a pause."""
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds after which a blocked worker is killed when the platform stops.
+"""Seconds until a blocked worker is killed when the platform stops.
 
-The time that running calls get to end has passed before.
+Running calls had time to end before that.
 """
 
 
 class WorkerPool:
     """A fixed number of worker processes.
 
-    A process is also replaced if one of its threads still runs `worker_stop_s` seconds after the
-    thread's call has ended. The old process gets no further calls, and ends after its last running
-    call. Each worker index has at most one such old process beside the new one.
+    A process is replaced if one of its threads runs on for `worker_stop_s` seconds after the
+    thread's call has ended. The old process gets no further calls, and ends after its last one. For
+    each worker there is at most one such old process beside the new one.
 
     Args:
-        node: settings with the limits.
+        node: the limits.
         directory: contains a private directory for each process; emptied at the start.
         serve: called with the questions of the workers.
-        on_up: awaited with a new process that can run functions.
+        on_up: awaited when a process can run functions.
         on_lost: called when a process is lost, before its calls fail.
-        drained: stops sending calls to a process, and waits until its calls have ended.
+        drained: sends a process no further calls, and waits until it has none.
 
     Attributes:
         restarts: number of processes that replaced another one.
@@ -96,13 +93,13 @@ class WorkerPool:
             if self._size > 0:
                 async with asyncio.timeout(_START_S):
                     await self._all_ready.wait()
-                await self._all_up.wait()  # `on_up` limits its own time
+                await self._all_up.wait()  # `on_up` has limits of its own
         except TimeoutError:
             await self.stop()
             raise NotReadyError("The function workers do not start; the log says why.") from None
 
     async def stop(self) -> None:
-        """End all processes. When this returns, they have exited and their files are removed."""
+        """End all processes; when this returns they do not exist, and their files are removed."""
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
@@ -112,20 +109,19 @@ class WorkerPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # --- internal
+    # --- inside
 
     async def _keep(self, index: int) -> None:
-        restart_s = _RESTART_S
+        clock, processes = asyncio.get_running_loop().time, self._node.processes
+        pauses = RestartPauses(processes.restart_s_min, processes.restart_s_max)
         while not self._stopping:
-            started = asyncio.get_running_loop().time()
+            started = clock()
             await self._live_once(index)
-            lived_s = asyncio.get_running_loop().time() - started
-            restart_s = _RESTART_S if lived_s > _STABLE_S else min(restart_s * 2, _RESTART_S_MAX)
-            await asyncio.sleep(restart_s)
+            await asyncio.sleep(pauses.after(clock() - started))
             self.restarts += 1
 
     async def _live_once(self, index: int) -> None:
-        """Run one process until it is lost or must be replaced."""
+        """Run a process until it is lost or must be replaced."""
         directory = self._directory / f"{index}-{next(self._started)}"
         try:
             worker = await process.start(

@@ -1,5 +1,5 @@
-"""Runs services in a worker process: coroutines of an application that run while its version is
-deployed, and are restarted when they fail (docs/API.md, "Services").
+"""Services in a worker process: coroutines of an application that run while its version is
+deployed, and restart when they fail (docs/API.md, "Services").
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import structlog
 
 from indilog.apps.app import Context, Service
 from indilog.base.deployed import ServiceActivity, ServiceState
+from indilog.base.restart_pauses import RestartPauses
 from indilog.link.worker_messages import ServicesChanged
 from indilog_compute.workers.loader import LoadedDeployment
 from indilog_compute.workers.output import output_of
@@ -29,7 +30,7 @@ class _Running:
     """One service of one deployment in this process.
 
     Args:
-        on_change: called when the service's state changes.
+        on_change: called when its state changes.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class _Running:
         self._kept = asyncio.get_running_loop().create_task(self._keep())
 
     async def stopped(self) -> None:
-        """Cancel the service repeatedly until it has ended."""
+        """Cancel it until it has ended."""
         while not self._kept.done():
             self._kept.cancel()
             await asyncio.wait({self._kept}, timeout=_CANCEL_AGAIN_S)
@@ -61,7 +62,7 @@ class _Running:
                 )
 
     async def _keep(self) -> None:
-        restart_s = RESTART_S_MIN
+        pauses = RestartPauses(RESTART_S_MIN, RESTART_S_MAX, stable_s=_STABLE_S)
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -71,13 +72,11 @@ class _Running:
                 return
             self._failures += 1
             self._is_now("waiting", problem)
-            restart_s = RESTART_S_MIN if loop.time() - began > _STABLE_S else restart_s
-            await asyncio.sleep(restart_s)
-            restart_s = min(restart_s * 2, RESTART_S_MAX)
+            await asyncio.sleep(pauses.after(loop.time() - began))
             self._is_now("running", problem)
 
     async def _run_once(self) -> str | None:
-        """Run the service until it ends; return its problem, None if it returned."""
+        """Run it until it ends; return its problem, None if it returned."""
         with output_of(self._loaded.app.name):
             return await self._run_in_context()
 
@@ -123,7 +122,7 @@ class RunningServices:
     Args:
         deployments: the deployments loaded here, by number.
         context: creates the context of a service.
-        tell: sends the services' state to the compute node.
+        tell: sends their state to the compute node.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class RunningServices:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def run(self, wanted: Iterable[int]) -> None:
-        """Run the services of exactly these deployments; services that already run continue."""
+        """Run the services of exactly these deployments; running ones continue."""
         numbers = [number for number in wanted if number in self._deployments]
         for number in [n for n in self._running if n not in numbers]:
             for running in self._running.pop(number):

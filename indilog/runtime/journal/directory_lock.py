@@ -1,4 +1,6 @@
-"""Locks a directory for one process. The lock ends with the process, also after a crash."""
+"""A lock on a directory: one process uses it at a time. The lock ends with the process, also after
+a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""The journal: one sequence of frames on disk, which all roles of a process write (ARCHITECTURE 6
-and 7, docs/decisions/0001).
+"""The journal: what all roles of one process persist, as one sequence of frames on disk
+(ARCHITECTURE 6 and 7, decision 0001).
 
-Because all roles of a process share one journal, one `fdatasync` per iteration of the event loop
-covers a batch, the metalog entry that orders it, and the ordering journal. The file format is in
+All roles of a process share one journal. So one `fdatasync` in each iteration of the loop covers a
+batch, the metalog entry that orders it, and the ordering journal. The file format is in
 `indilog.runtime.journal.segment`.
 
 The journal gives two guarantees. First, after any crash `recover` returns all frames that were
-written before a completed `sync`, or reports them as damaged (docs/decisions/0009). Second, of the
-frames written after that sync, `recover` returns a prefix and makes it durable; no returned frame
-lacks its predecessor. After a failed write or sync the journal refuses all calls permanently
-(PITFALLS 16).
+written before a completed `sync`, or reports them as damaged (decision 0009). Second, `recover`
+returns a prefix of the frames written after that sync, never a frame whose predecessor is missing,
+and makes that prefix durable. After a failed write or sync the journal refuses all calls
+permanently (PITFALLS 16).
 
-One thread uses the journal; only `sync_flushed` and `record_synced_end` may run in another. The
-operating system reports a failed write-back to only one sync of a descriptor. So syncs must not
-overlap: one lock covers each sync, the wait for it, and its outcome.
+One thread uses the journal; only `sync_flushed` may run in another. The operating system reports a
+failed write-back to only one sync of a descriptor. So syncs must not overlap: one lock covers each
+sync, the wait for it, and its outcome.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ from indilog.runtime.journal.segment_use import (
 from indilog.runtime.journal.spare_segment import SpareSegment
 
 _BUFFERS_MAX: Final = 1024
-"""Number of buffers that are collected before a flush, if no sync is requested."""
+"""Buffers collected before a flush if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when 1/16 of the active one is full. Earlier would waste a segment
-if the process writes little; later would be too late at full load, because writing the zeros takes
-longer than filling half a segment.
+"""The next segment is prepared when 1/16 of the active one is full. Writing zeros takes longer than
+filling half a segment at full load, and a process that writes little needs no second segment.
 """
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
@@ -95,11 +94,11 @@ def stream_of(node: NodeId) -> int:
 
 
 class Journal:
-    """Frames of several streams in segment files. The module's docstring states the guarantees.
+    """Frames of several streams in segment files; see the module for the guarantees.
 
-    With durability `memory`, only promises that must never be broken (`SHARD_STATE`,
-    `METALOG_STATE`) are synced before they are acknowledged. All other frames are only written to
-    the operating system (`flush_promised`), so they survive a crash of the process, but not of the
+    With durability `memory` only promises that must never be broken (`SHARD_STATE`,
+    `METALOG_STATE`) are synced before they are answered. All other frames are only handed to the
+    operating system (`flush_promised`): they survive a crash of the process, but not of the
     machine.
     """
 
@@ -112,8 +111,8 @@ class Journal:
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = lock_directory(directory / "LOCK")
-        # The active segment: its number, its size, and the offsets up to which frames are laid out,
-        # flushed, synced, and recorded as synced.
+        # The active segment: its number, its size, and up to which byte it is laid out, flushed,
+        # synced, and noted as synced.
         self._number = 0
         self._capacity = 0
         self._end = 0
@@ -122,10 +121,10 @@ class Journal:
         self._noted = 0
         self._buffers: list[bytes] = []
         self._promised = False
-        """Whether the buffers hold a frame that needs no sync, but must survive a crash of the
+        """Whether the buffers hold a frame that needs no sync but must survive a crash of the
         process.
         """
-        # Numbers of frames that need a sync: written, flushed, synced.
+        # How many frames that need a sync were written, flushed, synced.
         self._frames_written = 0
         self._frames_flushed = 0
         self._frames_synced = 0
@@ -140,7 +139,7 @@ class Journal:
         self.old = OldSegments()
         self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
-        """Held during a sync, until its outcome is stored."""
+        """Held during a sync until its outcome is noted."""
         self._known: dict[tuple[int, int], FileUse] = {}
         """The use of segment files as of the loaded checkpoint, by their first and last segment."""
         self._failed = False
@@ -148,16 +147,16 @@ class Journal:
         self.created = False
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
-        """Number of places where `recover` could not read synced bytes."""
+        """Places where `recover` could not read synced bytes."""
         self.mended = 0
-        """Number of flipped bits that `recover` corrected."""
+        """Flipped bits that `recover` corrected."""
         self.frames = 0
-        """Number of frames replayed and written in this incarnation."""
+        """Frames replayed and written in this incarnation."""
         self.spare = SpareSegment(directory, segment_bytes)
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
-        """Open the journal in `directory`, and create it if missing. Call `recover` next.
+        """Open the journal in `directory`, created if missing; then call `recover`.
 
         Raises:
             DataDirectoryError: another process uses it, or a newer release wrote it.
@@ -176,7 +175,7 @@ class Journal:
     def dirty(self) -> bool:
         """Whether a written frame must become durable before anything leaves the process.
 
-        Frames that can be fetched again (`ORDERING`) do not count; the next sync covers them.
+        Frames that can be fetched again (`ORDERING`) do not count; they go with the next sync.
         """
         return self._frames_written != self._frames_synced
 
@@ -196,15 +195,13 @@ class Journal:
         return self._capacity - self._end - FRAME_HEADER_BYTES
 
     def prepare_next(self) -> None:
-        """Prepare the next segment, or find that there is no room. It blocks, so call it only at a
-        start.
-        """
+        """Prepare the next segment, or find that there is no room; blocks, so only at a start."""
         self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
             self.spare.wait()
 
     def look_for_room(self) -> None:
-        """Prepare the next segment again, if there was no room for it before."""
+        """Retry to prepare the next segment, if there was no room for it."""
         if not self._closing:
             self.spare.look_for_room(self._number + 1)
 
@@ -217,7 +214,7 @@ class Journal:
     def load_checkpoint(self) -> Checkpoint | None:
         """Read and return the newest intact checkpoint; `recover` then begins after it.
 
-        None: there is none, and `recover` yields all frames.
+        None: there is none, and `recover` yields everything.
 
         Raises:
             DataDirectoryError: a newer release wrote it.
@@ -262,7 +259,7 @@ class Journal:
         self._activate(reader.active, reader.end)
 
     def _mend(self, read: FileRead) -> None:
-        """Make the frames read from a file durable, correct flipped bits, and count its bytes."""
+        """Make durable what was read of a file, correct flipped bits, and note its use."""
         file, scan = read.file, read.scan
         self.frames += read.frames
         self.old.add_other(file.first, read.other_bytes)
@@ -272,15 +269,14 @@ class Journal:
             self.old.exclude_damaged(file)
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
-        # The process may have crashed before any sync of the file, also before the sync of a `GONE`
-        # mark.
+        # A crash may have come before any sync of the file, also before the sync of a `GONE` mark.
         again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
         for location in read.gone:
             self.discards.punch(location)
 
     def _activate(self, number: int, end: int) -> None:
-        """Continue in segment `number` at offset `end`; bytes after it are cut."""
+        """Continue in segment `number` at `end`; bytes after it are cut."""
         path = segment_path(self.directory, number)
         if not path.exists():
             prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
@@ -385,11 +381,11 @@ class Journal:
             if self._frames_flushed > self._frames_synced:
                 self._sync_active()
 
-    def record_synced_end(self) -> None:
-        """Make all flushed frames durable, and record in `NEWEST` how far the segment is synced.
+    def settle_flushed(self) -> None:
+        """Make all flushed frames durable, and note outside the segment how far it was synced.
 
-        With it a start can distinguish damage of the last frames from a torn tail. Blocks; may run
-        in another thread.
+        The note lets a start distinguish damage of the last frames from a torn tail. Blocks; may
+        run in another thread.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -463,8 +459,8 @@ class Journal:
     def read(self, location: Location) -> bytes | None:
         """Return the payload of a written or buffered frame; None: it is gone or unreadable.
 
-        For a damaged frame, the result may be bytes that are not an intact payload. The caller
-        verifies record batches (`RecordBatch`).
+        A damaged frame may give bytes that are no intact payload. The caller verifies record
+        batches (`RecordBatch`).
         """
         if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
@@ -481,7 +477,7 @@ class Journal:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
-            return b""  # readable but damaged; no intact frame has an empty payload
+            return b""  # readable but damaged: no intact frame has an empty payload
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
@@ -489,15 +485,15 @@ class Journal:
     # --- freeing space
 
     def discard(self, location: Location, *, elsewhere: bool = False) -> None:
-        """Mark a frame as unneeded; this takes effect when all frames written so far are synced.
+        """Mark a frame as unneeded once everything written so far is synced.
 
-        Then `free_discarded` frees its space, and recovery finds the frame as `GONE`. With
-        `elsewhere`, only a rewrite of its segment frees it (see `Discard`).
+        `free_discarded` then frees its room, and recovery finds the frame as `GONE`. `elsewhere`:
+        only a rewrite of its segment frees it, see `Discard`.
         """
         self.discards.add(Discard(location, elsewhere), self._frames_written)
 
     def free_discarded(self) -> None:
-        """Free the space of discarded frames. They are marked durably before any page is freed.
+        """Free the room of discarded frames; they are marked durably before any page is freed.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -543,15 +539,15 @@ class Journal:
         return self._rolled_bytes + self._end
 
     def mark(self) -> int:
-        """Return a number for the current end of the journal, for `reached`."""
+        """Return a number for the current end of the journal; see `reached`."""
         return self._frames_written
 
     def reached(self, mark: int) -> bool:
-        """Tell whether all frames written before `mark` are synced."""
+        """Whether everything written before `mark` is synced."""
         return self._frames_synced >= mark
 
     def close(self) -> None:
-        """Make written frames durable, unless the journal has failed, and release the directory."""
+        """Make written frames durable unless the journal failed, and release the directory."""
         if self._closing:
             return
         self._closing = True
@@ -559,7 +555,7 @@ class Journal:
         try:
             if self._number and not self._failed:
                 self.flush()
-                self.record_synced_end()
+                self.settle_flushed()
         finally:
             self.files.close()
             os.close(self._lock_fd)

@@ -1,7 +1,7 @@
-"""Accepts connections at a listening socket; with keys, only those of authenticated peers.
+"""Accepts connections at a listening socket, and with keys only those of known peers.
 
-With keys, this class accepts connections itself instead of using asyncio's server. That server
-silently drops a connection whose handshake fails, so such peers could not be counted.
+With keys this is a loop of its own, not the event loop's server: that one drops a connection whose
+handshake fails without a notice, so such a peer could not be counted.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from indilog.runtime.transport.transport import (
 )
 
 HANDSHAKE_S_MAX: Final = 2.0
-"""Seconds in which a peer must complete the handshake."""
+"""Seconds in which a peer must show its certificate."""
 HANDSHAKES_MAX: Final = 64
-"""Largest number of concurrent handshakes; one more ends the oldest. A node needs some milliseconds
-for a handshake, so connections that send no bytes cannot keep nodes out.
+"""Handshakes at once; a further one ends the oldest. A node needs some milliseconds for one, so
+strangers that send nothing cannot keep nodes out.
 """
 _AGAIN_S: Final = 0.1
-"""Seconds until the next attempt after a connection could not be accepted, for example because no
-file descriptor is left.
-"""
+"""Pause after a connection could not be accepted, as when no descriptor is left."""
 
 _log = structlog.get_logger(__name__)
 
 
 class StreamServer:
-    """Creates a protocol for each accepted connection.
+    """Gives each accepted connection a protocol.
 
     Args:
         listener: a listening socket; closed by `close`.
         protocol: called once for each accepted connection, after its peer was authenticated.
         loop: the running event loop.
-        keys: keys of this process; None: every peer is accepted.
-        counts: counts the refused peers.
+        keys: of this process; None: every peer is accepted.
+        counts: gets the refused peers.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class StreamServer:
             self._server = self._loop.create_task(serve)
 
     def close(self) -> None:
-        """Accept no further connections; accepted connections stay open."""
+        """Accept no more; accepted connections stay."""
         if self._server is not None and not self._server.cancel():
             self._server.result().close()
         for task in (self._accepting, *self._handshakes):
@@ -101,7 +99,7 @@ class StreamServer:
             handshake.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     async def _admit(self, connection: socket.socket, keys: PeerKeys) -> None:
-        """Do the handshake, and refuse a peer that does not authenticate itself."""
+        """Let the peer authenticate itself, and refuse it if it cannot."""
         peer = _name_of(connection)
         try:
             await self._loop.connect_accepted_socket(

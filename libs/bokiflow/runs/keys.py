@@ -1,4 +1,4 @@
-"""Shortens idempotency keys of operations for interfaces that limit their length."""
+"""Idempotency keys of operations, shortened for interfaces that limit their length."""
 
 from __future__ import annotations
 

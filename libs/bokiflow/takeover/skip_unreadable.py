@@ -11,11 +11,10 @@ from indilog import IndilogError
 
 
 class SkipUnreadable:
-    """Context manager for the takeover of one run. An error that is not transient is logged, not
-    raised.
+    """A block that takes over one run. An error that is not transient is logged, not raised.
 
     Attributes:
-        failed: whether there was an error that is not transient.
+        failed: whether there was such an error.
     """
 
     def __init__(self, run: str) -> None:

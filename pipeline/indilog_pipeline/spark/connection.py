@@ -37,16 +37,9 @@ class Connection:
         self._client = RemoteClient(access.url, token=access.token or None, ca=access.ca or None)
         self._client.session.saw(position)
 
-    def open(self, *, waits: bool) -> None:
-        """Connect; errors as `indilog.connect`.
-
-        Args:
-            waits: try again for a minute while no platform answers.
-        """
-        if waits:
-            self.ask(self._client.open)
-        else:
-            self._run(self._client.open())
+    def open(self) -> None:
+        """Connect; errors as `indilog.connect`."""
+        self._run(self._client.open())
 
     @property
     def position(self) -> MetalogPosition:
@@ -82,16 +75,8 @@ class Connection:
 
 
 @contextmanager
-def connected(
-    access: Access, position: MetalogPosition = 0, *, waits: bool = True
-) -> Iterator[Connection]:
+def connected(access: Access, position: MetalogPosition = 0) -> Iterator[Connection]:
     """Connect to a platform for this block; reads reflect at least `position`.
-
-    Args:
-        access: of the platform.
-        position: a metalog position that the caller has seen.
-        waits: try again for a minute while no platform answers: it may be restarting. Without it,
-            a wrong URL is an error at once.
 
     Raises:
         NotReadyError, UnauthorizedError, ConfigError, ValueError: as `indilog.connect`.
@@ -99,7 +84,7 @@ def connected(
     quiet_unless_configured()
     connection = Connection(access, position)
     try:
-        connection.open(waits=waits)
+        connection.open()
         yield connection
     finally:
         connection.close()

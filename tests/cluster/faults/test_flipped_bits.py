@@ -43,13 +43,13 @@ async def written(
     """
     acknowledged = {}
     settled, loop = asyncio.Event(), asyncio.get_running_loop()
-    record_synced_end = Journal.record_synced_end
+    settle_flushed = Journal.settle_flushed
 
     def reported(journal: Journal) -> None:
-        record_synced_end(journal)
+        settle_flushed(journal)
         loop.call_soon_threadsafe(settled.set)
 
-    monkeypatch.setattr(Journal, "record_synced_end", reported)
+    monkeypatch.setattr(Journal, "settle_flushed", reported)
     async with embedded(config_in(directory)) as platform:
         log = platform.logs.log("orders")
         for number in range(RECORDS):
