@@ -99,6 +99,7 @@ class JournalReader:
         self._newest = 0
         self._noted = NewestSegment(0, 0)
         self._seen: list[tuple[SegmentFile, int]] = []
+        self._unread: frozenset[Place] = frozenset()
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Read and return the newest intact checkpoint; `frames` then begins after it.
@@ -108,8 +109,10 @@ class JournalReader:
         Raises:
             DataDirectoryError: a newer release wrote it.
         """
+        there = frozenset(checkpoint_places(self.directory))
         loaded = read_newest(self.directory)
         if loaded is None:
+            self._unread = there
             return None
         self.start = loaded.place
         return loaded.checkpoint
@@ -134,9 +137,12 @@ class JournalReader:
                 self.moved.moved(segments, file.first, places_in(file, end.names_at))
 
     def changed(self) -> bool:
-        """Whether files were replaced since `open_files`, or the loaded checkpoint was removed."""
+        """Whether files were replaced since `open_files`, or the loaded checkpoint was removed.
+
+        If none was loaded, because all were damaged, a further one counts as a change.
+        """
         places = checkpoint_places(self.directory)
-        if self.start not in places if self.start.segment else bool(places):
+        if self.start not in places if self.start.segment else not self._unread.issuperset(places):
             return True
         now = {(file, file.path.stat().st_ino) for file in segment_files(self.directory)}
         return not now.issuperset(self._seen)
