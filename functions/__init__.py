@@ -1,1 +1,1 @@
-"""Applications that ship with the platform; they use the public interface only."""
+"""Applications that ship with the platform. They use only its public interface."""

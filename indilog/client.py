@@ -16,14 +16,15 @@ from indilog.config import Config
 
 
 class Client:
-    """One session of one program with the platform; gives out logs."""
+    """A session of a program with the platform, which gives access to logs."""
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
         self.session = Session()
 
     def log(self, name: str) -> Log:
-        """Return the log `name`; it need not exist before. All logs of a client share its session.
+        """Return the log `name`, which need not exist before. All logs of a client share its
+        session.
 
         Raises:
             InvalidTagError: no log can have that name.
@@ -37,12 +38,13 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
 ) -> AsyncIterator[Client]:
     """Run the platform inside this process, with its data in the directory `path`.
 
-    The directory is made if it is missing, and found again at the next call. One process at a time
-    may have it open. Everything acknowledged survives a crash of this process.
+    The directory is created if it is missing; a later call with the same path continues with its
+    data. Only one process at a time may open it. All acknowledged records survive a crash of this
+    process.
 
     Raises:
         DataDirectoryError: the directory is in use, of a newer format, or damaged.
-        ConfigError: the directory was created with another layout than `config` asks for.
+        ConfigError: the directory was created with a layout that differs from `config`.
     """
     from indilog.runtime.cluster.assembly import embedded
 

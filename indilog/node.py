@@ -1,4 +1,4 @@
-"""`python -m indilog.node`: one node of a cluster in a process of its own."""
+"""`python -m indilog.node` runs one node of a cluster in its own process."""
 
 from indilog.runtime.cluster.node_process import main
 

@@ -5,8 +5,8 @@
         seqnum = await client.log("orders").append(b"...", tags=["new"])
         followers = await client.call("social.follow", user="ann", other="bob")
 
-If the connection breaks, calls in flight fail (the outcome of an append is then unknown), and the
-next call connects again.
+If the connection breaks, calls in flight fail; the outcome of an append is then unknown. The next
+call reconnects.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ async def connect(
 
     Args:
         url: `http://HOST:PORT` or `https://HOST:PORT`.
-        token: of that platform; None: `INDILOG_TOKEN` if `INDILOG_URL` is this URL, else that of
-            a platform of this user on this machine (`indilog.link.access`).
+        token: token of that platform; None: `INDILOG_TOKEN` if `INDILOG_URL` is this URL, else the
+            token of this user's platform on this machine (`indilog.link.access`).
         ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
-            certificate of a platform of this machine, else the system's.
+            certificate of the platform if it runs on this machine, else the system's.
 
     Raises:
-        ValueError: `url` is no URL.
+        ValueError: `url` is not a URL.
         NotReadyError: no platform answers there.
         UnauthorizedError: the platform requires a token, or refuses this one.
-        ConfigError: the token would go to another machine over plain HTTP, or a file cannot be
+        ConfigError: the token would be sent to another machine over plain HTTP, or a file cannot be
             read.
     """
     quiet_unless_configured()
@@ -113,7 +113,7 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Close both at once, without waiting for the other end, which may be silent."""
+        """Close the link and the socket at once, without waiting for the other end."""
         self.welcome.cancel()
         self.link.close()
         self._socket.transport.abort()
@@ -160,9 +160,9 @@ class RemoteClient:
     """A session with a running platform.
 
     Attributes:
-        url: of its gateway.
-        session: what this client has seen; all its logs and calls share it.
-        limits: what the platform accepts; valid once connected.
+        url: URL of its gateway.
+        session: the session that all logs and calls of this client share.
+        limits: the platform's limits; valid after the client has connected.
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca: str | Path | None = None) -> None:
@@ -176,10 +176,10 @@ class RemoteClient:
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, if not connected.
+        """Connect, unless already connected.
 
         Raises:
-            NotReadyError: no platform answers, or another version of the platform does.
+            NotReadyError: no platform answers, or the platform has another version.
             ClientClosedError: the client was closed.
         """
         async with self._connecting:
@@ -188,11 +188,11 @@ class RemoteClient:
                 return
             if self._connection is not None:
                 await self._connection.close()
-            # Looked up again each time: a platform that was restarted may have another token.
+            # Looked up each time, because a restarted platform may have another token.
             endpoint = reach(self.url, token=self._token, ca=self._ca)
             connection = await _connected(endpoint)
             try:
-                self._check_open()  # it may have been closed meanwhile
+                self._check_open()  # the client may have been closed meanwhile
             except ClientClosedError:
                 await connection.close()
                 raise
@@ -210,12 +210,12 @@ class RemoteClient:
             await self._connection.close()
 
     def drop(self) -> None:
-        """Cut the connection, as a network may; the next call connects again."""
+        """Break the connection, as a network failure does. The next call reconnects."""
         if self._connection is not None:
             self._connection.link.close()
 
     async def ask(self, question: Question) -> Answer:
-        """Ask the platform, connecting first if need be."""
+        """Ask the platform; connect first if necessary."""
         connection = self._connection
         if connection is None or connection.link.is_lost:
             await self.open()
@@ -224,7 +224,7 @@ class RemoteClient:
         return await connection.link.ask(question)
 
     def log(self, name: str) -> Log:
-        """Return the log `name`; it need not exist before.
+        """Return the log `name`, which need not exist before.
 
         Raises:
             InvalidTagError: `name` cannot be a log's name.
@@ -239,7 +239,7 @@ class RemoteClient:
         idempotency_key: str = "",
         **arguments: object,
     ) -> Any:  # noqa: ANN401 - whatever the function returns
-        """Run a function and return its result, as `Context.call`."""
+        """Run a function and return its result, like `Context.call`."""
         return await self._context().call(function, idempotency_key=idempotency_key, **arguments)
 
     async def send(
@@ -251,26 +251,26 @@ class RemoteClient:
         idempotency_key: str = "",
         **arguments: object,
     ) -> str:
-        """Start a function without waiting, as `Context.send`."""
+        """Start a function without waiting, like `Context.send`."""
         return await self._context().send(
             function, delay=delay, idempotency_key=idempotency_key, **arguments
         )
 
     async def invocation(self, id: str, *, wait: float = 0.0) -> Invocation | None:  # noqa: A002
-        """Return the state of a recorded invocation, waiting up to `wait` seconds (at most 300) for
-        its outcome; None: it is not known, or its outcome is forgotten.
+        """Return the state of a recorded invocation, after waiting up to `wait` seconds (at most
+        300) for its outcome. None: the id is unknown, or its outcome is no longer kept.
 
         Raises:
-            NotReadyError, QuorumUnavailableError: the platform cannot tell now.
+            NotReadyError, QuorumUnavailableError: the state cannot be determined now.
         """
         return await self._invocation(AskInvocation(id, float(wait)))
 
-    async def cancel(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
-        """Cancel a recorded invocation, durably; return its state after that, None: it is not
-        known.
+    async def cancel(self, id: str) -> Invocation | None:  # noqa: A002 - the field's name
+        """Durably cancel a recorded invocation. Return its state afterwards; None if the id is
+        unknown.
 
         A waiting invocation never begins. A running one is asked to stop, and may have had effects.
-        An ended one does not change.
+        An invocation that has ended is not changed.
 
         Raises:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
@@ -302,14 +302,14 @@ class RemoteClient:
     ) -> AppInfo:
         """Deploy a file, a package or a folder (or sources: relative path → text).
 
-        `name` None takes the name that the code gives its `App`.
+        If `name` is None, the application keeps the name in its code.
 
         Raises:
             DeployError: the code does not import, or defines no application; the previous version
             continues.
             AppNameTakenError: another owner has deployed an application of that name.
-            NotReadyError: the code cannot be tried or recorded now; the previous version continues.
-            AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be
+            NotReadyError: the code cannot be imported or recorded now; the previous version
+                continues. AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be
                 deployed; repeating this is harmless.
         """
         sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))

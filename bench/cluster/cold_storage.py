@@ -1,5 +1,6 @@
-"""Measures cold storage: how fast records move there, how much room they take, and the latency of
-reading one record there and from the journal (decision 0039).
+"""Measures cold storage: how fast records move there, how much room they take, the latency of
+reading one record there and from the journal, and how fast one process reads all records of the
+data directory, as Spark, `export` and `rebuild-index` do (decision 0039).
 
 An embedded platform moves all full segments but the newest at once. Caches of records are off, so
 every read reads the journal, or a row group of an object.
@@ -22,12 +23,17 @@ from indilog.base.ids import SeqNum
 from indilog.base.log import Entry, Log
 from indilog.config import MIB, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog_pipeline.log_image import LogImage
+from indilog_pipeline.record_batches import COLUMNS, read_records
 from indilog_storage.node import StorageNode
 
 SEED = 1
 _BATCH = 256
 _SEGMENT_BYTES = 16 * MIB
 _WAIT_S = 600.0
+_LOCAL_MIB = 12
+"""Less than a segment: these records stay on the local disk."""
+_SCANS = 3
 _WARM_UP = 20
 """Reads before the measured ones."""
 
@@ -93,6 +99,18 @@ async def read_each(log: Log, seqnums: list[SeqNum]) -> list[float]:
     return sorted(seconds[_WARM_UP:])
 
 
+def scan_mib_per_s(directory: Path, start: SeqNum, end: SeqNum, record_bytes: int) -> float:
+    """Read the records of [start, end) from the data directory; return MiB of data per second of
+    processor time.
+    """
+    image = LogImage.read(directory)
+    begun = time.process_time()
+    count = sum(batch.num_rows for batch in read_records(image, start, end, columns=COLUMNS))
+    seconds = time.process_time() - begun
+    assert count == end - start, "every record of the range was read"
+    return count * record_bytes / MIB / seconds
+
+
 async def main(asked: argparse.Namespace) -> None:
     """Fill, wait for the moves, read cold and hot records."""
     report = Report("cold_storage", asked)
@@ -113,10 +131,23 @@ async def main(asked: argparse.Namespace) -> None:
             assert figure(platform, "cold_reads") - reads >= asked.reads, "they came from objects"
             hot_seqnums = await log.append_batch([Entry(bytes(asked.record_bytes))] * _BATCH)
             hot = await read_each(log, chance.choices(hot_seqnums, k=asked.reads + _WARM_UP))
+            local = await filled(log, _LOCAL_MIB, asked.record_bytes)
+            scans = {
+                "moved": (old[0], old[-1] + 1),
+                "local": (local[0], local[-1] + 1),
+            }
+            data = Path(temporary) / "data"
+            scanned = {
+                name: max(scan_mib_per_s(data, *place, asked.record_bytes) for _ in range(_SCANS))
+                for name, place in scans.items()
+            }
     table = table_of(f"{asked.mib} MiB of records of {asked.record_bytes} bytes", "", "figure")
     table.add_row("moved", f"{cold_bytes / MIB:,.0f} MiB in {seconds:.1f} s")
     table.add_row("moved per second", f"{cold_bytes / MIB / max(seconds, 1e-9):,.1f} MiB")
     table.add_row("object bytes for a byte of batches", f"{objects / max(cold_bytes, 1):.2f}")
+    for name, speed in scanned.items():
+        report.keep(f"scan of {name} records, MiB/s of CPU", speed)
+        table.add_row(f"reading all columns of {name} records", f"{speed:,.0f} MiB/s of CPU")
     for name, found in (("cold", cold), ("hot", hot)):
         p50, p99 = found[len(found) // 2], found[len(found) * 99 // 100]
         table.add_row(f"read of a {name} record, p50, p99", f"{latency(p50)}, {latency(p99)}")

@@ -328,7 +328,7 @@ class LocalLog(Log):
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record; see `Log.set_aux`."""
         if type(aux) is not bytes:
-            raise TypeError(f"Aux data is bytes, not {type(aux).__name__}; encode it first.")
+            raise TypeError(f"Aux data must be bytes, not {type(aux).__name__}; encode it first.")
         if len(aux) > self._limits.aux_bytes_max:
             raise TooLargeError(
                 "The aux data's size in bytes", size=len(aux), limit=self._limits.aux_bytes_max

@@ -1,5 +1,5 @@
-"""Movie reviews, the "media" workload of the Boki paper, as functions on the log.
+"""Movie reviews as functions on the log: the "media" workload of the Boki paper.
 
-The platform needs only `app`, which has the functions. The other modules are for the demo (`python
--m functions.media.demo`).
+Only `app`, which has the functions, is deployed. The other modules are for the demo (`python -m
+functions.media.demo`).
 """

@@ -1,14 +1,14 @@
-"""Functions that compose a review: five parts arrive in any order, and are stored once, as one
-review.
+"""Functions that compose movie reviews from five parts, which arrive in any order.
 
-`compose` uploads a review. It runs five functions in parallel. Each computes one part (a unique id,
-the user, the movie's id, the text, the rating) and adds it to the upload by one append. The log's
-order decides which part is the fifth. The call that added it stores the review in three places by
-one transaction. A request leaves one review, however often it is repeated after failures.
+`compose` runs five functions in parallel. Each computes one part (a unique id, the user, the
+movie's id, the text, the rating) and adds the part to the upload with one append. The log's order
+decides which part is the fifth. The call that added the fifth part stores the review in three
+places with one transaction. A request leaves one review, however often it is repeated after
+failures.
 
-State is objects of BokiStore in the log `media`: `user:{name}` and `movie:{id}` (how many reviews,
-the newest of them), `title:{title}` (the movie's id), `review:{id}`, and `upload:{request}` until
-its review is stored.
+The state consists of BokiStore objects in the log `media`: `user:{name}` and `movie:{id}` (number
+of reviews, and the newest ones), `title:{title}` (the movie's id), `review:{id}`, and
+`upload:{request}` until its review is stored.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ PARTS: Final = ("id", "user", "movie", "text", "rating")
 TEXT_LENGTH_MAX: Final = 2000
 RATING_MAX: Final = 10
 REVIEWS_LISTED_MAX: Final = 100
-"""Newest reviews that are listed for a user and for a movie; all are counted."""
+"""Number of newest reviews that are listed for a user or a movie; all reviews are counted."""
 REVIEWS_SHOWN_MAX: Final = 8
 UPLOAD_RETRIES: Final = 3
 LOADED_MAX: Final = 30
-"""Users or movies per record: a movie has two objects, and a record has at most 64 tags."""
+"""Users or movies loaded by one record: a movie has two objects, and a record has at most 64
+tags.
+"""
 OBJECTS_SHOWN_MAX: Final = 1000
 _NAME_LENGTH_MAX: Final = 128
 
@@ -54,9 +56,9 @@ class Reviews:
     """The reviews of a movie, or by a user.
 
     Attributes:
-        count: of all reviews.
-        mean: of their ratings; None: there are none.
-        newest: the newest ones, newest first.
+        count: number of all reviews.
+        mean: mean of their ratings; None: there are no reviews.
+        newest: the newest reviews, newest first.
     """
 
     count: int
@@ -70,14 +72,14 @@ async def compose(
 ) -> str:
     """Publish a review; return its id.
 
-    To repeat a request of unknown outcome, pass the same `request`: there will be one review.
-    Without `request`, each call is a new request. The platform itself repeats asynchronous calls,
-    and calls with an idempotency key, until they have an outcome.
+    To repeat a request whose outcome is unknown, pass the same `request`: there will be one review.
+    Without `request`, each call is a new request. Asynchronous calls, and calls with an idempotency
+    key, are repeated by the platform until they have an outcome.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A review has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
     if not 0 <= rating <= RATING_MAX:
-        raise ValueError(f"A rating is 0 to {RATING_MAX}, not {rating}.")
+        raise ValueError(f"A rating must be 0 to {RATING_MAX}, not {rating}.")
     request = ctx.invocation_id if request is None else _checked("request", request)
     found = await asyncio.gather(
         _uploaded(ctx, upload_user, request, user=user),
@@ -153,11 +155,11 @@ async def reader(ctx: Context, user: str) -> Reviews:
 async def load(ctx: Context, users: list[str], movies: dict[str, str]) -> int:
     """Add users and movies (id by title); return how many are new.
 
-    All are added by one record. Existing users and movies keep their reviews.
+    One record adds all of them. Existing users and movies keep their reviews.
     """
     if len(users) + len(movies) > LOADED_MAX:
         raise ValueError(
-            f"Load at most {LOADED_MAX} users and movies at once, not {len(users) + len(movies)}."
+            f"Load at most {LOADED_MAX} users and movies per call, not {len(users) + len(movies)}."
         )
     wanted: dict[str, dict[str, Any]] = {
         f"user:{_checked('user', user)}": {"user": user} | _NO_REVIEWS for user in users
@@ -196,7 +198,7 @@ def _store(ctx: Context) -> Store:
 async def _uploaded(
     ctx: Context, function: Callable[..., Coroutine[Any, Any, Any]], request: str, **part: object
 ) -> bool | None:
-    """Call a function that adds a part; repeat the call, which is harmless, after a crash."""
+    """Call a function that adds a part. Repeat the call after a crash, which is harmless."""
     arguments: dict[str, Any] = {"request": request, **part}
     for retry in range(UPLOAD_RETRIES + 1):
         try:
@@ -210,11 +212,11 @@ async def _uploaded(
 
 
 async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
-    """Add a part to an upload; store the review if no part is missing any more.
+    """Add a part to an upload. Store the review if no part is missing.
 
-    The append returns the parts that precede it in the log's order. So of five parts added
-    concurrently one finds the other four. A part may already be there with the same value: then the
-    request is a repetition, whose first run may have ended before it stored the review.
+    The append returns the parts that precede it in the log's order. So of five concurrent appends,
+    one gets the other four parts. If the part is already there, the request is a repetition, and
+    its first run may have ended before it stored the review.
     """
     store = _store(ctx)
     before = await store.merge(f"upload:{request}", "", {part: value})
@@ -224,7 +226,9 @@ async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
 
 
 async def store_review(store: Store, request: str, parts: Mapping[str, Any]) -> None:
-    """Store a review under its own id, with its user and with its movie, unless that was done."""
+    """Store a review under its id, with its user and with its movie, unless it is already
+    stored.
+    """
     review = Review(**parts)
 
     async def body(txn: Transaction) -> None:
@@ -252,11 +256,13 @@ async def _reviews(store: Store, listed: Obj) -> Reviews:
 
 
 def _review_id(request: str) -> str:
-    """Return the id of a request's review: always the same for one request, and unique."""
+    """Return the id of a request's review, which is unique, and the same for each repetition of the
+    request.
+    """
     return hashlib.blake2b(request.encode(), digest_size=8).hexdigest()
 
 
 def _checked(what: str, text: str) -> str:
     if not text or len(text) > _NAME_LENGTH_MAX or not text.isprintable():
-        raise ValueError(f"A {what} is 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
+        raise ValueError(f"A {what} must be 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
     return text

@@ -1,4 +1,5 @@
-"""The demo on a running platform: load users and movies, compose reviews, check, show a table.
+"""Runs the demo on a running platform: loads users and movies, composes reviews, checks them, shows
+a table.
 
 `python -m functions.media.demo --url http://127.0.0.1:8080 --seconds 10`; the app must be deployed
 (`indilog deploy functions/media`). The exit code is 1 if the check finds a fault.
@@ -15,10 +16,12 @@ from functions.workload.demonstration import run_demo
 
 
 def main(
-    url: Annotated[str, typer.Option(help="Where the platform answers.")] = "http://127.0.0.1:8080",
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long the load runs.")] = 10.0,
-    clients: Annotated[int, typer.Option(min=1, max=1024, help="Clients at once.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 1,
+    url: Annotated[str, typer.Option(help="URL of the platform.")] = "http://127.0.0.1:8080",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the load.")] = 10.0,
+    clients: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of concurrent clients.")
+    ] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
 ) -> None:
     """Run the reviews' demo on a platform that is up."""
     run_demo(url, Media(), seconds=seconds, clients=clients, seed=seed)

@@ -1,4 +1,4 @@
-"""The load of movie reviews: its data, its clients, and its check (WORKLOADS 5)."""
+"""The load of movie reviews: data, clients and check (WORKLOADS 5)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Media:
 
     Attributes:
         acknowledged: the text of each review that was acknowledged, by its id.
-        unknown: requests that failed and may have had their effect; `settled` repeats them.
+        unknown: requests that failed and may have taken effect; `settled` repeats them.
     """
 
     name = "media"
@@ -64,7 +64,9 @@ class Media:
         return [Reviewer(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
     async def settled(self, url: str) -> None:
-        """Repeat the requests of unknown outcome; afterwards each has left one review."""
+        """Repeat the requests whose outcome is unknown. Afterwards each of them has left one
+        review.
+        """
         connection = HttpConnection(url)
         try:
             for request in list(self.unknown.values()):
@@ -79,7 +81,9 @@ class Media:
         self.unknown.pop(request.arguments["request"], None)
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return which reviews are lost, changed, or not exactly once in each of three places."""
+        """Return which reviews are lost, changed, or not exactly once in each of their three
+        places.
+        """
         reviews = dict(replay.those("review"))
         faults = []
         for review, text in self.acknowledged.items():
@@ -101,8 +105,9 @@ class Media:
         """See `Application`."""
         reviews = sum(1 for _ in replay.those("review"))
         return (
-            f"of {reviews:,} reviews {len(self.acknowledged):,} were acknowledged now, each is "
-            "there once with itself, its user and its movie."
+            f"of {reviews:,} reviews {len(self.acknowledged):,} were acknowledged in this run; "
+            "each is "
+            "stored once by its id, its user and its movie."
         )
 
 
@@ -127,7 +132,7 @@ def _faults_of_lists(
 
 
 class Reviewer:
-    """One client: each request has another user and movie; failed ones are repeated."""
+    """One client. Each request has another user and movie; failed requests are repeated."""
 
     def __init__(self, media: Media, name: str, seed: int) -> None:
         self._media = media

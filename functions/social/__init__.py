@@ -1,5 +1,5 @@
-"""A social network, the "retwis" workload of the Boki and IndiLog papers, as functions on the log.
+"""A social network as functions on the log: the "retwis" workload of the Boki and IndiLog papers.
 
-The platform needs only `app`, which has the functions. The other modules are for the demo (`python
--m functions.social.demo`): a graph of friends, the behaviour of clients, and the final check.
+Only `app`, which has the functions, is deployed. The other modules are for the demo (`python -m
+functions.social.demo`): a graph of friends, the behaviour of clients, and the final check.
 """

@@ -1,8 +1,9 @@
-"""The functions: register, login, profile, timeline, post and follow, and two for many items.
+"""The functions of the social network: register, login, profile, timeline, post, follow, and two
+bulk functions (load, objects).
 
-State is objects of BokiStore in the log `social`: `account:{user}` (name and password),
-`user:{user}` (whom they follow, who follows them, how many posts), `post:{id}`, `timeline:{user}`
-and `timeline` (the newest posts for one person, and for all).
+The state consists of BokiStore objects in the log `social`: `account:{user}` (name and password),
+`user:{user}` (followed people, followers, number of posts), `post:{id}`, `timeline:{user}` and
+`timeline` (the newest posts for one person, and for all).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ LOG: Final = "social"
 PUBLIC: Final = "timeline"
 TEXT_LENGTH_MAX: Final = 280
 FOLLOWERS_TOLD_MAX: Final = 4
-"""Timelines that get a post, of followers chosen at random (Boki's benchmark)."""
+"""Number of randomly chosen followers whose timelines get a post (Boki's benchmark)."""
 TIMELINE_POSTS_MAX: Final = 24
 PUBLIC_POSTS_MAX: Final = 96
 POSTS_SHOWN_MAX: Final = 8
 PEOPLE_LOADED_MAX: Final = 20
-"""People per record: each has three objects, and a record has at most 64 tags."""
+"""People loaded by one record: each has three objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
 _EMPTY_TIMELINE: Final[dict[str, list[str]]] = {"posts": []}
 
@@ -55,9 +56,9 @@ class Profile:
     followers: int
     posts: int
     waiting: int = 0
-    """Posts in their timeline."""
+    """Number of posts in their timeline."""
     newest: Post | None = None
-    """Their latest posts."""
+    """Their newest posts."""
 
 
 @app.function
@@ -109,7 +110,7 @@ async def profile(ctx: Context, user: str) -> Profile:
 
 @app.function
 async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
-    """Return the newest posts for a person, or of all people; newest first."""
+    """Return the newest posts in a person's timeline, or in the public one; newest first."""
     async with _store(ctx).transaction() as txn:
         listed = await txn.get(PUBLIC if user is None else f"timeline:{user}")
         newest = listed.get("posts", [])[: -POSTS_SHOWN_MAX - 1 : -1]
@@ -121,7 +122,8 @@ async def timeline(ctx: Context, user: str | None = None) -> list[Post]:
 async def post(ctx: Context, user: str, text: str) -> str:
     """Publish a text; return the post's id.
 
-    The post and the timelines of a few followers change together; the public timeline follows.
+    One transaction changes the post and the timelines of a few followers. The public timeline is
+    changed after it.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A post has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
@@ -165,11 +167,11 @@ async def follow(ctx: Context, user: str, other: str) -> int:
 async def load(ctx: Context, people: dict[str, list[str]]) -> int:
     """Add people with their friends, who follow each other; return how many people are new.
 
-    All are added by one record. Existing people keep their data, so loading a graph again changes
+    One record adds all of them. Existing people keep their data, so loading a graph again changes
     nothing. The password of a loaded person is their name.
     """
     if len(people) > PEOPLE_LOADED_MAX:
-        raise ValueError(f"Load at most {PEOPLE_LOADED_MAX} people at once, not {len(people)}.")
+        raise ValueError(f"Load at most {PEOPLE_LOADED_MAX} people per call, not {len(people)}.")
     for user in people:
         _check_user(user)
 
@@ -232,23 +234,23 @@ def _post_id(user: str, number: int) -> str:
 
 
 def _chosen(post: str, followers: Sequence[str]) -> list[str]:
-    """Choose the followers whose timelines get a post; a repeated transaction chooses the same
-    ones.
+    """Choose the followers whose timelines get a post. A repeated transaction chooses the same
+    followers.
     """
     chooser = random.Random(post)  # noqa: S311 - no secret
     return chooser.sample(followers, min(FOLLOWERS_TOLD_MAX, len(followers)))
 
 
 def _hashed(password: str, salt: str) -> str:
-    """Hash a password with a fast, weak hash: this application measures the platform, and protects
-    no secrets.
+    """Hash a password with a fast, weak hash, because this application measures the platform and
+    protects no secrets.
     """
     return hashlib.blake2b(password.encode(), salt=salt.encode(), digest_size=16).hexdigest()
 
 
 def _check_user(user: str) -> None:
     if not user or len(user) > 64 or not user.isprintable():
-        raise ValueError(f"A user's name is 1 to 64 characters, not {user!r:.80}.")
+        raise ValueError(f"A user's name must be 1 to 64 characters, not {user!r:.80}.")
 
 
 def _unknown(user: str) -> LookupError:

@@ -1,4 +1,4 @@
-"""Graphs of friends: generates the graph of the demo, and reads the user's own graph from a file.
+"""Graphs of friends: generates the demo's graph, or reads a graph from a file.
 
 `python -m functions.social.graph FILE` checks a file before anything is started.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 Graph: TypeAlias = dict[str, list[str]]
-"""Each person's friends, in order; friendship is mutual."""
+"""The friends of each person, sorted; friendship is mutual."""
 
 EDGES_MAX: Final = 2_000_000
 PEOPLE: Final = 1000
@@ -27,9 +27,9 @@ class GraphError(Exception):
 def synthetic_graph(
     *, people: int = PEOPLE, friends_each: int = FRIENDS_EACH, seed: int = 1
 ) -> Graph:
-    """Return a graph made by preferential attachment: people with many friends get more.
+    """Return a graph built by preferential attachment: people with many friends get more friends.
 
-    Each new person befriends `friends_each` people, chosen in proportion to their numbers of
+    Each new person befriends `friends_each` people, chosen in proportion to their number of
     friends, as real networks grow (Barabási and Albert 1999). The same seed gives the same graph.
     """
     chooser = random.Random(seed)  # noqa: S311 - no secret
@@ -46,11 +46,11 @@ def synthetic_graph(
 
 
 def read_graph(file: Path) -> Graph:
-    """Return the graph in a file: a friendship per line, as two integers with white space or a
-    comma between them.
+    """Return the graph in a file. Each line is a friendship: two integers, separated by white space
+    or a comma.
 
-    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are ignored,
-    and so are friendships of a person with themselves and repeated friendships.
+    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are ignored.
+    Repeated friendships, and friendships of a person with themselves, are ignored, too.
 
     Raises:
         GraphError: the file cannot be read, or a line has another form.
@@ -61,9 +61,9 @@ def read_graph(file: Path) -> Graph:
     except OSError as error:
         raise GraphError(f"The graph {file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise GraphError(f"The graph {file} is not text; write two numbers a line.") from error
+        raise GraphError(f"The graph {file} is not text; write two numbers per line.") from error
     if not graph:
-        raise GraphError(f"The graph {file} has no friendship in it; write two numbers a line.")
+        raise GraphError(f"The graph {file} contains no friendship; write two numbers per line.")
     return graph
 
 
@@ -79,7 +79,9 @@ def _edges(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
             )
         count += 1
         if count > EDGES_MAX:
-            raise GraphError(f"{name} has more than {EDGES_MAX:,} friendships; take a smaller one.")
+            raise GraphError(
+                f"{name} has more than {EDGES_MAX:,} friendships; use a smaller graph."
+            )
         yield str(int(words[0])), str(int(words[1]))
 
 
@@ -88,7 +90,7 @@ def _is_number(word: str) -> bool:
 
 
 def graph_of(edges: Iterable[tuple[str, str]]) -> Graph:
-    """Return the graph with these friendships; people by number, friends by number."""
+    """Return the graph with these friendships, with people and friends sorted by number."""
     friends: dict[str, set[str]] = {}
     for one, other in edges:
         if one != other:
@@ -103,7 +105,9 @@ def friendships(graph: Graph) -> int:
 
 
 def main() -> None:
-    """Read the graph in the file of the argument; end with code 2 and a sentence if invalid."""
+    """Read the graph in the file that the argument names. If it is invalid, print why and exit with
+    code 2.
+    """
     try:
         read_graph(Path(sys.argv[1]))
     except GraphError as error:

@@ -1,6 +1,6 @@
-"""The load of the social network: its data, its clients, and its check (WORKLOADS 3).
+"""The load of the social network: data, clients and check (WORKLOADS 3).
 
-Clients log in, look around and post ("retwis"). All choices come from a seed.
+Clients log in, read profiles and timelines, and post ("retwis"). All choices come from a seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SocialNetwork:
 
     Attributes:
         acknowledged: text of each post that was acknowledged, by its id.
-        unknown: texts of posts whose request failed; each may have been published or not.
+        unknown: texts of posts whose request failed; each post may or may not have been published.
     """
 
     name = "social"
@@ -61,7 +61,7 @@ class SocialNetwork:
         """See `Application`; no request leaves work in the background."""
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return which acknowledged posts are lost, changed or doubled."""
+        """Return which acknowledged posts are lost, changed or duplicated."""
         faults: list[str] = []
         posts = dict(replay.those("post"))
         for post, text in self.acknowledged.items():
@@ -81,11 +81,13 @@ class SocialNetwork:
         """See `Application`."""
         posts = sum(1 for _ in replay.those("post"))
         mine = len(self.acknowledged)
-        return f"of {posts:,} posts {mine:,} were acknowledged now, none lost, none doubled."
+        return (
+            f"of {posts:,} posts {mine:,} were acknowledged in this run, none lost or duplicated."
+        )
 
 
 class Browser:
-    """One client, which acts as another person in each request."""
+    """One client, which acts as a different person in each request."""
 
     def __init__(self, network: SocialNetwork, people: Sequence[str], name: str, seed: int) -> None:
         self._network = network
@@ -108,8 +110,8 @@ class Browser:
                 return {}
             case "post":
                 self._posts += 1
-                # A text that no other post has, in this run or any other. So the check notices lost
-                # and repeated posts.
+                # The text is unique, also across runs, so that the check detects lost and
+                # duplicated posts.
                 return {"user": user, "text": f"Post {self._posts} of client {self._name}"}
             case _:
                 return {"user": user}

@@ -1,6 +1,6 @@
-"""Hotels and flights, the "travel" workload of the Boki and Beldi papers, as functions and
-workflows on the log.
+"""Hotels and flights as functions and workflows on the log: the "travel" workload of the Boki and
+Beldi papers.
 
-The platform needs only `app`, with the functions and workflows, and `places`, with the geography.
-The other modules are for the demo (`python -m functions.travel.demo`).
+Only `app`, with the functions and workflows, and `places`, with the geography, are deployed. The
+other modules are for the demo (`python -m functions.travel.demo`).
 """

@@ -1,13 +1,14 @@
 """Functions that search and recommend hotels, check users, and reserve a room and a seat.
 
-`reserve` starts a workflow. Its first operation is one transaction that decrements both the hotel's
-and the flight's capacity, or neither. Its second operation starts the order, a workflow of its own
-that runs in the background. The log decides each operation once. So a reservation takes one room
-and one seat and leads to one order, also if workers crash meanwhile.
+`reserve` starts a workflow. Its first operation is a transaction that decrements both the hotel's
+and the flight's capacity, or neither. Its second operation starts the order, a child workflow that
+runs in the background. The log decides each operation once. So a reservation takes one room and one
+seat and leads to one order, even if workers crash meanwhile.
 
-State is objects of BokiStore in the log `travel`: `map` (places, prices and ratings of hotels),
-`hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity` and `left`), `user:{name}`,
-`reservation:{id}`, `order:{id}`, and `orders:{user}`. The runs are in the log `travel/flow`.
+The state consists of BokiStore objects in the log `travel`: `map` (places, prices and ratings of
+hotels), `hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity` and `left`), `user:{name}`,
+`reservation:{id}`, `order:{id}`, and `orders:{user}`. The runs of workflows are in the log
+`travel/flow`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ flow = Flow(app)
 
 LOG: Final = "travel"
 LOADED_MAX: Final = 30
-"""Hotels, flights and users per record: a hotel has two objects, and a record has at most 64 tags.
+"""Hotels, flights and users loaded by one record: a hotel has two objects, and a record has at most
+64 tags.
 """
 ORDERS_LISTED_MAX: Final = 100
 OBJECTS_SHOWN_MAX: Final = 1000
@@ -43,8 +45,8 @@ class Hotel:
 
     Attributes:
         rating: 0 to 5.
-        price: per night.
-        rooms: its capacity before the first reservation.
+        price: price per night.
+        rooms: number of rooms before the first reservation.
         listed: whether it is on the map.
     """
 
@@ -76,9 +78,9 @@ class Receipt:
 
     id: str
     reserved: bool
-    """False: the hotel or the flight is full."""
+    """Whether the room and the seat are reserved; False if the hotel or the flight is full."""
     run: str | None = None
-    """The run of the workflow that places the order."""
+    """Id of the run that places the order."""
 
 
 @app.function
@@ -106,7 +108,7 @@ async def rate(ctx: Context, hotels: list[str]) -> list[Hotel]:
 async def recommend(
     ctx: Context, by: Literal["distance", "rate", "price"], lat: float = 0.0, lon: float = 0.0
 ) -> list[Hotel]:
-    """Return the nearest hotels to a place, those with the best rating, or the cheapest ones."""
+    """Return the hotels that are nearest to a place, have the best rating, or are the cheapest."""
     listed = await _listed(ctx)
     if by == "distance":
         places = _places(listed)
@@ -131,10 +133,10 @@ async def check_user(ctx: Context, user: str, password: str) -> bool:
 async def reserve(
     ctx: Context, user: str, password: str, hotel: str, flight: str, request: str | None = None
 ) -> Receipt:
-    """Reserve a room and a seat, both or none.
+    """Reserve both a room and a seat, or neither.
 
-    To repeat a request of unknown outcome, pass the same `request`: there will be one reservation.
-    Without `request`, each call is a new request.
+    To repeat a request whose outcome is unknown, pass the same `request`: there will be one
+    reservation. Without `request`, each call is a new request.
     """
     store = _store(ctx)
     is_user, rooms, seats = await asyncio.gather(
@@ -160,7 +162,7 @@ async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | 
     placed = await store.get(f"order:{request}", Order)
     if placed is None:
         receipt = await reserving.handle(f"reserve:{request}").result(wait_s)
-        assert receipt.run is not None, "something was reserved"
+        assert receipt.run is not None, "only a reservation has a run"
         await ordering.handle(receipt.run).result(wait_s)
         placed = await store.get(f"order:{request}", Order)
     return placed
@@ -174,7 +176,7 @@ async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users
     loaded user is the user's name.
     """
     if len(hotels) + len(flights) + len(users) > LOADED_MAX:
-        raise ValueError(f"Load at most {LOADED_MAX} hotels, flights and users at once.")
+        raise ValueError(f"Load at most {LOADED_MAX} hotels, flights and users per call.")
     new = {f"rooms:{_checked('id', hotel.id)}": _all_left(hotel.rooms) for hotel in hotels}
     new |= {f"seats:{_checked('flight', name)}": _all_left(n) for name, n in flights.items()}
     new |= {f"user:{_checked('user', name)}": _account(name) for name in users}
@@ -230,7 +232,7 @@ async def ordering(wf: Workflow, order: Order) -> None:
 
 
 async def take(txn: Transaction, order: Order) -> bool:
-    """Take one room and one seat if both are left; return whether they were."""
+    """Take one room and one seat if both are left; return whether they were taken."""
     rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
     if rooms["left"] < 1 or seats["left"] < 1:
         return False
@@ -266,7 +268,7 @@ def _on_the_map(hotel: Hotel) -> dict[str, float]:
 
 def _all_left(capacity: int) -> dict[str, Any]:
     if capacity < 0:
-        raise ValueError(f"A capacity is not negative, as {capacity} is.")
+        raise ValueError(f"A capacity must not be negative, but {capacity} is.")
     return {"capacity": capacity, "left": capacity}
 
 
@@ -276,13 +278,13 @@ def _account(user: str) -> dict[str, Any]:
 
 
 def _hashed(password: str, salt: str) -> str:
-    """Hash a password with a fast, weak hash: this application measures the platform, and protects
-    no secrets.
+    """Hash a password with a fast, weak hash, because this application measures the platform and
+    protects no secrets.
     """
     return hashlib.blake2b(password.encode(), salt=salt.encode(), digest_size=16).hexdigest()
 
 
 def _checked(what: str, text: str) -> str:
     if not text or len(text) > _NAME_LENGTH_MAX or not text.isprintable():
-        raise ValueError(f"A {what} is 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
+        raise ValueError(f"A {what} must be 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
     return text

@@ -1,4 +1,5 @@
-"""The demo on a running platform: load hotels, run the load, check the result, show a table.
+"""Runs the demo on a running platform: loads hotels, runs the load, checks the result, shows a
+table.
 
 `python -m functions.travel.demo --url http://127.0.0.1:8080 --seconds 10 [--hotels DIR]`; the app
 must be deployed (`indilog deploy functions/travel`). The exit code is 1 if the check finds a fault.
@@ -18,16 +19,18 @@ from functions.workload.demonstration import run_demo
 
 
 def main(
-    url: Annotated[str, typer.Option(help="Where the platform answers.")] = "http://127.0.0.1:8080",
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long the load runs.")] = 10.0,
+    url: Annotated[str, typer.Option(help="URL of the platform.")] = "http://127.0.0.1:8080",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the load.")] = 10.0,
     hotels: Annotated[
         Path | None,
         typer.Option(
-            help="A directory with hotels.json, geo.json, inventory.json; else generated."
+            help="Directory with hotels.json, geo.json, inventory.json; default: generated."
         ),
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, max=1024, help="Clients at once.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 1,
+    clients: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of concurrent clients.")
+    ] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
 ) -> None:
     """Run the travel demo on a platform that is up."""
     try:

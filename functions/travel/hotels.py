@@ -1,9 +1,8 @@
-"""The hotels of the demo: generated, or read from the user's files.
+"""The hotels of the demo: generated, or read from a directory.
 
-The user's directory has `hotels.json` (`id`, `name`, `phoneNumber`, `address`), `geo.json`
-(`hotelId`, `lat`, `lon`) and `inventory.json` (`hotelId`, `roomType.bookableRate`), as in the hotel
-reservation of DeathStarBench. `python -m functions.travel.hotels DIR` checks a directory before
-anything is started.
+The directory has `hotels.json` (`id`, `name`, `phoneNumber`, `address`), `geo.json` (`hotelId`,
+`lat`, `lon`) and `inventory.json` (`hotelId`, `roomType.bookableRate`), as in the hotel reservation
+of DeathStarBench. `python -m functions.travel.hotels DIR` checks a directory and starts nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import msgspec
 
 HOTELS: Final = 100
 LISTED: Final = 80
-"""Hotels on the map (WORKLOADS 4)."""
+"""Number of hotels on the map (WORKLOADS 4)."""
 CENTRE: Final = (37.7867, -122.4112)
 _SPREAD_DEGREES: Final = 0.1
-"""About ten kilometres."""
+"""Spread of the hotels around the city: about ten kilometres."""
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _FIRST: Final = ("Harbour", "Garden", "Station", "Castle", "River", "Market", "Park", "Hill")
 _SECOND: Final = ("Inn", "House", "Court", "Lodge", "Palace", "Rooms")
@@ -77,13 +76,13 @@ class _Inventory(msgspec.Struct, frozen=True):
 
 
 def generated_hotels(*, count: int = HOTELS, seed: int = 1) -> list[Known]:
-    """Return hotels spread around a city; the same seed gives the same hotels."""
+    """Return generated hotels around a city; the same seed gives the same hotels."""
     choose = random.Random(seed)  # noqa: S311 - no secret
     return [_generated(str(number + 1), choose) for number in range(count)]
 
 
 def read_hotels(directory: Path, *, count: int = HOTELS, seed: int = 1) -> list[Known]:
-    """Return the hotels in a directory, and generated ones up to `count`.
+    """Return the hotels in a directory, and further generated hotels up to `count`.
 
     Raises:
         HotelDataError: a file is missing or invalid.
@@ -143,7 +142,9 @@ def _generated(number: str, choose: random.Random) -> Known:
 
 
 def main() -> None:
-    """Read the directory of the argument; end with code 2 and a sentence if it is invalid."""
+    """Read the directory that the argument names. If it is invalid, print why and exit with
+    code 2.
+    """
     try:
         read_hotels(Path(sys.argv[1]))
     except HotelDataError as error:

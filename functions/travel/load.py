@@ -1,4 +1,4 @@
-"""The load of the travel application: its data, its clients, and its check (WORKLOADS 4)."""
+"""The load of the travel application: data, clients and check (WORKLOADS 4)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Travel:
     """The application `travel` with some hotels; see `workload.demonstration`.
 
     Attributes:
-        acknowledged: by request, whether its answer said that it reserved something.
-        unknown: reservations that failed and may have had their effect; `settled` repeats them.
+        acknowledged: for each request, whether its answer said that it made a reservation.
+        unknown: reservations that failed and may have taken effect; `settled` repeats them.
     """
 
     name = "travel"
@@ -82,7 +82,9 @@ class Travel:
         return [Traveller(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
     async def settled(self, url: str) -> None:
-        """Repeat what failed until its outcome is known, and return when all orders are placed."""
+        """Repeat failed reservations until their outcomes are known. Return when all orders are
+        placed.
+        """
         for request in list(self.unknown.values()):
             connection = HttpConnection(url)
             receipt = await call(connection, self.name, request.function, request.arguments)
@@ -105,7 +107,7 @@ class Travel:
         self.unknown.pop(request.arguments["request"], None)
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return which reservations do not agree with capacities, orders and acknowledgements."""
+        """Return which reservations contradict the capacities, orders or acknowledgements."""
         reservations = dict(replay.those("reservation"))
         faults = [
             f"Request {request} was answered {'yes' if reserved else 'no'}, "
@@ -123,8 +125,9 @@ class Travel:
         reservations = sum(1 for _ in replay.those("reservation"))
         mine = sum(self.acknowledged.values())
         return (
-            f"of {reservations:,} reservations {mine:,} were acknowledged now; they equal the "
-            "capacity that is used, nothing is below zero, each has one order."
+            f"of {reservations:,} reservations {mine:,} were acknowledged in this run; they equal "
+            "the "
+            "used capacity, no capacity is below zero, and each has one order."
         )
 
 
@@ -136,7 +139,7 @@ def _faults_of_capacities(
     kind: str, capacities: dict[str, dict[str, int]], used: Counter[str]
 ) -> Iterable[str]:
     """Compare the remaining capacities with the reservations. No operation increases a capacity, so
-    one that is not below zero at the end never was.
+    a capacity that is not below zero at the end never was.
     """
     for name in capacities.keys() | used.keys():
         known = capacities.get(name, {"capacity": 0, "left": 0})
@@ -150,7 +153,7 @@ def _faults_of_capacities(
 
 
 def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iterable[str]:
-    """Compare reservations with orders, and orders with the lists of users, in the log's order."""
+    """Compare reservations with orders, and orders with the users' lists, in the log's order."""
     orders = dict(replay.those("order"))
     for request in reservations.keys() - orders.keys():
         yield f"Reservation {request} has no order."
@@ -160,7 +163,7 @@ def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iter
     for request, order in orders.items():
         placed.setdefault(order["user"], []).append(request)
         if order != reservations.get(request, order):
-            yield f"Order {request} is not what was reserved."
+            yield f"Order {request} differs from its reservation."
     listed = dict(replay.those("orders"))
     for user in placed.keys() | listed.keys():
         ids = placed.get(user, [])
@@ -170,7 +173,7 @@ def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iter
 
 
 class Traveller:
-    """One client: each request has another user and stay; failed reservations are repeated."""
+    """One client. Each request has another user and stay; failed reservations are repeated."""
 
     def __init__(self, travel: Travel, name: str, seed: int) -> None:
         self._travel = travel

@@ -1,7 +1,7 @@
-"""Demonstrates an application on a running platform: loads its data, runs its clients, checks the
-result, prints a table.
+"""Runs an application's demo on a running platform: loads data, runs clients, checks the result,
+prints a table.
 
-Demos and benchmarks share `demonstrated`; each application implements `Application`.
+Demos and benchmarks share `demonstrate`; each application implements `Application`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _TICK_S: Final = 0.2
 _REASONS_SHOWN_MAX: Final = 3
 _INDEX_PARTS: Final = ("suffix", "popularity_cache", "tag_cache", "answer_cache")
 _LAST_ASKED: Final = ("popularity_cache", "answer_cache")
-"""The parts of the local index that are asked last; their misses go to the index tier."""
+"""The parts of the local index that are searched last; their misses go to the index tier."""
 
 
 class Application(Protocol):
     """The interface of an application for demos and benchmarks.
 
     Attributes:
-        name: of the deployed app, and of the log with its objects.
-        functions: what clients call.
-        loads: what is loaded, for the progress bar.
+        name: name of the deployed app, and of the log with its objects.
+        functions: names of the functions that clients call.
+        loads: description of the loaded data, for the progress bar.
     """
 
     @property
@@ -48,30 +48,32 @@ class Application(Protocol):
     def loads(self) -> str: ...  # noqa: D102
 
     def batches(self) -> int:
-        """Return the number of steps of loading."""
+        """Return the number of loading steps."""
 
     async def load(self, url: str, report: Callable[[int], None]) -> str:
-        """Load the data that the clients need, unless it is there; return its description."""
+        """Load the data that the clients need, unless it is already there; return a description of
+        the data.
+        """
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
-        """Return clients; `faults` checks their acknowledged and failed requests.
+        """Return `count` clients, whose requests `faults` checks.
 
-        Their writes are distinguishable from those of all other clients, also of other runs.
+        The writes of each client differ from those of all other clients, also in other runs.
         """
 
     async def settled(self, url: str) -> None:
-        """Return when the background work of all requests has ended."""
+        """Wait until the background work of all requests has ended."""
 
     def faults(self, replay: TraceReplay) -> list[str]:
-        """Return the broken guarantees, given the replayed log; a sentence each."""
+        """Return the guarantees that the replayed log shows as broken, one sentence each."""
 
     def verdict(self, replay: TraceReplay) -> str:
-        """Return a sentence with the guarantees that hold if there is no fault."""
+        """Return a sentence with the guarantees that hold; called if there is no fault."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of the platform, before and after the load."""
+    """Counters of the platform, read before and after the load."""
 
     tail: int
     hits: int
@@ -91,12 +93,12 @@ class DemonstrationResult:
 
     @property
     def appends(self) -> int:
-        """Records of the application during the load."""
+        """Number of the application's records appended during the load."""
         return self.after.tail - self.before.tail
 
     @property
     def conflicts(self) -> int:
-        """Transactions among these records that had no effect and were retried."""
+        """Number of transactions among these records that had no effect and were retried."""
         return sum(seqnum >= self.before.tail for seqnum in self.replay.conflicts)
 
 
@@ -110,7 +112,7 @@ async def demonstrated(
     rate: float | None = None,
     console: Console,
 ) -> DemonstrationResult:
-    """Load, run, check, with progress bars.
+    """Load the data, run the clients and check the result, with progress bars.
 
     Raises:
         LoadError: the platform refuses or fails a necessary request.
@@ -187,8 +189,8 @@ async def checked(
     """Replay the application's log; return the replay and the faults.
 
     Args:
-        url: of the gateway.
-        application: whose clients have run.
+        url: URL of the gateway.
+        application: application whose clients have run.
         report: called with the next seqnum, and the tail.
     """
     replay = await replayed(url, application.name, report)
@@ -198,7 +200,7 @@ async def checked(
 
 
 async def figures(url: str, log: str) -> Figures:
-    """Return the platform's figures.
+    """Return the platform's counters.
 
     Raises:
         LoadError: the platform does not answer.
@@ -218,7 +220,7 @@ async def figures(url: str, log: str) -> Figures:
 
 
 def show(application: Application, outcome: DemonstrationResult, console: Console) -> None:
-    """Print the table, then failures with their causes, or the guarantees that hold."""
+    """Print the table, then either the failures with their causes, or the guarantees that hold."""
     console.print(table_of(application, outcome))
     for name, tally in outcome.run.tallies.items():
         for reason, count in tally.failures.most_common(_REASONS_SHOWN_MAX):
@@ -267,8 +269,8 @@ def run_demo(
     """Run a demo as a command: print its table, then exit with a code.
 
     Raises:
-        typer.Exit: with code 1 when the check found a fault, with 2 when the platform refuses or
-            fails a necessary request, with a sentence on standard error.
+        typer.Exit: with code 1 if the check found a fault; with code 2, and a sentence on standard
+            error, if the platform refuses or fails a necessary request.
     """
     console = Console()
 

@@ -1,7 +1,9 @@
-"""A keep-alive HTTP/1.1 connection for load generators: one request at a time, at little cost.
+"""A keep-alive HTTP/1.1 connection for load generators: one request at a time, with little CPU
+time.
 
-If the load generator runs on the platform's machine, its processor time slows the platform. So it
-supports only the part of HTTP that the gateway uses: requests and answers with Content-Length.
+If the load generator runs on the platform's machine, its CPU time slows down the platform. So this
+connection supports only the part of HTTP that the gateway uses: requests and answers with
+Content-Length.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class HttpResponse(NamedTuple):
-    """An answer.
+    """An HTTP answer.
 
     Attributes:
-        status: of HTTP.
-        body: as received.
-        position: the session's position, for the next request; 0: the answer had none.
+        status: the HTTP status.
+        body: the body as received.
+        position: the session's position, for the next request; 0 if the answer had none.
     """
 
     status: int
@@ -33,12 +35,12 @@ class HttpResponse(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection, opened at the first request, and opened again after it was closed."""
+    """One connection. It is opened at the first request, and reopened after it was closed."""
 
     def __init__(self, url: str) -> None:
         endpoint = reach(url)
         parts = urlsplit(endpoint.url)
-        assert parts.hostname, "the caller gives a whole URL"
+        assert parts.hostname, "the caller gives a complete URL"
         self._address = (parts.hostname, parts.port or (443 if endpoint.tls else 80))
         self._tls = endpoint.tls
         headers = {"host": parts.netloc, **endpoint.headers}
@@ -53,8 +55,8 @@ class HttpConnection(asyncio.Protocol):
         """Send a JSON body and return the answer.
 
         Raises:
-            ConnectionError: refused, or closed before the answer; the request may have been
-                executed.
+            ConnectionError: the connection was refused, or closed before the answer; the request
+                may have been executed.
         """
         loop = asyncio.get_running_loop()
         if self._transport is None:
@@ -79,14 +81,14 @@ class HttpConnection(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Close it; a request in progress fails."""
+        """Close the connection; a request in progress fails."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
         self._received.clear()
         self._body_start = 0
 
@@ -104,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
 
     def _read_head(self) -> bool:
-        """Find the start and length of the body, once the head is complete."""
+        """Find the start and length of the body when the head is complete."""
         end = self._received.find(_END)
         if end < 0:
             return False
@@ -135,6 +137,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            failure = ConnectionError("The connection was closed before the answer was there.")
+            failure = ConnectionError("The connection was closed before the answer was complete.")
             failure.__cause__ = error
             self._answer.set_exception(failure)

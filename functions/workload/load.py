@@ -1,9 +1,9 @@
-"""The load: clients over HTTP, in a closed loop or at a rate.
+"""Runs clients over HTTP, in a closed loop or at a fixed rate.
 
 Each client sends one request after the other over its own connection, in its own session, like a
-person at a browser. In a closed loop a client sends the next request when it has the answer. At a
-rate, requests are due at even intervals, and a free client sends the next one. Its latency counts
-from its due time, so waiting for a slow platform is measured, too.
+person at a browser. In a closed loop, a client sends the next request when it has the answer. At a
+fixed rate, requests are due at even intervals, and any free client sends the next one. A request's
+latency counts from its due time, so waiting for a slow platform is measured, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOADERS: Final = 4
 
 
 class LoadError(Exception):
-    """The platform refused or failed a necessary request; the message is one sentence."""
+    """The platform refused or failed a necessary request; the message says why."""
 
 
 class LoadRequest(NamedTuple):
@@ -36,16 +36,16 @@ class LoadRequest(NamedTuple):
 
 
 class Visitor(Protocol):
-    """Chooses the requests of one client, and remembers their outcomes."""
+    """Chooses the requests of one client, and stores their outcomes."""
 
     def request(self) -> LoadRequest:
         """Choose the next request."""
 
     def answered(self, request: LoadRequest, result: bytes) -> None:
-        """Remember an answer; `result` is JSON."""
+        """Store an answer; `result` is JSON."""
 
     def failed(self, request: LoadRequest) -> None:
-        """Remember a failed request, which may have had effects."""
+        """Store a failed request, which may have had effects."""
 
 
 @dataclass
@@ -68,8 +68,8 @@ class LoadRun:
     """The measurements of one run of the load.
 
     Attributes:
-        tallies: by function.
-        seconds: how long it took.
+        tallies: outcomes and latencies by function.
+        seconds: duration of the run.
     """
 
     tallies: dict[str, Tally]
@@ -77,12 +77,12 @@ class LoadRun:
 
     @property
     def requests(self) -> int:
-        """Requests that were answered."""
+        """Number of answered requests."""
         return sum(len(tally.latencies_s) for tally in self.tallies.values())
 
     @property
     def all(self) -> Tally:
-        """All functions together."""
+        """Outcomes and latencies of all functions together."""
         together = Tally()
         for tally in self.tallies.values():
             together.latencies_s.extend(tally.latencies_s)
@@ -98,9 +98,9 @@ async def call(
     *,
     position: int = 0,
 ) -> Any:  # noqa: ANN401
-    """Call a function of an app; repeat the call after retryable errors.
+    """Call a function of an app. Repeat the call after retryable errors.
 
-    Its reads are answered at `position` or later.
+    The call sees at least the records below the metalog position `position`.
 
     Raises:
         LoadError: the request failed.
@@ -125,19 +125,19 @@ async def load_batches(
     batches: Sequence[Mapping[str, Any]],
     progress: Callable[[int], None],
 ) -> list[Any]:
-    """Call the app's `load` once for each batch of arguments, several at once.
+    """Call the app's function `load` once for each batch of arguments, several calls concurrently.
 
     Args:
-        url: of the gateway.
-        app: its name.
+        url: URL of the gateway.
+        app: name of the app.
         batches: the arguments of each call.
         progress: called with the number of further loaded batches.
 
     Returns:
-        The results, in the order in which they came.
+        The results, in the order in which they arrived.
 
     Raises:
-        LoadError: the platform refuses, or does not answer.
+        LoadError: the platform refuses a call, or does not answer.
     """
     waiting, results = iter(batches), []
 
@@ -166,11 +166,11 @@ async def run_load(
     """Run the visitors for some seconds.
 
     Args:
-        url: of the gateway.
-        app: whose functions they call.
-        visitors: one client each.
-        functions: which ones they may call.
-        seconds: for how long requests are begun.
+        url: URL of the gateway.
+        app: name of the app whose functions they call.
+        visitors: one for each client.
+        functions: names of the functions that they may call.
+        seconds: seconds in which requests are begun.
         rate: requests per second of all clients together; None: a closed loop.
 
     Raises:
@@ -186,7 +186,7 @@ async def run_load(
 
 
 def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
-    """Yield when each request is due; in a closed loop that is when a client is free for it."""
+    """Yield when each request is due; in a closed loop, a request is due when a client is free."""
     if rate is not None:
         yield from (began + n / rate for n in range(max(1, int(seconds * rate))))
         return
@@ -244,7 +244,7 @@ def _path(app: str, function: str) -> str:
 
 
 def _problem(answer: HttpResponse) -> dict[str, Any]:
-    """Return the problem details of an answer that is no success (RFC 9457)."""
+    """Return the problem details (RFC 9457) of an answer that is not a success."""
     try:
         problem = json.loads(answer.body)
     except ValueError:

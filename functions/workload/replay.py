@@ -1,7 +1,7 @@
-"""The check that applications share: the functions must return what the log contains.
+"""Replays an application's log, and checks that its functions return what the log contains.
 
-It reads an application's whole log over HTTP and replays it by the documented format
-(`docs/libs/bokistore.md`). It shares no code with the library, so it notices mistakes of the
+The check reads the whole log over HTTP and replays it by the documented format
+(`docs/libs/bokistore.md`). It shares no code with the library, so it detects mistakes of the
 library. Each application checks its further guarantees in the replay.
 """
 
@@ -25,14 +25,14 @@ _FAULTS_SHOWN_MAX: Final = 10
 
 @dataclass
 class TraceReplay:
-    """The objects by an independent replay of the log.
+    """The objects that an independent replay of the log gives.
 
     Attributes:
-        objects: by name; None: it does not exist.
-        records: read from the log, a count.
-        data_bytes: of these records.
-        conflicts: seqnums of transactions without effect, because what they read had changed.
-        position: of the session that read them.
+        objects: objects by name; None: the object does not exist.
+        records: number of records read from the log.
+        data_bytes: number of data bytes in these records.
+        conflicts: seqnums of transactions that had no effect because of a conflict.
+        position: position of the session that read the records.
     """
 
     objects: dict[str, Any] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class TraceReplay:
     position: int = 0
     _written_at: dict[str, int] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
-    """Ids of committed transactions; of each id only the first one commits."""
+    """Ids of committed transactions; of all transactions with one id only the first commits."""
 
     def those(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """Yield the objects called `kind:...` that exist: the rest of the name, and the object."""
+        """Yield the existing objects named `kind:...`, each with the rest of its name."""
         for name, value in self.objects.items():
             if value is not None and name.startswith(f"{kind}:"):
                 yield name.partition(":")[2], value
@@ -70,7 +70,7 @@ class TraceReplay:
 
 
 def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
-    """Apply one write; the applications' paths have only names, no elements of lists."""
+    """Apply one write; the applications' paths contain only names, no indexes of list elements."""
     kind, path, *rest = write
     if path:
         document = dict(document or {})
@@ -118,12 +118,12 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
     """Read a log from its beginning and replay it.
 
     Args:
-        url: of the gateway.
-        log: of the application, with only its objects.
+        url: URL of the gateway.
+        log: name of the application's log, which contains only its objects.
         progress: called with the next seqnum, and the tail.
 
     Raises:
-        LoadError: the gateway does not answer, or a record is not of the application.
+        LoadError: the gateway does not answer, or the application did not write a record.
     """
     replay = TraceReplay()
     try:
@@ -132,9 +132,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
     except httpx.HTTPError as error:
         raise LoadError(f"The log cannot be read over HTTP: {error}.") from error
     except (KeyError, ValueError, TypeError) as error:
-        raise LoadError(
-            f"The log holds something that the app did not write: {error!r}."
-        ) from error
+        raise LoadError(f"The log has a record that the app did not write: {error!r}.") from error
     return replay
 
 
@@ -160,8 +158,8 @@ async def _records(
 
 
 async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str]:
-    """Compare the result of the app's function `objects` with the replay; return the differences, a
-    sentence each.
+    """Compare the result of the app's function `objects` with the replay; return the differences,
+    one sentence each.
     """
     names = sorted(replay.objects)
     faults: list[str] = []
@@ -182,7 +180,7 @@ async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str
 
 
 def summary_of(faults: list[str]) -> str:
-    """Return the first few faults, a line each, and the number of further ones."""
+    """Return the first few faults, one per line, and the number of further faults."""
     shown = faults[:_FAULTS_SHOWN_MAX]
     if len(faults) > len(shown):
         shown.append(f"... and {len(faults) - len(shown)} more.")

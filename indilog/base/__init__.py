@@ -1,1 +1,3 @@
-"""Identifiers, errors, telemetry and the interface of a log; imports no other room of IndiLog."""
+"""Identifiers, errors, telemetry and the interface of a log; imports no other package of
+IndiLog.
+"""

@@ -1,8 +1,8 @@
-"""Compressed columns of integers, packed and unpacked by numpy (decision 0028).
+"""Packs columns of integers in compressed form, with numpy (docs/decisions/0028).
 
-Neighbours in a column of places, positions or times are close to each other, so a column stores the
-differences between neighbours, in the narrowest type that fits, compressed. A million evenly
-growing values take a few kilobytes; times take one or two bytes each.
+Neighbouring values in a column of seqnums, positions or times are close to each other. So a packed
+column stores the differences between neighbours, in the narrowest type that fits, and compresses
+them. A million evenly growing values take a few kilobytes; times take one or two bytes each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _WIDTHS: Final = (1, 2, 4, 8)
 
 
 def packed(column: Integers) -> bytes:
-    """Return the bytes of a column of unsigned 64-bit integers, of any length."""
+    """Return the packed bytes of a column of unsigned 64-bit integers; the column may have any
+    length.
+    """
     first = int(column[0]) if len(column) else 0
     values = column.view(np.int64)
     signed: npt.NDArray[np.int64] = values[1:] - values[:-1]
@@ -44,7 +46,7 @@ def unpacked(buffer: bytes) -> Integers:
     """Return the column that `packed` encoded.
 
     Raises:
-        MalformedFrameError: the bytes have another version, or are no column.
+        MalformedFrameError: the bytes have another version, or are not a packed column.
     """
     try:
         version, width, count, first = _LAYOUT.unpack_from(buffer)
@@ -64,10 +66,12 @@ def unpacked(buffer: bytes) -> Integers:
 
 
 class Packs:
-    """Columns of equal length that change mostly at their end; unchanged rows are packed once.
+    """Packs columns of equal length that change mostly at their end, so that unchanged rows are
+    packed only once.
 
-    Copying for a checkpoint blocks the event loop, so only rows are copied that are not in a pack
-    yet, or have changed since. A pack has `PACK_ROWS` rows, as one packed column for each column.
+    Copying rows for a checkpoint blocks the event loop. So only rows are copied that are not in a
+    pack yet, or that have changed since. A pack has `PACK_ROWS` rows: one packed column for each
+    column.
     """
 
     __slots__ = ("_changed_from", "_copies", "_made", "_packs")
@@ -78,15 +82,18 @@ class Packs:
         self._changed_from = 0
         """The first row that was changed or added since the last copy."""
         self._made: tuple[int, list[Pack]] = 0, []
-        """The result of a thread that packed a copy: the number of the copy, and all whole
-        packs."""
+        """The result of the thread that packed a copy: the number of the copy, and all complete
+        packs.
+        """
 
     def changed(self, row: int) -> None:
-        """Note that rows from this one on have changed, or are gone."""
+        """Note that the rows from `row` on have changed or were removed."""
         self._changed_from = min(self._changed_from, row)
 
     def copied(self, columns: Sequence[array[int]]) -> Callable[[], tuple[Pack, ...]]:
-        """Copy the rows that no pack has; return a function that packs them, in any thread."""
+        """Copy the rows that no pack has. Return a function that packs them, which may run in any
+        thread.
+        """
         number, made = self._made
         packs = made if number == self._copies else self._packs
         self._packs = kept = packs[: self._changed_from // PACK_ROWS]

@@ -12,8 +12,8 @@ CatchUp: TypeAlias = Literal["none", "last", "all"]
 class FunctionSpec(msgspec.Struct, frozen=True):
     """Describes a function: its name, docstring and JSON schemas.
 
-    `is_async`: it can be cancelled; otherwise it runs in a thread, which cannot. `public`: HTTP
-    callers need no token.
+    `is_async`: the function can be cancelled; a sync function runs in a thread, which cannot be
+    cancelled. `public`: HTTP callers need no token.
     """
 
     name: str
@@ -40,9 +40,9 @@ ServiceActivity: TypeAlias = Literal["running", "waiting", "ended"]
 class ServiceState(msgspec.Struct, frozen=True):
     """The state of a service in one worker process.
 
-    `deployment`: number of the deployment there. `state`: it is running, waiting for a restart
-    after a failure, or has returned. `failures`: since its worker began to run it; `problem`: the
-    last one, in a sentence.
+    `deployment`: number of the deployment in that worker. `state`: the service is running, waiting
+    for a restart after a failure, or has returned. `failures`: number of failures since the worker
+    began to run it. `problem`: a sentence about the last failure.
     """
 
     deployment: int

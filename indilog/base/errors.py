@@ -1,8 +1,8 @@
-"""All errors that users and libraries can get, in one tree.
+"""All errors that users and libraries can get, as one class hierarchy.
 
 Each class says whether the operation took effect, and whether a retry can succeed (`retryable`).
-Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so code
-never parses a message.
+Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so callers
+need not parse messages.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ class IndilogError(Exception):
     """Base of all errors of the platform."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same call may be repeated: it changed nothing, and may succeed later."""
+    """Whether the same call may be repeated. If so, it changed nothing, and may succeed later."""
 
 
 class NotReadyError(IndilogError):
-    """The platform cannot serve this now (it is starting or recovering, or a node is unreachable);
-    nothing was done. Only a call with an idempotency key may be recorded already; repeating it with
-    the same key continues the same invocation.
+    """The platform cannot serve the request now: it is starting or recovering, or a node is
+    unreachable. Nothing was done, except that a call with an idempotency key may have been
+    recorded; a repetition with the same key continues that invocation.
     """
 
     retryable: ClassVar[bool] = True
 
 
 class ClientClosedError(IndilogError):
-    """The program has closed this client; nothing was done. Connect again."""
+    """The program has closed this client, so nothing was done. Connect again."""
 
 
 class DiskFullError(NotReadyError):
-    """There is no disk space left; nothing was appended. Reads still work; appends work again as
-    soon as there is room.
+    """There is no disk space left; nothing was appended. Reads still work. Appends work again when
+    there is space.
     """
 
 
@@ -42,19 +42,20 @@ class OverloadedError(NotReadyError):
 
 
 class SealedError(IndilogError):
-    """The shard accepts no more records in this view; nothing was appended."""
+    """The shard accepts no further records in this view; nothing was appended."""
 
     retryable: ClassVar[bool] = True
 
 
 class QuorumUnavailableError(IndilogError):
-    """Too few replicas answered in time; reads changed nothing."""
+    """Too few replicas answered in time. A read can be repeated."""
 
     retryable: ClassVar[bool] = True
 
 
 class OutcomeUnknownError(IndilogError):
-    """The operation may have taken effect, so it is not `retryable`: a repetition may do it twice.
+    """The operation may have taken effect, so the error is not `retryable`: a repetition may do it
+    twice.
 
     Check first whether it took effect, or repeat it if doing it twice is harmless.
     """
@@ -72,10 +73,10 @@ class InvalidTagError(IndilogError):
 
 
 class TooLargeError(IndilogError):
-    """Something exceeds a configured limit; nothing was done.
+    """A value exceeds a configured limit; nothing was done.
 
     Attributes:
-        size: of the refused value.
+        size: size of the refused value.
         limit: the largest allowed size, in the same unit.
     """
 
@@ -102,9 +103,10 @@ class DataLossError(IndilogError):
     """No replica holds an intact copy of a record that was acknowledged.
 
     Attributes:
-        seqnum: the first lost record that a read met; to read backwards, continue below it.
-        next_seqnum: the seqnum after the last lost record that the read covered; continue there.
-        tags: of all lost records, if only their data is lost; else empty.
+        seqnum: the first lost record that the read met; to read backwards, continue below it.
+        next_seqnum: the seqnum after the last lost record that the read met; to read forwards,
+            continue there.
+        tags: tags of the lost records, if only their data is lost; otherwise empty.
     """
 
     def __init__(
@@ -122,15 +124,15 @@ class DataLossError(IndilogError):
 
 
 class ConfigError(IndilogError):
-    """The configuration is invalid or contradicts itself; nothing was started."""
+    """The configuration is invalid, or settings contradict each other; nothing was started."""
 
 
 class DataDirectoryError(IndilogError):
-    """The data directory is in use, of a newer format, or damaged; nothing was changed."""
+    """The data directory is in use, has a newer format, or is damaged; nothing was changed."""
 
 
 class UnauthorizedError(IndilogError):
-    """The platform does not know the caller: its token is missing or wrong; nothing was done."""
+    """The caller's token is missing or wrong; nothing was done."""
 
 
 class DeployError(IndilogError):
@@ -138,7 +140,7 @@ class DeployError(IndilogError):
 
 
 class AppNameTakenError(DeployError):
-    """Another owner has deployed an application of this name, which keeps running."""
+    """Another owner has deployed an application with this name, which continues to run."""
 
 
 class UnknownFunctionError(IndilogError):
@@ -146,11 +148,11 @@ class UnknownFunctionError(IndilogError):
 
 
 class InvocationCancelledError(IndilogError):
-    """A recorded invocation was cancelled; it may have had effects if it had begun."""
+    """A recorded invocation was cancelled. If it had begun, it may have had effects."""
 
 
 class InvalidArgumentsError(IndilogError):
-    """The arguments do not fit the function's signature; it was not run.
+    """The arguments do not fit the function's signature; the function was not run.
 
     Attributes:
         errors: one mapping per fault, `{"field": ..., "problem": ...}`.
@@ -162,13 +164,13 @@ class InvalidArgumentsError(IndilogError):
 
 
 class FunctionFailedError(IndilogError):
-    """The function raised; what it had already appended stays in the log.
+    """The function raised an exception; records that it has appended stay in the log.
 
     Attributes:
-        kind: the name of the exception's class.
-        temporary: whether it raised a `retryable` error of the platform, so that the function may
-            succeed later. Repeating may still not be harmless: only the author knows what the
-            function did before it raised.
+        kind: name of the exception's class.
+        temporary: whether the exception was a `retryable` error of the platform, so the function
+            may succeed later. A repetition may still be harmful, because the function may have had
+            effects before it raised.
     """
 
     def __init__(self, message: str, *, kind: str = "Exception", temporary: bool = False) -> None:
@@ -186,7 +188,9 @@ class CallOutcomeUnknownError(OutcomeUnknownError):
 
 
 class ConflictError(IndilogError):
-    """A transaction read something that another one changed first; it had no effect."""
+    """Another transaction changed an object that this transaction had read; this one had no
+    effect.
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -195,16 +199,17 @@ class ConditionFailedError(IndilogError):
     """The condition of an append (`After`) does not hold; nothing was appended.
 
     Attributes:
-        last_seqnum: the last record with the tag of the condition.
+        last_seqnum: seqnum of the last record with the tag of the condition.
     """
 
     def __init__(self, tag: int | str, last_seqnum: int) -> None:
         super().__init__(
-            f"The last record with tag {tag!r} is at seqnum {last_seqnum}, after the one that the "
+            f"The last record with tag {tag!r} is at seqnum {last_seqnum}, after the seqnum that "
+            "the "
             "condition names; nothing was appended."
         )
         self.last_seqnum = last_seqnum
 
 
 class MalformedFrameError(IndilogError):
-    """Bytes do not have the expected format. Raised by codecs; never leaves the runtime."""
+    """Bytes do not have the expected format. Codecs raise it, and the runtime handles it."""

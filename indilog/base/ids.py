@@ -1,9 +1,9 @@
 """Identifiers of nodes, shards and records, and the hashing of tags.
 
-Identifiers are plain integers and strings at run time, so they cost nothing in columns and
+Identifiers are plain integers and strings at run time, so they need no extra space in columns and
 messages. A user's tag (text or integer) is hashed to 64 bits together with the name of its log, so
-no log shows another log's records (PITFALLS 6). A record also carries the text, which readers
-check: a collision costs a retry, and never returns a wrong record.
+no log shows another log's records (PITFALLS 6). A record also carries the tag's text, which readers
+check, so after a hash collision a read continues its search and never returns a wrong record.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ShardId = NewType("ShardId", int)
 """0 to 65,535: two bytes in the Suffix (thesis 5.1.1)."""
 
 SeqNum: TypeAlias = int
-"""Place in the total order of a logspace; dense from 0."""
+"""Position of a record in the total order of a logspace; dense from 0."""
 
 LocalId: TypeAlias = int
-"""Position in a shard; dense from 0."""
+"""Position of a record in its shard; dense from 0."""
 
 MetalogPosition: TypeAlias = int
 """A count of applied metalog entries: the logical clock of reads, sessions and indexes."""
 
 Epoch = NewType("Epoch", int)
-"""Incarnation of one writer or process; grows with every start."""
+"""Number of an incarnation of a writer or process; grows with every start."""
 
 ViewNumber = NewType("ViewNumber", int)
 
@@ -52,7 +52,7 @@ EMPTY_TAG: Final[TagHash] = 0
 HASH_BYTES: Final = 8
 """Bytes of a `TagHash` in batches and index data."""
 TAG_BYTES_MAX: Final = 256
-"""Bytes of a text tag, in UTF-8, at most."""
+"""Largest size of a text tag in UTF-8, in bytes."""
 LOG_NAME_BYTES_MAX: Final = 128
 
 _TAG_KEY: Final = 0x1D110C
@@ -66,23 +66,25 @@ def _folded(log: str, name: str) -> TagHash:
 
 
 def _spelled(tag: UserTag) -> str:
-    """Spell a tag so that the text `7` and the integer 7 stay different."""
+    """Return a tag's text form, which differs for the text `7` and the integer 7."""
     if isinstance(tag, bool) or not isinstance(tag, str | int):
-        raise InvalidTagError(f"A tag is text or an integer, not {type(tag).__name__}: {tag!r}.")
+        raise InvalidTagError(
+            f"A tag must be text or an integer, not {type(tag).__name__}: {tag!r}."
+        )
     if isinstance(tag, int):
         if not 0 < tag < 2**64:
-            raise InvalidTagError(f"An integer tag is between 1 and 2**64-1, not {tag}.")
+            raise InvalidTagError(f"An integer tag must be between 1 and 2**64-1, not {tag}.")
         return f"{_INTEGER}{tag}"
     if not tag:
-        raise InvalidTagError("A tag must not be empty; leave it out, or name one.")
+        raise InvalidTagError("A tag must not be empty; omit it, or give a text.")
     if "\x1f" in tag:
         raise InvalidTagError("A tag must not contain the control character U+001F.")
     try:
         size = len(tag.encode())
     except UnicodeEncodeError as error:
-        raise InvalidTagError("A tag is text that can be written as UTF-8.") from error
+        raise InvalidTagError("A tag must be text that can be encoded as UTF-8.") from error
     if size > TAG_BYTES_MAX:
-        raise InvalidTagError(f"A tag is at most {TAG_BYTES_MAX} bytes, this one is {size}.")
+        raise InvalidTagError(f"A tag may have at most {TAG_BYTES_MAX} bytes; this one has {size}.")
     return _TEXT + tag
 
 
@@ -92,7 +94,9 @@ def can_be_in_tag(text: object, bytes_max: int) -> bool:
 
 
 def _utf8_bytes(text: str) -> int:
-    """Return the length of `text` in UTF-8, in bytes; 0: it has no UTF-8 form (lone surrogates)."""
+    """Return the length of `text` in UTF-8, in bytes; 0 if it has no UTF-8 form (lone
+    surrogates).
+    """
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -108,7 +112,8 @@ def log_tag(log: str) -> TagHash:
     """
     if "\x1f" in log or not 0 < _utf8_bytes(log) <= LOG_NAME_BYTES_MAX:
         raise InvalidTagError(
-            f"A log's name is 1 to {LOG_NAME_BYTES_MAX} bytes of text without U+001F, not {log!r}."
+            f"A log's name must be 1 to {LOG_NAME_BYTES_MAX} bytes of text without U+001F, not "
+            f"{log!r}."
         )
     return _folded(log, "")
 
@@ -124,18 +129,18 @@ def tag_hash(log: str, tag: UserTag) -> TagHash:
 
 
 class TagColumns(NamedTuple):
-    """The tag columns of a record, in the form of batches."""
+    """The tag columns of a record, in the format of record batches."""
 
     tags: bytes
-    """The hashes of its log and tags, in this order: u64 each, little endian."""
+    """The hashes of the record's log and of its tags, in this order: u64 each, little-endian."""
     names: bytes
-    """The texts of its log and tags (`names_decoded`)."""
+    """The texts of the record's log and tags (`names_decoded`)."""
 
 
 _COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
 _COLUMNS_OVERHEAD_BYTES: Final = 512
 _TAG_BYTES: Final = 128
-"""A tag's hash, a text's header, its place in a tuple."""
+"""Memory for a tag: its hash, the header of its text, its place in a tuple."""
 _CHAR_BYTES_MAX: Final = 4
 _TAG_TYPES: Final = frozenset({str, int})
 
@@ -143,9 +148,9 @@ _TAG_TYPES: Final = frozenset({str, int})
 class _ColumnsCache:
     """A cache of tag columns, bounded in bytes.
 
-    Every append looks here, so a hit must cost no more than a lookup in a dictionary. The cache has
-    two generations: an entry that is used again moves to the young one. When the young one has half
-    of the bytes, the old one is dropped.
+    Every append looks up this cache, so a hit must cost no more than a lookup in a dictionary. The
+    cache consists of two dictionaries. New entries, and old entries that are used again, go to the
+    young one. When the young one has half of the bytes, it replaces the old one.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_old", "young")
@@ -154,7 +159,7 @@ class _ColumnsCache:
         self._bytes = 0
         self._bytes_max = bytes_max
         self.young: dict[tuple[object, ...], TagColumns] = {}
-        """By log and tags; the key also has the types of the tags if one is no text."""
+        """Columns by log and tags. If a tag is not text, the key also has the types of the tags."""
         self._old: dict[tuple[object, ...], TagColumns] = {}
 
     def columns(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns:
@@ -197,9 +202,9 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     Raises:
         InvalidTagError: a tag is empty, zero, too long or of a wrong type.
     """
-    try:  # the common hit, without a call: a key without types has only text
+    try:  # the common hit, without a call: a key without types has only text tags
         return _columns.young[log, tags]
-    except (KeyError, TypeError):  # TypeError: an unhashable value, which is no tag
+    except (KeyError, TypeError):  # TypeError: an unhashable value, which is not a tag
         return _columns.columns(log, tags)
 
 
@@ -210,7 +215,7 @@ def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
 
 
 def tags_packed(*tags: TagHash) -> bytes:
-    """Return hashes in the form of batches: u64 each, little endian."""
+    """Return hashes in the format of record batches: u64 each, little-endian."""
     return b"".join(tag.to_bytes(HASH_BYTES, "little") for tag in tags)
 
 
@@ -226,13 +231,15 @@ def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
 
 
 def names_have(names: bytes, tag: TagHash) -> bool:
-    """Return whether a record with `names` has a tag with this hash; its log's tag counts."""
+    """Return whether a record with `names` has a tag with this hash. The tag of its log counts,
+    too.
+    """
     log, *spelled = names.decode().split("\x1f")
     return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
 
 
 def tag_hashes_in(names: bytes) -> list[TagHash]:
-    """Return the hashes of the tags in `names`, without the log's."""
+    """Return the hashes of the tags in `names`, without that of the log."""
     log, *spelled = names.decode().split("\x1f")
     return [_folded(log, name) for name in spelled]
 

@@ -1,7 +1,7 @@
-"""Public names of a package that are imported when they are first used (PEP 562).
+"""Imports public names of a package when they are first used (PEP 562).
 
-Each process of a platform imports `indilog` before its own modules. Modules that only clients and
-applications need (pydantic, websockets) would take a quarter of a node's start.
+Each process of a platform imports `indilog` first. Importing the modules that only clients and
+applications need (pydantic, websockets) would take a quarter of a node's start time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     """Return the `__getattr__` of a package.
 
     Args:
-        package: the name of the package, `__name__` there.
+        package: name of the package (its `__name__`).
         modules: the names that each module provides, by the module's full name.
     """
     module_of = {name: module for module, names in modules.items() for name in names}

@@ -1,8 +1,8 @@
 """The public interface of a log (API.md, "The log"), which libraries and functions await.
 
-`Log` is the specification. Its implementations (in the platform's process, over a socket, in memory
-in `indilog.testing`) pass one contract suite (`tests/contract`). The docstrings here state each
-guarantee once.
+`Log` is the specification. Its implementations (in the platform's process, over a socket, and in
+memory in `indilog.testing`) pass the same contract suite (`tests/contract`). Each guarantee is
+stated once, in a docstring of this module.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from indilog.base.subscription import pages
 _TIME_S_MAX: Final = 1e12
 _WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
-"""Upper bound of the records that one `Log.read_range` returns."""
+"""Largest number of records that one `Log.read_range` returns."""
 RECORD_TAGS_LIMIT: Final = 254
-"""Upper bound of the setting `record_tags_max`, tags of a record."""
+"""Largest value of the setting `record_tags_max`, the limit of tags per record."""
 BATCH_RECORDS_LIMIT: Final = 100_000
-"""Upper bound of the setting `batch_records_max`, records of an `append_batch`."""
+"""Largest value of the setting `batch_records_max`, the limit of records per `append_batch`."""
 BATCH_TAGS_LIMIT: Final = 1_000_000
-"""Tags of all records in a batch."""
+"""Largest number of tags of all records in a batch."""
 RESERVED: Final = "$"
 """First character of the names of the platform's own logs."""
 
@@ -55,7 +55,8 @@ class After(msgspec.Struct, frozen=True):
     """The condition of an append: no record with `tag` has a seqnum greater than `seqnum`.
 
     Attributes:
-        seqnum: of the last record with the tag, as the caller knows it; None: there is none.
+        seqnum: seqnum of the last record with the tag that the caller knows; None: it knows of
+            none.
     """
 
     tag: UserTag
@@ -63,18 +64,18 @@ class After(msgspec.Struct, frozen=True):
 
 
 class Record:
-    """A record of a log, and its place.
+    """A record of a log, and its position.
 
     Attributes:
-        seqnum: place in the total order; dense from 0 over the whole logspace.
-        data: the bytes.
-        aux: cached bytes beside the record (`set_aux`), or None; may vanish.
-        time: when its writer accepted it, seconds since 1970 by the writer's own wall clock. For
-            display only: a writer's clock may be wrong by any amount, so no decision may depend on
-            it. Leases, delays, expiry and retention use `ordered_at`.
+        seqnum: position in the total order; dense from 0 over the whole logspace.
+        data: bytes of the record.
+        aux: bytes cached with the record (`set_aux`), or None; they may vanish.
+        time: when its writer accepted it, seconds since 1970 by the writer's wall clock. It is for
+            display only: no decision may depend on it, because a writer's clock may be wrong by any
+            amount. Leases, delays, expiry and retention use `ordered_at`.
         ordered_at: when the log ordered it, seconds since 1970 by the clock of the primary
-            sequencer, to the microsecond. Never smaller than that of a record before it in the
-            log, and the same value for every reader. `Log.find_time` searches by it.
+            sequencer, in microsecond resolution. Never smaller than that of an earlier record in
+            the log, and the same for every reader. `Log.find_time` searches by it.
     """
 
     __slots__ = ("_names", "aux", "data", "ordered_at", "seqnum", "time")
@@ -97,12 +98,12 @@ class Record:
 
     @property
     def tags(self) -> tuple[UserTag, ...]:
-        """The tags it was appended with, without repetitions."""
+        """The tags with which the record was appended, without repetitions."""
         return names_decoded(self._names)[1]
 
     @property
     def names(self) -> bytes:
-        """The texts of its log and tags, as stored (`indilog.base.ids.tag_columns`)."""
+        """The texts of the record's log and tags, as stored (`indilog.base.ids.tag_columns`)."""
         return self._names
 
     def __eq__(self, other: object) -> bool:
@@ -119,10 +120,11 @@ class Record:
 
 
 class Session:
-    """A session: the metalog position up to which one chain of calls has read; it only grows.
+    """A session: the metalog position up to which one chain of calls has read. It only grows.
 
-    Reads are answered at this position or a later one, and every answer raises it. Child calls
-    begin with it and return it with their results (PITFALLS 5).
+    Reads are answered at this position or a later one, and every answer raises the position. A
+    nested call begins at its caller's position, and its result raises the caller's position
+    (PITFALLS 5).
     """
 
     __slots__ = ("position",)
@@ -139,35 +141,38 @@ class LogSource(Protocol):
     """A source of logs by name: a client, a function's context, or `MemoryLogs`."""
 
     def log(self, name: str, session: Session) -> Log:
-        """Return the log `name`, read and written within `session`; it need not exist before."""
+        """Return the log `name`, read and written within `session`. The log need not exist
+        before.
+        """
 
 
 class Log(abc.ABC):
-    """One named log: records in one total order, found by tag.
+    """A named log: records in one total order, found by tag.
 
-    **Session.** All calls through one `Log` (and through the client or context it came from) read
-    their own writes, and never go back in time: a read reflects at least every record that an
-    earlier call of the session returned.
+    **Session.** All calls through one `Log`, and through the client or context that created it,
+    form a session. A session reads its own writes and never goes back in time: a read sees at least
+    every record that an earlier call of the session returned.
 
     A read with `fresh=True` is linearizable over all sessions: it sees every record whose append
-    returned, to any session, before the read was called. It costs a question to the primary
+    returned in any session before the read was called. It costs a round trip to the primary
     sequencer.
 
-    **Bounds** are inclusive. `tag=None` means every record of this log. An answer of `None` is
-    certain: there is no such record below the position of the read.
+    **Bounds** are inclusive. `tag=None` means every record of this log. An answer of `None` proves
+    that, at the metalog position of the read, there is no such record.
 
-    **Trim.** A log has a floor, and so has each of its tags; floors only grow (`trim`). A read
-    below the floor of the log, or of the requested tag, raises `TrimmedError(floor)`. For
-    `read_next`, `read_range` and `subscribe` that means a bound below the floor, for `read` a
-    seqnum below it. `read_prev` raises it if it finds nothing at or above a floor greater than 0. A
-    trimmed record is never reported as absent. A record is *dead* if it is below the floor of its
-    log, or has tags and is below the floors of all of them. Its bytes may be freed, reads of the
-    whole log skip it, and `read` raises `TrimmedError`, from any log.
+    **Trim.** A log has a floor (trim point), and so has each of its tags; floors only grow
+    (`trim`). A read below the floor of the log, or of the requested tag, raises
+    `TrimmedError(floor)`. For `read_next`, `read_range` and `subscribe` that means a bound below
+    the floor; for `read`, a seqnum below the floor. `read_prev` raises it if it finds no record at
+    or above a floor greater than 0. A trimmed record is never reported as absent. A record is
+    *dead* if it is below the floor of its log, or has tags and is below the floors of all of them.
+    The bytes of a dead record may be freed, reads of the whole log skip it, and `read` of its
+    seqnum raises `TrimmedError`.
 
-    **Loss.** A read whose answer is, or may be, a record that no replica has any more raises
-    `DataLossError`; continue at its `next_seqnum`. A record whose tags are lost, too, may have been
-    of any log and tag. So every read that would skip it raises, unless the floor is above it. A
-    lost record is never reported as absent.
+    **Loss.** If the answer of a read is, or may be, a record that no replica has any more, the read
+    raises `DataLossError`; continue at its `next_seqnum`. A record whose tags are lost, too, may
+    have belonged to any log and tag. So every read that would skip this record raises, unless the
+    floor is above it. A lost record is never reported as absent.
 
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
@@ -179,25 +184,25 @@ class Log(abc.ABC):
 
     @property
     def scope(self) -> object:
-        """An object that all `Log`s of one platform share within this process.
+        """An object that all `Log`s of one platform share in this process.
 
-        Libraries use it as a weak key of the state that they derive from records, so that the state
-        outlives the `Log` of one call. The default shares nothing. An implementation may return any
-        hashable object that lives as long as its connection and to which a weak reference can be
-        made.
+        Libraries use it as a weak key for state that they derive from records, so that the state
+        outlives the `Log` of one call. By default each `Log` has its own scope. An implementation
+        may return any hashable object that lives as long as its connection and supports weak
+        references.
         """
         return self
 
     @abc.abstractmethod
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        """Append a record and return its place in the total order.
+        """Append a record and return its seqnum.
 
         When this returns, the record is durable on the ack quorum of its shard, and every later
         read of this session sees it.
 
         Raises:
             AppendOutcomeUnknownError: the record may or may not be in the log; retry with a tag
-                that makes the second copy harmless.
+                that makes a second copy harmless.
             TooLargeError: more than `record_bytes_max` bytes or `record_tags_max` tags; nothing was
                 appended.
             InvalidTagError: a tag is empty, zero or of a wrong type; nothing was appended.
@@ -208,28 +213,28 @@ class Log(abc.ABC):
     async def append_batch(
         self, entries: Sequence[Entry], *, after: After | None = None
     ) -> list[SeqNum]:
-        """Append at most `batch_records_max` records, all or none, at consecutive seqnums;
-        guarantees and errors as `append`.
+        """Append at most `batch_records_max` records atomically, at consecutive seqnums. Guarantees
+        and errors are those of `append`.
 
-        With `after` they are appended only if no record with its tag has a greater seqnum than it
-        names. At least one of the records must have that tag. So of several appends with the same
-        condition at most one succeeds, whichever sessions and compute nodes they go through. This
-        holds among appends with a condition. An append without one may get between the check and
-        the append.
+        With `after`, the records are appended only if no record with the condition's tag has a
+        seqnum greater than the condition's. At least one of the appended records must have that
+        tag. So of several appends with the same condition at most one succeeds, regardless of their
+        sessions and compute nodes. This holds only among appends with a condition: a record
+        appended without one may be ordered between the check and the append.
 
         Raises:
             ConditionFailedError: the condition does not hold; nothing was appended.
-            TrimmedError: records with the tag may have been trimmed after the seqnum of the
-                condition; nothing was appended.
+            TrimmedError: records with the tag above the condition's seqnum may have been trimmed;
+                nothing was appended.
             DataLossError: the last record with the tag is lost; nothing was appended.
-            AppendOutcomeUnknownError: repeating it with the same condition never appends twice.
-                A `ConditionFailedError` may then be due to the first try.
+            AppendOutcomeUnknownError: a repetition with the same condition never appends twice. If
+                it raises `ConditionFailedError`, the first attempt may have succeeded.
             ValueError: no record has the tag of the condition; nothing was appended.
         """
 
     @abc.abstractmethod
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
-        """Return the record at `seqnum`, or None if it is not (yet) there or belongs to another
+        """Return the record at `seqnum`; None if there is none yet, or if it belongs to another
         log.
         """
 
@@ -244,8 +249,8 @@ class Log(abc.ABC):
     ) -> Record | None:
         """Return the first record with `tag` and seqnum >= `bound`.
 
-        With `wait`, the call waits up to that many seconds (`math.inf`: as long as it takes) for
-        one to appear.
+        With `wait`, the call waits up to that many seconds for such a record (`math.inf`: without
+        limit).
         """
 
     @abc.abstractmethod
@@ -265,10 +270,11 @@ class Log(abc.ABC):
         fresh: bool = False,
     ) -> list[Record]:
         """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
-        10,000). With `wait`, the call waits up to that many seconds for the first of them.
+        10,000). With `wait`, the call waits up to that many seconds for the first record.
 
-        Fewer than `limit` may come back although there are more (a page is also bounded in bytes).
-        An empty list is certain: there is no such record. Continue at the last seqnum + 1.
+        The result may have fewer than `limit` records although there are more, because a page is
+        also bounded in bytes. An empty list proves that there is no such record. Continue at the
+        last seqnum + 1.
         """
 
     @abc.abstractmethod
@@ -279,29 +285,30 @@ class Log(abc.ABC):
     async def now(self) -> float:
         """Return the time of the log: seconds since 1970 by the clock of the primary sequencer.
 
-        No record whose append has returned was ordered later (`Record.ordered_at`), and none whose
-        append is called after this returned is ordered earlier. Linearizable over all sessions,
-        unlike any wall clock. It costs a question to the primary sequencer.
+        Every record whose append has returned before this call was ordered at this time or earlier
+        (`Record.ordered_at`). Every record appended after this returned is ordered at this time or
+        later. So the call is linearizable over all sessions, unlike any wall clock. It costs a
+        round trip to the primary sequencer.
         """
 
     @abc.abstractmethod
     async def find_time(self, time: float) -> SeqNum:
-        """Return the first seqnum that was ordered at `time` or later, seconds since 1970; the tail
-        if there is none.
+        """Return the first seqnum that was ordered at `time` (seconds since 1970) or later; if
+        there is none, the tail.
 
-        `time` is compared with the clock of the primary sequencer, which never goes back along the
-        log. So every record whose append returned before `time` on that clock has a smaller seqnum.
-        Every record appended after `time` has this seqnum or a greater one. It searches by
-        `Record.ordered_at`, not `Record.time`.
+        `time` is compared with `Record.ordered_at`, not `Record.time`. This is the clock of the
+        primary sequencer, which never goes back along the log. So every record whose append
+        returned before `time` on that clock has a smaller seqnum, and every record appended after
+        `time` has this seqnum or a greater one.
         """
 
     @abc.abstractmethod
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Trim the records below `until`: of the whole log, or of the sub-stream of `tag`.
 
-        When this returns, every read of this session finds them trimmed, also after a restart.
-        Other sessions do so soon after. A floor that is already higher does not change. Memory and
-        disk are freed later, in the background.
+        When this returns, these records are trimmed for every read of this session, also after a
+        restart, and soon after for other sessions. A floor that is already higher does not change.
+        Memory and disk are freed later, in the background.
 
         Raises:
             ValueError: `until` is beyond the tail; nothing was trimmed.
@@ -313,13 +320,13 @@ class Log(abc.ABC):
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """Have the platform trim this log: records ordered longer than `age_s` ago, and records
-        below its newest `size_bytes` (data and names).
+        """Set which records of this log the platform trims: records ordered more than `age_s`
+        seconds ago, and records older than the newest `size_bytes` bytes (data and names).
 
-        The arguments are the whole policy: None is no bound, and without arguments everything is
-        kept. When this returns, the policy is as durable as an append, and every later `retention`
-        of this session returns it. Trims of this log do not remove it. The platform enforces it
-        every `retention_interval_s` seconds, with the guarantees of `trim`.
+        The call replaces the whole policy. None means no bound, so without arguments all records
+        are kept. When this returns, the policy is as durable as an append, and every later
+        `retention` of this session returns it. Trims of this log do not remove the policy. The
+        platform enforces it every `retention_interval_s` seconds, with the guarantees of `trim`.
 
         Raises:
             ValueError: a bound is not greater than 0; nothing was changed.
@@ -329,21 +336,23 @@ class Log(abc.ABC):
 
     @abc.abstractmethod
     async def retention(self) -> Retention:
-        """Return the policy of this log that was set last; `Retention()` if none was."""
+        """Return the policy of this log that was set last; `Retention()` if none was set."""
 
     @abc.abstractmethod
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Cache `aux` with an immutable record: it may vanish, and the last writer wins."""
+        """Cache `aux` with the record at `seqnum`. Aux data may vanish, and the last writer
+        wins.
+        """
 
     async def subscribe(
         self, tag: UserTag | None = None, bound: SeqNum = 0
     ) -> AsyncIterator[Record]:
-        """Yield every record with `tag` from `bound` on, in order: history first, then live,
-        without end.
+        """Yield every record with `tag` from `bound` on, in order: first existing records, then new
+        records as they are appended. The iteration does not end.
 
-        It reads at most one page ahead, which is bounded in records and bytes. So a slow consumer
-        needs bounded memory, and an idle one needs no messages. Over a connection it continues at
-        the next seqnum if the platform is back within a minute.
+        It reads at most one page ahead, and a page is bounded in records and bytes. So a slow
+        consumer needs bounded memory; an idle one needs no messages. Over a connection, it
+        continues at the next seqnum if the platform is reachable again within a minute.
         """
         async with aclosing(pages(self, tag, bound, resume_s=self._resume_s)) as found:
             async for page in found:
@@ -352,16 +361,18 @@ class Log(abc.ABC):
 
 
 def check_log_name(name: str) -> str:
-    """Return `name` if users may read and write that log; all kinds of log use these messages.
+    """Return `name` if users may read and write that log. All implementations use this check, so
+    that their messages are equal.
 
     Raises:
-        InvalidTagError: the name is not text, empty, too long, or reserved for the platform.
+        InvalidTagError: the name is not text, is empty, is too long, or is reserved for the
+            platform.
     """
     if not isinstance(name, str):
-        raise InvalidTagError(f"A log's name is text, not {type(name).__name__}: {name!r}.")
+        raise InvalidTagError(f"A log's name must be text, not {type(name).__name__}: {name!r}.")
     if name.startswith(RESERVED):
         raise InvalidTagError(
-            f"Names of logs that start with {RESERVED} are the platform's own; choose another "
+            f"Log names that start with {RESERVED} are reserved for the platform; choose another "
             f"name than {name!r}."
         )
     log_tag(name)  # refuses an invalid name
@@ -369,7 +380,7 @@ def check_log_name(name: str) -> str:
 
 
 def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
-    """Refuse an invalid record; all kinds of log use these messages.
+    """Raise for an invalid record. All implementations use this check.
 
     Raises:
         TooLargeError: too many bytes or tags.
@@ -377,7 +388,9 @@ def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_m
         TypeError: the data is not bytes.
     """
     if not isinstance(data, bytes):
-        raise TypeError(f"A record's data is bytes, not {type(data).__name__}; encode it first.")
+        raise TypeError(
+            f"A record's data must be bytes, not {type(data).__name__}; encode it first."
+        )
     check_tags(tags)
     if len(data) > bytes_max:
         raise TooLargeError("The record's size in bytes", size=len(data), limit=bytes_max)
@@ -386,7 +399,7 @@ def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_m
 
 
 def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
-    """Refuse more records than may be appended together.
+    """Raise for more records than one append may have.
 
     Raises:
         TooLargeError: more than `records_max`.
@@ -399,26 +412,26 @@ def check_after(log: str, after: After, entries: Sequence[Entry]) -> After:
     """Return the condition of an append to `log`, if the checked `entries` fit it.
 
     Raises:
-        ValueError: no record has its tag, or the seqnum is none.
-        InvalidTagError: its tag is empty, zero, too long or of a wrong type.
+        ValueError: no record has the condition's tag, or its seqnum is invalid.
+        InvalidTagError: the condition's tag is empty, zero, too long or of a wrong type.
     """
     tag_hash(log, after.tag)  # refuses an invalid tag
     names = (tag_columns(log, tuple(entry.tags)).names for entry in entries)
     if not any(names_match(each, log, after.tag) for each in names):
         raise ValueError(
-            f"No record of the batch has tag {after.tag!r} of its condition; give it to one."
+            f"No record of the batch has the condition's tag {after.tag!r}; add it to a record."
         )
     return After(after.tag, None if after.seqnum is None else check_bound(after.seqnum))
 
 
 def check_tags(tags: Iterable[UserTag]) -> None:
-    """Refuse a text where a list of tags is meant.
+    """Raise for a text instead of a list of tags.
 
     Raises:
         InvalidTagError: `tags` is text.
     """
     if isinstance(tags, str):
-        raise InvalidTagError(f"tags is a list of tags; write tags=[{tags!r}].")
+        raise InvalidTagError(f"tags must be a list of tags; write tags=[{tags!r}].")
 
 
 def check_bound(bound: SeqNum) -> SeqNum:
@@ -428,12 +441,12 @@ def check_bound(bound: SeqNum) -> SeqNum:
         ValueError: the bound is negative or not an integer.
     """
     if type(bound) is not int or bound < 0:
-        raise ValueError(f"A bound is a seqnum, 0 or greater, not {bound!r}.")
+        raise ValueError(f"A bound must be a seqnum, 0 or greater, not {bound!r}.")
     return min(bound, MAX_SEQNUM)
 
 
 def check_until(until: SeqNum, tail: SeqNum) -> None:
-    """Refuse to trim above the tail; all kinds of log use these messages.
+    """Raise for a trim beyond the tail. All implementations use this check.
 
     Raises:
         ValueError: `until` is beyond the tail.
@@ -451,20 +464,20 @@ def check_limit(limit: int) -> int:
         ValueError: the limit is below 1 or above `READ_RANGE_LIMIT_MAX`.
     """
     if type(limit) is not int or not 1 <= limit <= READ_RANGE_LIMIT_MAX:
-        raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
+        raise ValueError(f"limit must be 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
     return limit
 
 
 def check_wait(wait: float | None) -> float:
-    """Return how many seconds a read waits; 0: not at all; more than a year: without end.
+    """Return how many seconds a read waits. 0: it does not wait; more than a year: without limit.
 
     Raises:
-        ValueError: the wait is negative, or no number.
+        ValueError: the wait is negative or not a number.
     """
     if wait is None:
         return 0.0
     if type(wait) not in {int, float} or not wait >= 0:
-        raise ValueError(f"wait is a number of seconds, 0 or greater, not {wait!r}.")
+        raise ValueError(f"wait must be a number of seconds, 0 or greater, not {wait!r}.")
     return float(wait) if wait < _WAIT_S_MAX else math.inf
 
 
@@ -472,8 +485,8 @@ def check_time(time: float) -> int:
     """Return a time as microseconds since 1970.
 
     Raises:
-        ValueError: the time is negative, or no number.
+        ValueError: the time is negative or not a number.
     """
     if type(time) not in {int, float} or not 0 <= time < _TIME_S_MAX:
-        raise ValueError(f"A time is a number of seconds since 1970, not {time!r}.")
+        raise ValueError(f"A time must be a number of seconds since 1970, not {time!r}.")
     return round(time * 1e6)

@@ -1,6 +1,6 @@
-"""Limits log lines that repeat: the first ones of a kind are written, further ones are counted.
+"""Limits repeated log lines: the first lines of a kind are written, further lines are counted.
 
-A kind is an event of one logger at one level, whatever its fields are. So a client that causes a
+A kind is an event of one logger at one level; the fields do not matter. So a client that causes a
 line with each request, or a fault that logs in each iteration, neither fills the disk nor hides
 other lines.
 """
@@ -8,7 +8,7 @@ other lines.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - part of the shell: a timer writes counts
-import time  # noqa: TID251 - of the process's log
+import time  # noqa: TID251 - clock of the process's log
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import structlog
 
 LINES_MAX: Final = 100
-"""Lines of a kind that are written in one window."""
+"""Largest number of lines of a kind that are written in one window."""
 WINDOW_S: Final = 60.0
 """Length of a window in seconds, from the first line of the kind."""
 KINDS_MAX: Final = 1_000
-"""Kinds that are remembered. Above this the oldest is forgotten, and its next line counts as a
-first.
+"""Largest number of kinds with counts. Beyond it the oldest kind is dropped, so its next line
+counts as the first.
 """
 _LEFT_OUT: Final = "log lines left out"
 
@@ -31,7 +31,7 @@ _is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", def
 
 @contextmanager
 def limited_elsewhere() -> Iterator[None]:
-    """Exempt the lines that are logged in the block: they have a limit of their own."""
+    """Exempt the lines that are logged in the block, because they have their own limit."""
     token = _is_limited_elsewhere.set(True)
     try:
         yield
@@ -46,7 +46,7 @@ class _Kind(NamedTuple):
 
 
 class _Window:
-    """The lines of a kind since `start`, seconds of the clock."""
+    """The lines of a kind since `start` (seconds of the clock)."""
 
     __slots__ = ("left_out", "lines", "start")
 
@@ -57,14 +57,14 @@ class _Window:
 
 
 class Repeats:
-    """Lets lines of a kind through, up to a limit; then one line says how many were left out.
+    """Passes lines of a kind up to a limit; then one line says how many were omitted.
 
-    The first line of a kind is never dropped. The count is written when the window has ended: by
-    the event loop, or with the next line where none runs.
+    The first line of a kind is never dropped. The count is written when the window has ended: by a
+    timer of the event loop, or with the next line if no loop runs.
 
     Args:
-        tell: writes the line with a count.
-        clock: seconds that never go back.
+        tell: writes the line with the count.
+        clock: returns seconds that never go back.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Repeats:
         """Return the line of a structlog logger; a structlog processor.
 
         Raises:
-            structlog.DropEvent: it is left out.
+            structlog.DropEvent: the line is omitted.
         """
         text = str(event.get("event"))
         if text != _LEFT_OUT and not self.is_written("", method, text):
@@ -130,7 +130,7 @@ class Repeats:
                 self._forget(kind)
         self._left_out_from = min((w.start for _, w in left if w.start > over_from), default=None)
 
-    # --- inside
+    # --- internal
 
     def _wait(self, window: _Window) -> None:
         """Write the count of a window when it has ended."""
@@ -139,7 +139,7 @@ class Repeats:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # the next line writes it
+            return  # the next line writes the count
         loop.call_later(window.start + self._window_s - self._clock(), self.tell_over)
 
     def _forget(self, kind: _Kind) -> None:

@@ -1,7 +1,7 @@
-"""The pauses between resends of a message that was not answered.
+"""Computes the pauses between resends of a message that was not answered.
 
-Such a message may be lost, or its receiver may be slow. A fixed rate would keep a slow receiver
-slow. So the pause doubles with each resend up to a bound. An answer resets it.
+Such a message may be lost, or its receiver may be overloaded, and resends at a fixed rate would
+keep it overloaded. So the pause doubles with each resend, up to a bound. An answer resets it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from indilog.base.ids import Instant
 
 
 class Resend:
-    """The pauses of one resend.
+    """The pauses between resends of one message.
 
     Args:
         base_s: the first pause, in seconds.
-        max_s: the longest one.
+        max_s: the longest pause, in seconds.
 
     Attributes:
-        due: when to send again; None: nothing is awaited.
+        due: when to resend; None: no answer is awaited.
     """
 
     __slots__ = ("_base_s", "_max_s", "_pause_s", "due")
@@ -29,25 +29,25 @@ class Resend:
         self.due: Instant | None = None
 
     def sent(self, now: Instant) -> None:
-        """Note that it was sent: it is due again after the next pause."""
+        """Note that the message was sent, so it is due again after the next pause."""
         self.due = Instant(now + self._pause_s)
         self._pause_s = min(2 * self._pause_s, self._max_s)
 
     def is_due(self, now: Instant) -> bool:
-        """Whether it was sent, and the pause is over."""
+        """Tell whether the message was sent and the pause is over."""
         return self.due is not None and now >= self.due
 
     def hurry(self, now: Instant) -> None:
-        """Resend now what is awaited, because another node is to answer."""
+        """If an answer is awaited, make the resend due now, because another node is to answer."""
         if self.due is not None:
             self._pause_s, self.due = self._base_s, now
 
     def stop(self) -> None:
-        """Stop resending: an answer came, or none is awaited any more. The next pause is the first
-        one.
+        """Stop resending, because an answer came or is no longer awaited. The next pause is again
+        the first one.
 
-        A message that is still awaited needs a `Resend` of its own: an answer to one message must
-        not stop the resends of another.
+        Messages with separate answers need separate `Resend`s: an answer to one message must not
+        stop the resends of another.
         """
         self._pause_s = self._base_s
         self.due = None

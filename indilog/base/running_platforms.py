@@ -1,11 +1,13 @@
-"""A registry of the platforms that this user runs on this machine: their addresses and token files.
+"""Registers the platforms that this user runs on this machine, with their addresses and token
+files.
 
 A platform writes one file per gateway into `/tmp/indilog-UID`, a directory of mode 0700 that must
-belong to this user, and holds a lock on that file while it serves. The kernel frees the lock when
-the process ends, however it ends. A file without its lock is stale: its port may belong to another
-service by now, so its token is not used. The file has the path of the token's file, but no token.
+belong to this user. It holds a lock on that file while it serves. The kernel frees the lock when
+the process ends, even by a crash. A file that is not locked is stale: another service may use its
+port now, so its token is not used. The file has the path of the token's file, but not the token.
 
-Writers hold the lock of the directory, so that no writer removes the file of another.
+A process that changes the directory holds the directory's lock, so that no process removes
+another's file.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LOCK: Final = ".lock"
 _NEW: Final = ".new-"
 _ENDING: Final = ".json"
 _ENTRIES_MAX: Final = 1_000
-"""Files that a caller reads at most; one user's ports are far fewer."""
+"""Largest number of files that a caller reads; one user has far fewer ports."""
 _ENTRY_BYTES_MAX: Final = 64 * 1024
 _LITERAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}  # noqa: S104
 """The loopback address to reach a gateway that listens on a wildcard or name."""
@@ -35,14 +37,14 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class RunningPlatform(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway that is serving.
+    """The registered data of a gateway.
 
     Attributes:
-        url: with the literal loopback address that it listens on.
-        names: its further host names.
-        token_file: path of its token; empty: it needs none.
-        certificate: the file with its TLS certificate; empty: it speaks plain HTTP.
-        socket: its Unix socket.
+        url: URL with the literal loopback address on which it listens.
+        names: further host names of the gateway.
+        token_file: path of the file with its token; empty if it needs none.
+        certificate: path of its TLS certificate; empty if it serves plain HTTP.
+        socket: path of its Unix socket.
     """
 
     url: str
@@ -52,7 +54,7 @@ class RunningPlatform(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
 
     def answers_to(self, url: str) -> bool:
-        """Return whether `url`, one that `check_url` accepts, is this gateway's."""
+        """Return whether `url` is a URL of this gateway; `check_url` must accept `url`."""
         asked, own = urlsplit(url), urlsplit(self.url)
         return (
             asked.scheme == own.scheme
@@ -74,11 +76,11 @@ def running_at(
 
     Args:
         host: a name, an address, or the wildcard `0.0.0.0` or `::`.
-        port: of TCP.
-        names: further names under which callers reach it.
-        token_file: None: it needs no token.
-        certificate: None: it speaks plain HTTP.
-        socket: its Unix socket.
+        port: TCP port.
+        names: further host names of the gateway.
+        token_file: path of the file with its token; None: it needs no token.
+        certificate: path of its TLS certificate; None: it serves plain HTTP.
+        socket: path of its Unix socket.
     """
     address = _LITERAL.get(host, host)
     literal = f"[{address}]" if ":" in address else address
@@ -102,11 +104,11 @@ def directory_of_user() -> Path:
 
 
 def platform_at(url: str, directory: Path | None = None) -> RunningPlatform | None:
-    """Return the running platform of this user whose gateway `url` is; None: there is none.
+    """Return this user's running platform with the gateway at `url`; None if there is none.
 
     Args:
-        url: of the gateway.
-        directory: with the registered platforms; default: `directory_of_user`.
+        url: URL of the gateway.
+        directory: directory with the registered platforms; default: `directory_of_user`.
     """
     directory = directory or directory_of_user()
     if not _is_private(directory):
@@ -175,7 +177,9 @@ def _remove_stale(directory: Path) -> None:
 
 
 def _live(path: Path) -> RunningPlatform | None:
-    """Return the entry in a file if its platform holds its lock; None: it is stale or damaged."""
+    """Return the entry in a file if its platform holds the file's lock; None: the file is stale or
+    damaged.
+    """
     try:
         entry = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -195,7 +199,7 @@ def _live(path: Path) -> RunningPlatform | None:
 
 
 def _is_private(directory: Path) -> bool:
-    """Return whether it is a directory of this user that no other user can enter."""
+    """Return whether the path is a directory of this user that no other user can enter."""
     try:
         found = directory.lstat()
     except OSError:

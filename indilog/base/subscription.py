@@ -1,9 +1,9 @@
-"""Reading a log without end: history page by page, then live (API.md, "The log").
+"""Subscribes to a log: reads its history page by page, then new records (API.md, "The log").
 
-The next page is read while one page is consumed. So a slow consumer holds at most two pages, each
-bounded in records (`SUBSCRIBE_PAGE`) and in bytes (as every page, `page_bytes_max`). A fast
-consumer waits for one round trip a page. At the end of the log the read waits at the platform for
-new records: until then nothing is sent, and no timer runs.
+While the consumer processes one page, the next page is read. So a slow consumer holds at most two
+pages, each bounded in records (`SUBSCRIBE_PAGE`) and in bytes (`page_bytes_max`). A fast consumer
+waits one round trip per page. At the end of the log, the read waits at the platform for new
+records; until then nothing is sent, and no timer runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUBSCRIBE_PAGE: Final = 256
 """Records in one page of a subscription."""
 _PAUSE_S_MIN: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
-"""An interrupted subscription retries after pauses that double up to this many seconds."""
+"""Longest pause in seconds before an interrupted subscription retries; pauses double up to it."""
 
 
 class _Ordered(Protocol):
@@ -58,15 +58,17 @@ async def pages(
     idle_s: float = math.inf,
     resume_s: float = 0.0,
 ) -> AsyncGenerator[list[_RecordT], None]:
-    """Yield the records with `tag` from `bound` on, in order, without end, a page at a time.
+    """Yield the records with `tag` from `bound` on, in order, page by page. The iteration does not
+    end.
 
     Args:
-        log: the log.
+        log: log to read.
         tag: as in `Log.read_range`.
         bound: as in `Log.read_range`.
-        idle_s: seconds without a record after which an empty page is yielded, as a heartbeat.
-        resume_s: seconds for which retryable errors in a row (the platform restarts) are retried;
-            then the last one is raised.
+        idle_s: seconds without a record after which an empty page is yielded, so that the caller
+            can act.
+        resume_s: seconds for which retryable errors in a row are retried (for example while the
+            platform restarts); then the last error is raised.
     """
     ahead = asyncio.ensure_future(_page(log, tag, bound, idle_s, resume_s))
     try:

@@ -1,16 +1,16 @@
 """Structured logs (structlog) and metrics (Prometheus) of a process.
 
 Nothing is configured at import. A process calls `configure_logging` once, at its start; modules get
-their logger by `structlog.get_logger`. A metric costs a plain integer addition: every role's shell
-owns a `Metrics`, and a collector reads the numbers when `/metrics` is scraped. There is no global
-registry, so several platforms may run in one process.
+their logger from `structlog.get_logger`. Updating a metric costs an integer addition: every role's
+shell owns a `Metrics`, and a collector reads the numbers when `/metrics` is scraped. There is no
+global registry, so several platforms may run in one process.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import time  # noqa: TID251 - of the process's log
+import time  # noqa: TID251 - clock of the process's log
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,22 +40,22 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class _Unfailing:
-    """A stream whose reader may disappear; output that cannot be written is dropped.
+    """Wraps a stream whose reader may disappear. Output that cannot be written is dropped.
 
-    A node may outlive its supervisor, and with it the terminal or pipe that receives its lines.
+    A node may outlive its supervisor, and so the terminal or pipe that receives its lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it."""
+        """Write `text`; drop it if the stream fails."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop."""
+        """Flush the stream; ignore its failure."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -77,15 +77,15 @@ def configure_logging(
     event.
 
     Lines of the standard library's loggers (such as uvicorn's) have the same form. May be called
-    again; the last call wins. `processors` are applied to each line first. Lines that repeat are
-    limited (`indilog.base.log_repeats`), with the time of `clock`, unless the reader of the lines
-    limits them (`counts_repeats`).
+    again; the last call takes effect. `processors` are applied to each line first. If
+    `counts_repeats` is set, repeated lines are limited (`indilog.base.log_repeats`) by the time of
+    `clock`. Otherwise the process that reads the lines limits them.
 
     Raises:
-        ConfigError: an unknown level.
+        ConfigError: the level is unknown.
     """
     if level not in _LEVELS:
-        raise ConfigError(f"The log level is one of {', '.join(_LEVELS)}, not {level!r}.")
+        raise ConfigError(f"The log level must be one of {', '.join(_LEVELS)}, not {level!r}.")
     stream = cast("TextIO", _Unfailing(stream or sys.stderr))
     shared: list[structlog.typing.Processor] = [
         *processors,
@@ -116,14 +116,16 @@ def configure_logging(
 
 
 class _RepeatsFilter(logging.Filter):
-    """Limits repeated lines of the standard library's loggers; a kind is a message format."""
+    """Limits repeated lines of the standard library's loggers. Lines with the same message format
+    are of one kind.
+    """
 
     def __init__(self, repeats: Repeats) -> None:
         super().__init__()
         self._repeats = repeats
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written."""
+        """Return whether a line is to be written."""
         level = record.levelname.lower()
         return self._repeats.is_written(record.name, level, str(record.msg))
 
@@ -135,8 +137,8 @@ def _tell(event: str, **fields: object) -> None:
 def quiet_unless_configured() -> None:
     """Restrict a program without a log configuration to warnings and errors, on standard error.
 
-    For the embedded platform and for clients, which run inside another program. Otherwise structlog
-    would write to that program's standard output.
+    The embedded platform and clients run inside another program, and structlog would write to that
+    program's standard output.
     """
     if not structlog.is_configured():
         structlog.configure(
@@ -179,8 +181,8 @@ class Metrics:
     """The metrics of one node; its shell, roles and transport update them.
 
     Counters only grow. Counters with a label are mappings: `metrics.ignored["old epoch"] += 1`.
-    Labels are names from the code (message kinds, reasons, outcomes), never text from outside, so
-    their number is bounded.
+    Labels are names from the code (message kinds, reasons, outcomes), never received text, so their
+    number is bounded.
     """
 
     __slots__ = (
@@ -208,7 +210,7 @@ class Metrics:
         self.dropped: defaultdict[str, int] = defaultdict(int)
         """Messages dropped, by reason."""
         self.ignored: defaultdict[str, int] = defaultdict(int)
-        """Events from outside that were ignored, by reason."""
+        """Messages and other events that a role ignored, by reason."""
         self.sent_bytes = 0
         self.appended = 0
         self.damaged = 0
@@ -259,7 +261,7 @@ class _NodeCollector(Collector):
 
     def _sync_histogram(self) -> Metric:
         family = HistogramMetricFamily(
-            "indilog_sync_seconds", "How long disk syncs took", labels=("node",)
+            "indilog_sync_seconds", "Durations of disk syncs", labels=("node",)
         )
         edges = [*map(str, SYNC_BUCKETS_S), "+Inf"]
         for node in self._nodes:
@@ -269,20 +271,20 @@ class _NodeCollector(Collector):
 
 
 class FiguresCollector(Collector):
-    """Collects figures by part and name at each scrape."""
+    """Collects numbers by part and name at each scrape."""
 
     def __init__(
         self,
         read: Callable[[], Mapping[str, Mapping[str, object]]],
         name: str = "indilog_engine",
-        documentation: str = "Figures of the engine, by part",
+        documentation: str = "Counters of the engine, by part",
     ) -> None:
         self._read = read
         self._name = name
         self._documentation = documentation
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family with a sample per figure."""
+        """Yield one family with a sample per number."""
         family = GaugeMetricFamily(self._name, self._documentation, labels=("part", "figure"))
         for part, figures in self._read().items():
             for figure, value in figures.items():

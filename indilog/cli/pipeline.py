@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from indilog.base.ids import MAX_SEQNUM
 from indilog.cli import show
 from indilog.cli.gateway import explain_mistakes
+from indilog.link.access import check_url
 
 Where = Annotated[
     str, typer.Argument(help="A data directory, or a platform's URL.", metavar="DATA|URL")
@@ -45,6 +47,9 @@ def analyse(
         path, url = path_and_url(where)
         source = Source(path, url, log, at, skip_gaps)
         check_job(name, source)
+        if url:
+            check_url(url)
+        picture = _place_of_picture(out, name)
         progress = str(sys.stderr.isatty()).lower()
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         session = start(
@@ -60,13 +65,27 @@ def analyse(
         show.table(report.title, report.columns, report.rows)
         if report.has_more:
             show.line(f"There are more rows; --rows shows more than {rows:,}.")
-        picture = out / f"{name}.svg"
         try:
-            out.mkdir(parents=True, exist_ok=True)
             picture.write_text(report.svg, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"{picture} cannot be written: {error.strerror}.") from error
         show.line(f"The picture is in {picture}.")
+
+
+def _place_of_picture(out: Path, name: str) -> Path:
+    """Make the directory of a picture; return the picture's place.
+
+    Raises:
+        ValueError: nothing can be written there. This is known before Spark starts.
+    """
+    picture = out / f"{name}.svg"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{picture} cannot be written: {error.strerror}.") from error
+    if picture.is_dir() or not os.access(out, os.W_OK):
+        raise ValueError(f"{picture} cannot be written: give another directory as --out.")
+    return picture
 
 
 def export(

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 _DATA_SHOWN_MAX = 200
+_TEXT_WIDTH_MIN = 16
+_WIDTH_MAX = 10_000
 
 
 def line(text: str) -> None:
@@ -76,14 +78,31 @@ def apps(given: Sequence[Mapping[str, Any]]) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows as a table; numbers stand on the right."""
-    shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    """Print a title, and rows as a table.
+
+    Numbers stand on the right and are never broken. Text is broken where the terminal ends, but
+    keeps `_TEXT_WIDTH_MIN` characters. In a pipe or a file each row has one line.
+    """
+    shown = Table(box=None, pad_edge=False)
+    console = Console(highlight=False)
+    cells = [[_cell(cell) for cell in row] for row in rows]
     for place, name in enumerate(columns):
         is_number = any(isinstance(row[place], int | float) for row in rows)
-        shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*(Text(_cell(cell)) for cell in row))
-    Console(highlight=False).print(shown)
+        widest = max(len(name), *(len(row[place]) for row in cells)) if cells else len(name)
+        shown.add_column(
+            name,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number or not console.is_terminal,
+            min_width=max(len(name), min(widest, _TEXT_WIDTH_MIN)),
+        )
+    for row in cells:
+        shown.add_row(*map(Text, row))
+    wanted = console.measure(shown, options=console.options.update(width=_WIDTH_MAX))
+    needed = wanted.minimum if console.is_terminal else wanted.maximum
+    line(title)
+    console.width = max(console.width, needed)
+    console.print(shown, crop=False)
 
 
 def _cell(cell: object) -> str:

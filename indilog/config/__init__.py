@@ -1,9 +1,9 @@
 """Configuration of a platform (docs/CONFIGURATION.md).
 
-`ClusterConfig` is what all nodes must agree on. `NodeConfig` is what each node has of its own, in
-groups of settings that belong together: `config.node.journal.segment_bytes`. `config_from` puts a
-`Config` together from a TOML file, the environment and the command line. Every limit of the
-platform is here, with its unit last in its name.
+`ClusterConfig` has the settings that must be equal on all nodes. `NodeConfig` has the settings of
+one node, in groups: `config.node.journal.segment_bytes`. `config_from` builds a `Config` from a
+TOML file, the environment and the command line. Every limit of the platform is a setting; its name
+ends with its unit.
 """
 
 from indilog.config.cluster import ClusterConfig

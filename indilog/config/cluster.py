@@ -1,4 +1,4 @@
-"""What all nodes must agree on."""
+"""Settings that must be equal on all nodes."""
 
 from __future__ import annotations
 
@@ -13,39 +13,42 @@ _LINK_LIMITS: Final = (
     ("record_tags_max", RECORD_TAGS_LIMIT),
     ("batch_records_max", BATCH_RECORDS_LIMIT),
 )
-"""Settings that the formats of links and batches bound, each with that bound."""
+"""Settings that are limited by the formats of links and batches, each with its limit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig(Group):
-    """What all nodes must agree on."""
+    """Settings that must be equal on all nodes."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"aggregators"})
 
     sequencers: int = 1
-    """Nodes of the ordering tier: one primary, the others backups. An entry of the metalog is
-    committed when a majority has it; an odd number is best.
+    """Nodes of the ordering tier: one primary, and the others backups. A metalog entry is committed
+    when a majority has it, so an odd number is best.
     """
     storage_nodes: int = 1
     """Nodes of the storage tier; at least `replicas`."""
     replicas: int = 1
-    """Storage nodes that keep each record. An append is acknowledged when all of them have it."""
+    """Storage nodes that store each record. An append is acknowledged when all of them have stored
+    it.
+    """
     index_shards: int = 2
-    """Parts of the index tier; metalog positions go to them round robin."""
+    """Parts of the index tier. Metalog positions are assigned to them round robin."""
     index_replicas: int = 1
     """Index nodes that keep each index shard."""
     aggregators: int = 1
     """Nodes that merge the answers of the index shards; 0 is allowed with `master-slave`."""
     aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator"
-    """Which node merges the answers of the index shards to one lookup. `aggregator`: an aggregator.
-    `master-slave`: one of the index nodes asked, the master. `both`: the two kinds alternate.
+    """The node that merges the answers of the index shards to one lookup. `aggregator`: an
+    aggregator. `master-slave`: one of the index nodes that are asked (the master). `both`: lookups
+    alternate between the two.
     """
     engines: int = 1
     """Compute nodes."""
     durability: Literal["fsync", "memory"] = "fsync"
     """`fsync`: acknowledged records survive a crash of the process and of the machine. `memory`:
-    they survive a crash of the process only; use it for benchmarks and tests. A loss of power may
-    then lose any part of what was written since the last pause.
+    they survive only a crash of the process; use it for benchmarks and tests. A power failure may
+    then lose any part of the data written since the last pause.
     """
     record_bytes_max: int = 1 * MIB
     """Bytes of a record's data."""
@@ -58,8 +61,8 @@ class ClusterConfig(Group):
     aux_bytes_max: int = 1 * MIB
     """Bytes of the aux data of a record."""
     message_bytes_max: int = 16 * MIB
-    """Bytes of one message between nodes; its sender refuses a larger one. At least twice
-    `batch_bytes_max`. It must have room for a page, for a record with aux data, and for a result.
+    """Bytes of one message between nodes; the sender refuses a larger message. At least twice
+    `batch_bytes_max`, and enough for a page, for a record with aux data, and for a result.
     """
 
     def __post_init__(self) -> None:
@@ -68,11 +71,11 @@ class ClusterConfig(Group):
         if self.replicas > self.storage_nodes:
             raise ConfigError(
                 f"replicas is {self.replicas} but storage_nodes is {self.storage_nodes}; "
-                "give at least as many storage nodes as replicas."
+                "set at least as many storage nodes as replicas."
             )
         if self.aggregators == 0 and self.aggregation != "master-slave":
             raise ConfigError(
-                f"aggregation is {self.aggregation!r} but aggregators is 0; give at least one, or "
+                f"aggregation is {self.aggregation!r} but aggregators is 0; set at least one, or "
                 'set aggregation to "master-slave".'
             )
         for name, limit in _LINK_LIMITS:

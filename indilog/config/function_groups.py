@@ -18,37 +18,39 @@ class GatewayConfig(Group):
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"port"})
 
     host: str = "127.0.0.1"
-    """Address that the gateway listens on. One other than loopback needs `tls_cert`, `tls_key` and
-    `auth`.
+    """Address on which the gateway listens. An address other than loopback needs `tls_cert`,
+    `tls_key` and `auth`.
     """
     port: int = 8080
     """Port for HTTP (0 to 65535); 0 takes a free one. With `--processes`, `engine-n` listens on
     `port` + n.
     """
     host_names: str = ""
-    """Names, separated by commas, under which callers reach the gateway, besides loopback
-    addresses, `localhost` and `host`. A request under any other name is answered with 421.
+    """Host names, separated by commas, that requests may use besides loopback addresses,
+    `localhost` and `host`. A request with any other host name is answered with 421.
     """
     auth: bool = True
     """Whether requests need the token of the data directory. Public functions never need it."""
     tls_cert: Path | None = None
-    """File with the certificate of the gateway and those of its issuers (PEM); None: plain HTTP."""
+    """File with the gateway's certificate and its issuers' certificates (PEM); None: plain HTTP."""
     tls_key: Path | None = None
     """File with the private key of the certificate (PEM, without a password)."""
     browser_sessions_max: int = 64
-    """Browsers signed in at a compute node at once; a further one ends the oldest session."""
+    """Browsers that are signed in at a compute node; one more ends the oldest session."""
     browser_session_s_max: float = 43_200.0
     """Seconds for which a browser stays signed in."""
     sign_in_code_s: float = 120.0
     """Seconds within which the link of `indilog open` can be used, once."""
     connections_max: int = 4_096
-    """Open connections of a gateway; further ones are answered with 503. It is lowered to the limit
-    of open files minus `descriptors_reserve`.
+    """Open connections of a gateway; further ones are answered with 503. If the limit of open files
+    minus `descriptors_reserve` is lower, that limit applies.
     """
     descriptors_reserve: int = 256
-    """Open files that connections leave to the journal, workers and links; at most half of all."""
+    """Open files that are reserved for the journal, workers and links; at most half of the
+    process's limit.
+    """
     gateway_bytes_max: int = 256 * MIB
-    """Bytes of bodies, pages and link messages that wait in a gateway. A request that needs more is
+    """Bytes of bodies, pages and link messages held in a gateway. A request that would exceed it is
     answered with 503. Requests below 16 KiB do not count.
     """
     headers_bytes_max: int = 64 * KIB
@@ -58,7 +60,7 @@ class GatewayConfig(Group):
     body_timeout_s: float = 60.0
     """Seconds for the body of a request, or one WebSocket message, to arrive."""
     answer_timeout_s: float = 60.0
-    """Seconds for a client to read an answer, or one event, beyond what the socket buffers."""
+    """Seconds for a client to read an answer, or one event, while the socket's buffer is full."""
     ready_append_s: float = 2.0
     """Seconds within which an append must be acknowledged; otherwise `/readyz` says not ready."""
 
@@ -89,7 +91,10 @@ class FunctionsConfig(Group):
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"workers"})
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("worker_silent_s", "worker_stop_s"),  # else a worker counts as silent before it is asked
+        (
+            "worker_silent_s",
+            "worker_stop_s",
+        ),  # otherwise a worker is killed before it can count as silent
         ("import_retry_s_min", "import_retry_s_max"),
     )
     shares: ClassVar[tuple[str, ...]] = ("app_slots_share_max", "app_pending_share_max")
@@ -97,35 +102,35 @@ class FunctionsConfig(Group):
     workers: int = 2
     """Worker processes of a compute node; 0: it runs no functions."""
     worker_environment: str = ""
-    """Names, separated by commas, of environment variables that functions see besides `PATH`,
-    `HOME` and others that a process needs. Use it for secrets.
+    """Names, separated by commas, of environment variables that are passed to functions, besides
+    `PATH`, `HOME` and others that a process needs. Use it for secrets.
     """
     worker_calls_max: int = 256
-    """Calls that one worker process runs at once; further ones wait."""
+    """Calls that one worker process runs concurrently; further calls wait."""
     calls_pending_max: int = 10_000
-    """Calls that wait or run on a compute node; a further one is refused."""
+    """Calls that wait or run on a compute node; a further call is refused."""
     app_slots_share_max: float = 0.9
-    """Share of the slots (`workers` x `worker_calls_max`) not used by other applications that one
-    application may use, while several are deployed. One slot is always allowed.
+    """Share that one application may use of the slots (`workers` x `worker_calls_max`) not used by
+    other applications, while several are deployed. One slot is always allowed.
     """
     app_pending_share_max: float = 0.5
-    """Share of `calls_pending_max`, less the calls of other applications, that the waiting and
-    running calls of one application may use, while several are deployed.
+    """Share that the waiting and running calls of one application may use of `calls_pending_max`
+    less the calls of other applications, while several are deployed.
     """
     call_timeout_s: float = 60.0
-    """Seconds for a call to run, from when a worker has it; a function may declare its own."""
+    """Seconds that a call may run in a worker; a function may declare its own limit."""
     call_wait_s_max: float = 60.0
     """Seconds that a call waits for a worker before it is refused."""
     result_bytes_max: int = 4 * MIB
-    """Bytes of the result of a call; a larger one is an error of the call."""
+    """Bytes of the result of a call; a call with a larger result fails."""
     worker_silent_s: float = 1.0
     """A worker whose event loop is blocked for this many seconds gets no new calls until it
     answers. Calls that it has not begun go to another worker. At most `worker_stop_s`.
     """
     worker_stop_s: float = 5.0
-    """A worker that is silent for this many seconds after a call's timeout is killed; one whose
-    thread still runs after that time is replaced. Also the time in which a worker must be found to
-    check the arguments of a recorded call.
+    """Seconds after a call's timeout when a worker is killed if it is silent, or replaced if the
+    call's thread still runs. Also the time in which a worker must check the arguments of a recorded
+    call.
     """
     worker_output_lines_per_s_max: int = 1_000
     """Lines per second that a worker's output adds to the platform's log. Further lines are
@@ -136,8 +141,8 @@ class FunctionsConfig(Group):
     import_timeout_s: float = 30.0
     """Seconds for an import of deployed code; then the importing process is killed."""
     import_retry_s_min: float = 1.0
-    """Seconds before the first retry to load an application that no longer loads; doubled each
-    time.
+    """Seconds before the first retry to load an application that did not load; doubled for each
+    retry.
     """
     import_retry_s_max: float = 60.0
     """Longest pause between two such retries, in seconds."""
@@ -158,14 +163,14 @@ class InvocationsConfig(Group):
     shares: ClassVar[tuple[str, ...]] = ("app_kept_share_max", "app_invocations_open_share_max")
 
     invocations_open_max: int = 10_000
-    """Asynchronous invocations that wait or run on the platform; a further one is refused."""
+    """Recorded invocations that wait or run on the platform; a further one is refused."""
     app_invocations_open_share_max: float = 0.5
-    """Share of `invocations_open_max`, less the invocations of other applications, that one
-    application may use (at most 1).
+    """Share that one application may use of `invocations_open_max` less the invocations of other
+    applications (at most 1).
     """
     invocations_running_max: int = 512
-    """Asynchronous invocations of one application that a compute node runs at once. Further ones
-    that are due wait, or run on other nodes.
+    """Recorded invocations of one application that a compute node runs concurrently. Further due
+    invocations wait, or run on other nodes.
     """
     invocation_delay_s_max: float = 31_536_000.0
     """Longest delay of an asynchronous invocation, in seconds (default: a year)."""
@@ -174,16 +179,19 @@ class InvocationsConfig(Group):
     compute node.
     """
     invocation_tries_max: int = 5
-    """Losses of a worker or compute node after which an invocation fails."""
+    """Crashes of its worker or compute node after which an invocation fails."""
     invocation_retry_s_min: float = 1.0
-    """Seconds before an invocation is retried after the first such loss; doubled each time."""
+    """Seconds before an invocation is retried after the first such crash; doubled for each
+    retry.
+    """
     invocation_retry_s_max: float = 60.0
     """Longest pause between two such retries, in seconds."""
     schedule_catch_up_max: int = 100
-    """Missed due times that run for a schedule that catches up with all of them."""
+    """Largest number of missed due times that run for a schedule that catches up with all of
+    them.
+    """
     schedule_late_s_max: float = 60.0
-    """A due time longer ago than this many seconds is missed, for a schedule that does not catch
-    up.
+    """Seconds after which a due time counts as missed, for a schedule that does not catch up.
     """
     results_kept_s: float = 86_400.0
     """Seconds for which outcomes of asynchronous invocations and idempotency keys are kept. The
@@ -208,46 +216,47 @@ class MetadataConfig(Group):
     """The metadata store: a file that the supervisor serves, or ZooKeeper."""
 
     metadata_store: Literal["embedded", "zookeeper"] = "embedded"
-    """Where views, addresses and epochs are kept: `embedded` in a file of the data directory, or in
-    `zookeeper`. It cannot be changed later.
+    """Store of views, addresses and epochs: `embedded` is a file of the data directory. It cannot
+    be changed later.
     """
     metadata_keys_max: int = 10_000
-    """Keys in the store; a further one is refused."""
+    """Keys in the store; a further key is refused."""
     metadata_value_bytes_max: int = 1 * MIB
     """Bytes of one value."""
     metadata_watchers_max: int = 1_000
-    """Watches, and requests of other processes, that wait in the store at once."""
+    """Watches, and requests of other processes, that may wait in the store."""
     metadata_timeout_s: float = 10.0
     """Seconds without an answer after which a request to the store fails as retryable."""
     metadata_session_s: float = 10.0
     """Seconds without a heartbeat after which a session in the store ends and its keys vanish."""
     metadata_sessions_max: int = 1_000
-    """Sessions that the embedded store keeps at once; a further one is refused."""
+    """Sessions in the embedded store; a further session is refused."""
     zookeeper_hosts: str = "127.0.0.1:2181"
     """Servers of the ZooKeeper ensemble: `host:port`, separated by commas."""
     zookeeper_root: str = "/indilog"
-    """Path in ZooKeeper below which everything is kept; each platform needs its own."""
+    """Path in ZooKeeper below which all keys are; each platform needs its own path."""
     zookeeper_auth: Literal["none", "digest", "sasl"] = "none"
-    """How to authenticate: not at all, by ZooKeeper's `digest` scheme, or by SASL (DIGEST-MD5).
-    With `digest` and `sasl` only `zookeeper_user` may access what the platform creates.
+    """How to authenticate: not at all, with ZooKeeper's `digest` scheme, or with SASL (DIGEST-MD5).
+    With `digest` and `sasl`, only `zookeeper_user` may access the keys that the platform creates.
     """
     zookeeper_user: str = "indilog"
     """Name for `zookeeper_auth`."""
     zookeeper_password_file: Path | None = None
     """File with the password for `zookeeper_auth`; the environment variable
-    `INDILOG_ZOOKEEPER_PASSWORD` wins.
+    `INDILOG_ZOOKEEPER_PASSWORD` takes precedence.
     """
     zookeeper_tls: bool = False
-    """Whether to encrypt; the names in the servers' certificates must be those of
+    """Whether to use TLS. The host names in the servers' certificates must be those of
     `zookeeper_hosts`.
     """
     zookeeper_tls_ca: Path | None = None
-    """PEM file of the authority that signed the servers' certificates; none: those of the system.
+    """PEM file of the authority that signed the servers' certificates; None: the system's
+    authorities.
     """
     zookeeper_tls_cert: Path | None = None
-    """PEM file of this client's certificate, if the servers ask for one."""
+    """PEM file of this client's certificate, if the servers require one."""
     zookeeper_tls_key: Path | None = None
-    """PEM file of its key."""
+    """PEM file of the private key of that certificate."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,7 +266,7 @@ class ProcessesConfig(Group):
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (("restart_s_min", "restart_s_max"),)
 
     restart_s_min: float = 0.1
-    """Seconds before a dead process or function worker is restarted; doubled each time it dies soon
+    """Seconds before a dead process or function worker is restarted; doubled each time it ends soon
     after its start.
     """
     restart_s_max: float = 5.0
@@ -266,14 +275,14 @@ class ProcessesConfig(Group):
     """Seconds without a heartbeat of its event loop after which a process is killed and restarted.
     """
     start_timeout_s: float = 600.0
-    """Seconds after its start in which a process must be ready; otherwise it is killed and
-    restarted. Reading a large journal without a usable checkpoint takes minutes.
+    """Seconds in which a starting process must be ready; otherwise it is killed and restarted.
+    Reading a large journal without a usable checkpoint takes minutes.
     """
     stop_timeout_s: float = 10.0
     """Seconds for a process to stop when asked to; then it is killed."""
     log_bytes_max: int = 16 * MIB
-    """Bytes of `platform.log` after which `./start` rotates it; checked every 10 s. The log of
-    `indilog up` is its standard error, which its reader bounds.
+    """Bytes of `platform.log` after which `./start` rotates it; checked every 10 s. `indilog up`
+    logs to its standard error, and bounds no file.
     """
     log_files_kept: int = 4
-    """Rotated log files that are kept."""
+    """Number of rotated log files that are kept."""

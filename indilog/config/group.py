@@ -13,7 +13,7 @@ MIB: Final = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Settings that belong together; checked when an instance is made.
+    """Settings that belong together. They are checked when an instance is created.
 
     Every number must be greater than 0, except those in `may_be_zero`.
 
@@ -23,7 +23,7 @@ class Group:
         shares: settings that are at most 1.
 
     Raises:
-        ConfigError: a setting is out of its range; one sentence that names it.
+        ConfigError: a setting is out of its range; the message names it.
     """
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset()
@@ -42,11 +42,11 @@ class Group:
             check_order(lower, getattr(self, lower), upper, getattr(self, upper))
         for share in self.shares:
             if getattr(self, share) > 1:
-                raise ConfigError(f"{share} is a share, at most 1.")
+                raise ConfigError(f"{share} is a share, so it must be at most 1.")
 
 
 def check_order(lower: str, low: float, upper: str, high: float) -> None:
-    """Refuse a setting that exceeds its upper one, unless that is 0.
+    """Raise if the setting `lower` exceeds the setting `upper`, unless `high` is 0.
 
     Raises:
         ConfigError: `low` is greater than `high`.

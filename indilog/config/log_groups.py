@@ -26,42 +26,42 @@ class JournalConfig(Group):
 
     segment_bytes: int = 32 * MIB
     """Bytes of a segment file; at least 64 KiB, and 1 KiB more than `batch_bytes_max`. The newest
-    segment and the spare one prepared after it are never freed.
+    segment, and the empty one prepared after it, are never freed.
     """
     checkpoint_frames: int = 32_768
-    """Frames after which a checkpoint is written; a start replays about this many. A large
-    checkpoint waits for more frames. A full segment makes a checkpoint due, too.
+    """Frames after which a checkpoint is written; a start replays about this many. If a checkpoint
+    is large, it is written after more frames. A full segment makes a checkpoint due, too.
     """
     sync_inline_s_max: float = 0.0015
     """While syncs take less than this many seconds (moving average), they run on the event loop;
     slower ones run in a thread. 0: all run in a thread.
     """
     journal_idle_s: float = 0.2
-    """Seconds without a write after which a journal notes how far it was synced. The note
-    distinguishes damage of the last frames from a torn tail; it costs two syncs.
+    """Seconds without a write after which a journal records how far it is synced. The record
+    distinguishes damage of the last frames from a torn tail, and costs two syncs.
     """
     rewrite_dead_share_min: float = 0.5
     """A segment file is rewritten without its dead frames when at least this share of it is
     dead (at most 1).
     """
     rewrite_share_max: float = 0.25
-    """Bytes that rewriting may write for each byte that appends write."""
+    """Bytes that rewrites may write for each byte that appends write."""
     rewrite_bytes_per_s: int = 8 * MIB
-    """Bytes per second that rewriting may write in addition to `rewrite_share_max`, so that it
-    continues without appends.
+    """Bytes per second that rewrites may write in addition to `rewrite_share_max`, so that they
+    continue without appends.
     """
     disk_reserve_bytes: int = 16 * MIB
-    """Bytes of the last segment that are kept free when the disk has no room for a further segment;
+    """Bytes of the last segment that are kept free when the disk has no room for another segment;
     at most a quarter of a segment. The node takes no more records until there is room.
     """
     disk_retry_s: float = 1.0
-    """Seconds between two checks of a full disk for room."""
+    """Seconds between two checks whether a full disk has room again."""
 
     def __post_init__(self) -> None:
         """Check each setting, then the smallest segment."""
         super().__post_init__()
         if self.segment_bytes < 64 * KIB:
-            raise ConfigError(f"segment_bytes is at least 65,536, not {self.segment_bytes:,}.")
+            raise ConfigError(f"segment_bytes must be at least 65,536, not {self.segment_bytes:,}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,34 +71,34 @@ class MessagesConfig(Group):
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (("resend_s", "resend_s_max"),)
 
     transport: Literal["stream", "zmq"] = "stream"
-    """What carries messages between processes: raw streams or pyzmq. All nodes must use the same.
+    """Transport of messages between processes: raw streams or pyzmq. All nodes must use the same.
     """
     node_host: str = ""
-    """IP address at which the processes of a platform receive each other's messages, over TCP.
-    Empty: Unix sockets, for one machine. One other than loopback needs `node_keys`.
+    """IP address at which the processes of a platform receive each other's messages over TCP.
+    Empty: Unix sockets, for one machine. An address other than loopback needs `node_keys`.
     """
     node_port: int = 7400
-    """First TCP port (1 to 65535) for `node_host`: of the metadata store. The nodes use the next.
+    """First TCP port (1 to 65535) for `node_host`. The metadata store uses it; the nodes use the
+    next ones.
     """
     node_keys: Path | None = None
     """Directory with the keys of this node, made by `indilog cluster init`. With it, TCP
     connections between processes are encrypted, and both sides authenticate themselves.
     """
     resend_s: float = 0.25
-    """Seconds without an answer after which a message that needs one is sent again; at most
-    `append_timeout_s`.
+    """Seconds without an answer after which a message is resent; at most `append_timeout_s`.
     """
     resend_s_max: float = 2.0
-    """The pause between two resends doubles up to this many seconds. Any progress resets it to
-    `resend_s`.
+    """Longest pause between two resends, in seconds. The pause doubles with each resend; any
+    progress resets it to `resend_s`.
     """
     page_bytes_max: int = 4 * MIB
     """Bytes of records, tags and aux data in one answer to `read_range`, and of metalog entries in
     one message. A page may exceed this by one record or batch.
     """
     send_queue_bytes_max: int = 64 * MIB
-    """Bytes that may wait for one peer; at least `message_bytes_max`. Messages above this are
-    dropped and counted, as a network may drop them.
+    """Bytes that may wait for one peer; at least `message_bytes_max`. Further messages are dropped
+    and counted.
     """
     send_queue_s_max: float = 2.0
     """Seconds without progress after which a peer counts as unreachable; its queue is dropped."""
@@ -110,11 +110,11 @@ class MessagesConfig(Group):
             return
         if not _is_address(self.node_host):
             raise ConfigError(
-                "node_host is an IP address at which the other nodes reach this one, not "
+                "node_host must be an IP address at which the other nodes reach this node, not "
                 f"{self.node_host!r}."
             )
         if self.node_port > _PORT_MAX:
-            raise ConfigError(f"node_port is 1 to {_PORT_MAX:,}, not {self.node_port:,}.")
+            raise ConfigError(f"node_port must be 1 to {_PORT_MAX:,}, not {self.node_port:,}.")
         if self.node_keys is None and not is_loopback(self.node_host):
             raise ConfigError(
                 f"Nodes do not listen on {self.node_host} without keys, because every machine that "
@@ -123,8 +123,7 @@ class MessagesConfig(Group):
             )
         if self.node_keys is not None and self.transport == "zmq":
             raise ConfigError(
-                'transport = "zmq" does not encrypt; set transport to "stream", or leave out '
-                "node_keys."
+                'transport = "zmq" does not encrypt; set transport to "stream", or omit node_keys.'
             )
 
 
@@ -140,96 +139,100 @@ class OrderingConfig(Group):
     """The metalog: sequencers, and the ordering journals of storage nodes."""
 
     metalog_entries_kept: int = 16_384
-    """Newest metalog entries that a sequencer keeps one by one, at least. It drops older ones once
-    every storage node has them in two checkpoints. A node that is farther behind starts from the
-    base.
+    """Smallest number of newest metalog entries that a sequencer keeps individually. It replaces
+    older entries by a base when every storage node has them in two checkpoints. A node that is
+    farther behind starts from the base.
     """
     metalog_entries_in_flight_max: int = 512
-    """Limit of the metalog entries in one message, of those sent to a backup without an answer, and
-    of those proposed and not committed.
+    """Largest number of metalog entries in one message, of entries sent to a backup and not
+    acknowledged, and of entries proposed and not committed.
     """
     ordering_frame_entries: int = 64
-    """Metalog entries that a storage node journals together. A restart fetches those that were
-    not journaled yet.
+    """Metalog entries that a storage node journals together. After a restart, it fetches the
+    entries that were not journaled.
     """
     primary_lost_s: float = 1.0
     """Seconds without a heartbeat after which another sequencer becomes the primary. ZooKeeper may
-    grant more.
+    require a longer time.
     """
     clock_gap_s_max: float = 30 * 86_400.0
-    """Seconds that may pass, by the wall clock, between the last record and a start of the
-    platform. A wall clock further ahead counts as wrong; then no time counts as passed.
+    """Longest time in seconds, by the wall clock, between the last record and a start of the
+    platform. If more time has passed, the wall clock counts as wrong, and the log's time continues
+    without the gap.
     """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StorageConfig(Group):
-    """Work of storage nodes in the background: verifying, repairing, freeing."""
+    """Background work of storage nodes: scrubs, repairs, and freeing space."""
 
     scrub_interval_s: float = 86_400.0
-    """Seconds between two scrubs; a scrub reads and verifies all that a storage node has."""
+    """Seconds between two scrubs; a scrub reads and verifies all data of a storage node."""
     scrub_bytes_per_s: int = 4 * MIB
     """Bytes per second that a scrub reads."""
     repair_bytes_per_s: int = 32 * MIB
-    """Bytes per second that a storage node fetches from other replicas for records it lost."""
+    """Bytes per second that a storage node fetches from other replicas to repair lost records."""
     repair_retry_s_max: float = 60.0
-    """The pause before asking again for records that no replica has doubles up to this many
-    seconds.
+    """Longest pause in seconds before records that no replica had are requested again; the pause
+    doubles up to it.
     """
     reclaim_bytes_per_s: int = 64 * MIB
     """Bytes of batches per second that a storage node reads, after a trim, to find dead records."""
     reclaim_rest_s_min: float = 1.0
-    """Seconds of rest after such a pass, at least. All rests of a pass together are at least ten
-    times its working time.
+    """Shortest pause in seconds between two such passes. All pauses of a pass together
+    are at least ten times its working time.
     """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColdConfig(Group):
-    """Old records on cheap storage (docs/OPERATIONS.md)."""
+    """Cold storage of old records (docs/OPERATIONS.md)."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"cold_after_s", "cold_local_bytes_max"})
 
     cold_place: str = ""
-    """Where old records go: an absolute path, or `s3://bucket/prefix` with parameters
-    (docs/OPERATIONS.md). Empty: no records are moved.
+    """Cold storage to which old records are moved: an absolute path, or `s3://bucket/prefix` with
+    parameters (docs/OPERATIONS.md). Empty: no records are moved.
     """
     cold_after_s: float = 30 * 86_400.0
-    """Seconds after which an ordered record may be moved; 0: age does not matter. Records above
-    `cold_local_bytes_max` move earlier.
+    """Seconds after its ordering when a record may be moved; 0: age does not matter. Records above
+    `cold_local_bytes_max` are moved earlier.
     """
     cold_local_bytes_max: int = 0
-    """Bytes of records that a storage node keeps on its own disk; the oldest of the others are
-    moved. 0: size does not matter.
+    """Bytes of records that a storage node keeps on its own disk. Beyond this, its oldest records
+    are moved. 0: size does not matter.
     """
     cold_object_bytes: int = 32 * MIB
-    """Bytes of records of one object (at most 512 MiB); fewer old records of a shard wait."""
+    """Bytes of records in one object (at most 512 MiB). Old records of a shard wait until they fill
+    an object.
+    """
     cold_bytes_per_s: int = 8 * MIB
     """Bytes of records per second that a storage node moves."""
     cold_requests_max: int = 4
-    """Reads of cold storage that a process makes at once; further ones wait."""
+    """Concurrent reads of cold storage by a process; further reads wait."""
     cold_cache_bytes_max: int = 64 * MIB
     """Bytes of row groups read from cold storage that a storage node keeps in memory."""
     cold_timeout_s: float = 5.0
     """Seconds after which a read of cold storage fails as retryable; at most `read_timeout_s`. A
-    stop waits as long for requests that are under way.
+    stopping process waits as long for requests in flight.
     """
     cold_retry_s: float = 10.0
-    """Seconds after which work that cold storage refused is tried again."""
+    """Seconds after which an operation that cold storage refused is retried."""
 
     def __post_init__(self) -> None:
-        """Check each setting, then that there is an edge."""
+        """Check each setting, then that the age or the size decides what is moved."""
         super().__post_init__()
         if self.cold_object_bytes > 512 * MIB:
             raise ConfigError(
-                f"cold_object_bytes is at most 536,870,912, not {self.cold_object_bytes:,}."
+                f"cold_object_bytes must be at most 536,870,912, not {self.cold_object_bytes:,}."
             )
         if not self.cold_place:
             return
         check_cold_place(self.cold_place)
         if not self.cold_after_s and not self.cold_local_bytes_max:
             raise ConfigError(
-                "cold_place is given, and cold_after_s and cold_local_bytes_max are 0; give one."
+                "cold_place is set, but cold_after_s and cold_local_bytes_max are both 0; set one "
+                "of them."
             )
 
 
@@ -238,51 +241,51 @@ class TrimsConfig(Group):
     """Trims and retention policies."""
 
     trims_pending_max: int = 10_000
-    """Trims in flight at once, at the primary and at a compute node."""
+    """Trims in flight at the primary, and at a compute node."""
     sweep_tags_per_iteration: int = 1_000
-    """Tags per iteration of the event loop that an index node frees of the records of a trimmed
-    log.
+    """Tags that an index node sweeps per iteration of the event loop after a trim of a log.
     """
     log_floors_max: int = 100_000
-    """Trimmed logs whose floors a compute node remembers, and as many trimmed tags. It asks the
-    index tier and storage about others.
+    """Trimmed logs whose floors a compute node keeps in memory, and as many trimmed tags. For
+    others it asks the index tier and storage.
     """
     retention_interval_s: float = 60.0
     """Seconds between two rounds in which the platform trims logs by their retention policies."""
     retention_bytes_per_s: int = 32 * MIB
     """Bytes of records per second that these rounds read, for policies that bound the size."""
     retention_logs_max: int = 10_000
-    """Logs whose retention policies are enforced. Further policies are not, with a warning."""
+    """Logs whose retention policies are enforced. Further policies are ignored, with a warning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexTierConfig(Group):
-    """Index nodes, and index data on its way to them and to compute nodes."""
+    """Index nodes, and index data that is sent to them and to compute nodes."""
 
     index_memory_bytes_max: int = 512 * MIB
-    """Bytes of index that an index node keeps in memory. Entries that are read seldom are then in
-    its snapshot only, and read from there.
+    """Bytes of its index that an index node keeps in memory. Entries that are read seldom are only
+    in its snapshot, and are read from there.
     """
     index_positions_ahead_max: int = 65_536
-    """Metalog positions whose data an index node or engine keeps while an earlier one is missing.
+    """Metalog positions whose data an index node or engine keeps while the data of an earlier
+    position is missing.
     """
     index_ahead_bytes_max: int = 64 * MIB
-    """Bytes of the data in `index_positions_ahead_max`. Above this the farthest positions are
-    dropped, and requested again.
+    """Bytes of the data kept because of `index_positions_ahead_max`. Above this, the latest
+    positions are dropped and requested again.
     """
     lost_ranges_max: int = 1024
-    """Ranges of seqnums with lost tags that an index node or engine keeps. Above this the ranges
-    nearest to each other are merged; reads by tag then treat the records between them as lost.
+    """Ranges of seqnums with lost tags that an index node or engine keeps. Above this, the ranges
+    closest to each other are merged; reads by tag then treat the records between them as lost.
     """
     index_snapshot_entries_min: int = 1_000_000
-    """An index node writes a snapshot when at least this many entries are new, and at least half as
-    many as the previous snapshot has. It writes one earlier when memory is short.
+    """New entries after which an index node writes a snapshot. There must also be at least half as
+    many new entries as the previous snapshot has. If memory is short, it writes one earlier.
     """
     index_snapshot_retry_s: float = 10.0
-    """Seconds after which a snapshot that could not be written is tried again."""
+    """Seconds after which a failed write of a snapshot is retried."""
     index_forget_entries_min: int = 1024
-    """An index node asks storage which records it may forget after trims, when its index has grown
-    by at least this many entries, and by at least an eighth.
+    """Growth of its index, in entries, after which an index node asks storage which records are
+    trimmed. The index must also have grown by at least an eighth.
     """
 
 
@@ -295,15 +298,15 @@ class AppendsConfig(Group):
     frame_bytes: int = 384 * KIB
     """Bytes after which an open batch is closed, at most `batch_bytes_max`.
 
-    One larger append makes a batch of its own.
+    A larger append gets its own batch.
     """
     frames_in_flight_max: int = 8
-    """Batches sent and not yet ordered. At this number further appends wait in the open batch."""
+    """Batches sent and not yet ordered. At this number, further appends wait in the open batch."""
     append_pending_max: int = 65_536
     """Appends that wait to be ordered; a further one is refused."""
     append_pending_bytes_max: int = 256 * MIB
-    """Bytes of appends, with tags and names, that wait to be ordered; a further one is refused.
-    Also the bytes of such batches that a storage node keeps in memory.
+    """Bytes of appends, with tags and names, that wait to be ordered; a further append is refused.
+    Also the bytes of batches that wait to be ordered that a storage node keeps in memory.
     """
     append_timeout_s: float = 30.0
     """Seconds after which an append that is not ordered fails with an unknown outcome."""
@@ -315,8 +318,8 @@ class ReadsConfig(Group):
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"hedged_reads_share_max"})
     ordered: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("hedge_delay_s_min", "lookup_timeout_s"),  # else a read restarts before it is hedged
-        ("lookup_timeout_s", "read_timeout_s"),  # else it fails before it restarts
+        ("hedge_delay_s_min", "lookup_timeout_s"),  # otherwise a read restarts before it is hedged
+        ("lookup_timeout_s", "read_timeout_s"),  # otherwise a read fails before it restarts
     )
     shares: ClassVar[tuple[str, ...]] = ("hedged_reads_share_max",)
 
@@ -326,20 +329,22 @@ class ReadsConfig(Group):
     """Seconds after which a read fails as retryable."""
     lookups_pending_max: int = 100_000
     """Reads, lookups and waiting readers in flight at one node; further ones are refused, or the
-    oldest is dropped.
+    oldest one is dropped.
     """
     hedged_reads_share_max: float = 0.05
-    """Share of the reads of records that may go to a second replica, too (at most 1).
+    """Share of record reads that may also be sent to a second replica (at most 1).
 
-    A read goes there when it takes longer than 99 of the last 100 reads. 0: none does.
+    A read is sent there when it takes longer than 99 of the last 100 reads. 0: no read is sent.
     """
     hedge_delay_s_min: float = 0.001
-    """Seconds before a read goes to a second replica, at least; at most `lookup_timeout_s`."""
+    """Shortest time in seconds before a read is sent to a second replica; at most
+    `lookup_timeout_s`.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachesConfig(Group):
-    """What nodes keep in memory: the local index of a compute node, records, aux data."""
+    """Caches of nodes: the local index of a compute node, records, aux data."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset(
         {
@@ -361,22 +366,24 @@ class CachesConfig(Group):
     )
 
     local_index: Literal["none", "default", "extended"] = "default"
-    """`none`: every lookup goes to the index tier. `extended`: a compute node also asks the index
-    tier whether a tag that is appended is new; if so, it knows all records of the tag (thesis 5.7).
+    """`none`: every lookup goes to the index tier. `extended`: when a tag is appended that it does
+    not know, a compute node asks the index tier whether the tag is new; if so, it knows all records
+    of the tag (thesis 5.7).
     """
     suffix_cuts_max: int = 100_000
-    """Newest cuts of which a compute node knows the shard of every record."""
+    """Newest cuts for which a compute node knows the shard of every record."""
     suffix_bytes_max: int = 8 * MIB
     """Bytes of these cuts in memory."""
     popularity_entries_max: int = 10_000
-    """Older seqnums whose shards a compute node remembers; the least recently used one goes first.
+    """Older seqnums whose shards a compute node caches; the least recently used one is evicted
+    first.
     """
     popularity_bytes_max: int = 4 * MIB
     """Bytes of these seqnums in memory."""
     tag_cache_seqnums_max: int = 1_000_000
-    """Seqnums of tags that a compute node remembers, over all tags."""
+    """Seqnums that a compute node caches for all tags together."""
     tag_cache_seqnums_per_tag_max: int = 10_000
-    """Seqnums of one tag that it remembers, the newest; at most `tag_cache_seqnums_max`."""
+    """Newest seqnums that it caches for one tag; at most `tag_cache_seqnums_max`."""
     tag_cache_bytes_max: int = 64 * MIB
     """Bytes of the seqnums of tags in memory."""
     answer_cache_entries_max: int = 10_000
@@ -395,12 +402,12 @@ class CachesConfig(Group):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RefillsConfig(Group):
-    """Questions of a compute node to the index tier that fill its local index ahead of reads."""
+    """Requests by which a compute node fills its local index from the index tier ahead of reads."""
 
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"refills_per_s_max"})
 
     new_tags_pending_max: int = 16_384
-    """Tags about which a compute node with the extended local index asks at once whether they are
+    """Tags for which a compute node with the extended local index may be asking whether they are
     new. It does not ask about further tags.
     """
     refill_after_misses: int = 2
@@ -408,7 +415,7 @@ class RefillsConfig(Group):
     refill_seqnums_max: int = 256
     """Records fetched per refill (2 to 10,000)."""
     refill_candidates_max: int = 10_000
-    """Tags whose misses are counted; the least recently missed one goes first."""
+    """Tags whose misses are counted; the least recently missed one is dropped first."""
     refills_pending_max: int = 64
     """Refills in flight at once."""
     refills_per_s_max: int = 500
@@ -419,23 +426,25 @@ class RefillsConfig(Group):
         super().__post_init__()
         if not 2 <= self.refill_seqnums_max <= 10_000:
             raise ConfigError(
-                f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
+                f"refill_seqnums_max must be between 2 and 10,000, not {self.refill_seqnums_max}."
             )
 
 
 def check_cold_place(place: str) -> None:
-    """Check how `cold_place` is written; the store is not asked.
+    """Check the form of `cold_place`, without access to the store.
 
     Raises:
         ConfigError: the place is neither a path nor an S3 address, or contains credentials.
     """
     if "://" not in place:
         if not Path(place).is_absolute():
-            raise ConfigError(f"cold_place is an absolute path or s3://..., not {place!r}.")
+            raise ConfigError(f"cold_place must be an absolute path or s3://..., not {place!r}.")
         return
     parts = urlsplit(place)
     if parts.scheme != "s3" or not parts.hostname:
-        raise ConfigError(f"cold_place is an absolute path or s3://bucket/prefix, not {place!r}.")
+        raise ConfigError(
+            f"cold_place must be an absolute path or s3://bucket/prefix, not {place!r}."
+        )
     if "@" in parts.netloc:
         raise ConfigError("cold_place contains credentials; give them in the environment.")
     unknown = {name for name, _ in parse_qsl(parts.query)} - _COLD_PARAMETERS

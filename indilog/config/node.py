@@ -1,7 +1,7 @@
-"""What each node has of its own: the groups of settings, and where a setting belongs.
+"""The settings of one node: their groups, and the group of each setting.
 
 A setting's name is unique over all groups. So the environment, the command line and error messages
-name a setting without its group, and only files and code name the group.
+name a setting without its group. Only files and code name the group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from indilog.config.log_groups import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What each node has of its own, a group of settings for each part."""
+    """The settings of one node, in a group for each part."""
 
     data_dir: Path = Path(".indilog")
     """Directory of the journal, snapshots, the metadata store and the token."""
@@ -61,9 +61,9 @@ class NodeConfig:
     def __post_init__(self) -> None:
         """Check the groups against each other."""
         resend_s, timeout_s = self.messages.resend_s, self.appends.append_timeout_s
-        # Otherwise an append fails before it is sent again.
+        # Otherwise an append fails before it is resent.
         check_order("resend_s", resend_s, "append_timeout_s", timeout_s)
-        # Otherwise a read fails before cold storage is said not to answer.
+        # Otherwise a read fails before it is known that cold storage does not answer.
         cold_s, read_s = self.cold.cold_timeout_s, self.reads.read_timeout_s
         if self.cold.cold_place:
             check_order("cold_timeout_s", cold_s, "read_timeout_s", read_s)
@@ -87,14 +87,14 @@ def _group_of_each_setting() -> dict[str, str | None]:
 
 
 GROUP_OF: Final[Mapping[str, str | None]] = _group_of_each_setting()
-"""The group of each setting of a node; None: it is in no group."""
+"""The group of each setting of a node; None if it has no group."""
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a node, given by their names alone, as a tree of groups.
+    """Return settings of a node, given without their groups, as a tree of groups.
 
     Args:
-        settings: names that `GROUP_OF` has, and their values.
+        settings: values by name; `GROUP_OF` has the names.
     """
     tree: dict[str, Any] = {}
     for name, value in settings.items():
@@ -104,7 +104,7 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_settings(node: NodeConfig) -> dict[str, Any]:
-    """Return all settings of a node by their names alone, the reverse of `grouped`."""
+    """Return all settings of a node by name, without their groups: the reverse of `grouped`."""
     return {
         name: getattr(node if group is None else getattr(node, group), name)
         for name, group in GROUP_OF.items()
@@ -112,7 +112,8 @@ def flat_settings(node: NodeConfig) -> dict[str, Any]:
 
 
 def node_config(base: NodeConfig | None = None, /, **settings: Any) -> NodeConfig:  # noqa: ANN401 each setting has its own type
-    """Return `base` (the defaults if None) with some settings changed, each by its name alone.
+    """Return `base` (the defaults if None) with some settings changed. Settings are named without
+    their groups.
 
     Raises:
         ConfigError: there is no such setting, or a value is out of its range.

@@ -18,17 +18,17 @@ from indilog.config.node import GROUP_OF, GROUPS, NodeConfig, grouped
 from indilog.kernel.records import tags_bytes_max
 
 _BESIDE_PAYLOAD_BYTES: Final = 128 * KIB
-"""Bytes of a message besides its payload, at most: envelope, seqnums, lengths."""
+"""Largest size of a message without its payload, in bytes: envelope, seqnums, lengths."""
 _CLUSTER_NAMES: Final = tuple(field.name for field in dataclasses.fields(ClusterConfig))
 _NAMES: Final[Mapping[str, Collection[str]]] = {"cluster": _CLUSTER_NAMES, "node": tuple(GROUP_OF)}
-"""The settings of each part, by their names alone."""
+"""The names of the settings of each part, without their groups."""
 
 _PartT = TypeVar("_PartT", ClusterConfig, NodeConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Both parts of a configuration."""
+    """A whole configuration: the settings of the cluster and of the node."""
 
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     node: NodeConfig = dataclasses.field(default_factory=NodeConfig)
@@ -57,7 +57,9 @@ class Config:
 
 
 def _payloads(cluster: ClusterConfig, node: NodeConfig) -> tuple[tuple[int, str], ...]:
-    """Return each payload that travels in one message: its largest size, and what it is."""
+    """Return each kind of payload that one message must carry: its largest size, and its
+    description.
+    """
     record = cluster.record_bytes_max + tags_bytes_max(cluster.record_tags_max)
     record += cluster.aux_bytes_max
     page, result = node.messages.page_bytes_max, node.functions.result_bytes_max
@@ -79,21 +81,21 @@ def config_from(
     overrides: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Put a configuration together; later sources win: `defaults`, `file`, `environment`,
+    """Build a configuration. Later sources take precedence: `defaults`, `file`, `environment`,
     `overrides`.
 
     Args:
         file: a TOML file with the tables `[cluster]` and `[node]`, and in `[node]` a table for each
             group of settings, such as `[node.journal]`.
-        environment: variables; those named `INDILOG_CLUSTER_*` and `INDILOG_NODE_*` count, without
-            a group: `INDILOG_NODE_SEGMENT_BYTES`.
-        overrides: `{"cluster": {...}, "node": {...}}`, as from a command line, without groups; None
-            values are left out.
+        environment: environment variables. `INDILOG_CLUSTER_*` and `INDILOG_NODE_*` are used; their
+            names have no group: `INDILOG_NODE_SEGMENT_BYTES`.
+        overrides: `{"cluster": {...}, "node": {...}}`, as from a command line, without groups.
+            Values of None are ignored.
         defaults: values that replace the defaults of the settings, in the form of `overrides`.
 
     Raises:
-        ConfigError: an unknown name, a wrong type, a contradiction; one sentence that names the
-            setting.
+        ConfigError: a name is unknown, a type is wrong, or settings contradict each other. The
+            message names the setting.
     """
     merged: dict[str, dict[str, Any]] = {"cluster": {}, "node": {}}
     environment_values = _from_environment(environment or {})
@@ -113,10 +115,11 @@ def _check_table(part: str, values: object) -> None:
         if not isinstance(values, Mapping):
             raise ConfigError(f"[{part}] must be a table of settings.")
     elif isinstance(values, Mapping):
-        raise ConfigError(f"Unknown table [{part}]; there are [cluster] and [node].")
+        raise ConfigError(f"Unknown table [{part}]; the tables are [cluster] and [node].")
     else:
         raise ConfigError(
-            f"The setting {part!r} stands outside the tables [cluster] and [node]; put it into one."
+            f"The setting {part!r} is outside the tables [cluster] and [node]; move it into one of "
+            "them."
         )
 
 
@@ -143,10 +146,10 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def _without_groups(node: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file's table `[node]` by their names alone.
+    """Return the settings of a file's table `[node]` by name, without their groups.
 
     Raises:
-        ConfigError: a setting is not in the table of its group, or a table is no group.
+        ConfigError: a setting is not in the table of its group, or a table is not a group.
     """
     settings: dict[str, Any] = {}
     for name, value in node.items():
@@ -163,7 +166,7 @@ def _without_groups(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_place(name: str, group: str | None, is_table: bool) -> None:  # noqa: FBT001 a question
-    """Refuse a setting outside the table of its group, and a table that is no group."""
+    """Raise for a setting outside the table of its group, and for a table that is not a group."""
     here = "node" if group is None else f"node.{group}"
     if is_table:
         raise ConfigError(
@@ -187,7 +190,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, dict[str, str
                 name = variable.removeprefix(prefix).lower()
                 if name not in names:
                     raise ConfigError(
-                        f"The environment variable {variable} names no setting of [{part}]"
+                        f"The environment variable {variable} does not name a setting of [{part}]"
                         f"{_did_you_mean(name, names, prefix)}"
                     )
                 found[part][name] = value

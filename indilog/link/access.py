@@ -1,16 +1,15 @@
-"""How a program finds a platform's gateway: its address, token and certificate.
+"""Finds the address, token and certificate of a platform's gateway.
 
-A token is sent only to the platform that it belongs to. It is taken from, in this order:
+A token is sent only to its own platform. The first of these sources is used:
 
 1. the caller (`indilog.connect(url, token=...)`);
-2. `INDILOG_TOKEN`, which belongs to the URL in `INDILOG_URL` (or, without that, to the default
-   URL), and goes to no other;
-3. the token file of a platform of this user that runs on this machine and listens at that URL
+2. `INDILOG_TOKEN`, which is sent only to the URL in `INDILOG_URL` (default: the default URL); 3.
+   the token file of this user's platform that runs on this machine and listens at that URL
    (`indilog.base.running_platforms`).
 
-`http://localhost:PORT` of such a platform is changed to the literal address that it listens on:
-another user may listen on the same port of another loopback address. No token goes to another
-machine over plain HTTP.
+For such a platform, `http://localhost:PORT` is replaced by the literal address on which it listens,
+because another user may listen on the same port of another loopback address. No token is sent to
+another machine over plain HTTP.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from indilog.base.running_platforms import RunningPlatform, platform_at
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 URL_VARIABLE: Final = "INDILOG_URL"
-TOKEN_VARIABLE: Final = "INDILOG_TOKEN"  # noqa: S105 - its name
+TOKEN_VARIABLE: Final = "INDILOG_TOKEN"  # noqa: S105 - the variable's name, not a secret
 CA_VARIABLE: Final = "INDILOG_CA"
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """How a client reaches a gateway.
+    """URL, token and TLS context with which a client reaches a gateway.
 
     Attributes:
-        url: without a trailing slash.
-        token: of the platform; empty if none is known.
-        tls: for `https://`; None: plain HTTP.
+        url: URL without a trailing slash.
+        token: token of the platform; empty if none is known.
+        tls: TLS context for `https://`; None: plain HTTP.
     """
 
     url: str
@@ -55,7 +54,7 @@ class Endpoint:
     @property
     def for_httpx(self) -> dict[str, Any]:
         """Arguments of `httpx.Client` and `httpx.AsyncClient`."""
-        # Without TLS an empty context spares reading the certificates of the system.
+        # Without TLS, an empty context avoids that the system's certificates are loaded.
         verify = self.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return {"base_url": self.url, "headers": self.headers, "verify": verify, "trust_env": False}
 
@@ -69,21 +68,23 @@ def check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError):  # of a port; of what is no text
+    except (ValueError, AttributeError):  # an invalid port; a value that is not text
         is_one = False
     if not is_one:
         raise ValueError(
-            f"A platform's URL is like {DEFAULT_URL}, with http:// or https:// before the host, "
+            f"A platform's URL has the form {DEFAULT_URL}, with http:// or https:// before the "
+            "host, "
             f"not {url!r}."
         )
     return url.rstrip("/")
 
 
 def unauthorized_at(url: str) -> str:
-    """Return the sentence for a caller whose token the platform at `url` refuses."""
+    """Return the error message for a caller whose token the platform at `url` refuses."""
     return (
-        f"The platform at {url} needs its token: as the user that runs it, `indilog token` on its "
-        "machine prints it; elsewhere set INDILOG_URL and INDILOG_TOKEN."
+        f"The platform at {url} needs its token: run `indilog token` as the user that runs it, on "
+        "its "
+        "machine; elsewhere set INDILOG_URL and INDILOG_TOKEN."
     )
 
 
@@ -98,14 +99,16 @@ def reach(
 
     Args:
         url: `http://HOST:PORT` or `https://HOST:PORT`.
-        token: of that platform; None: look it up, in the order above.
+        token: token of that platform; None: look it up in the order above.
         ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
-            certificate of a platform of this machine, else the system's.
-        environment: with `INDILOG_TOKEN`, `INDILOG_URL` and `INDILOG_CA`.
+            certificate of the platform if it runs on this machine, else the system's.
+        environment: environment variables, maybe with `INDILOG_TOKEN`, `INDILOG_URL` and
+            `INDILOG_CA`.
 
     Raises:
         ValueError: the URL or the token is malformed.
-        ConfigError: the token would leave the machine in plain HTTP, or a file cannot be read.
+        ConfigError: the token would be sent to another machine over plain HTTP, or a file cannot be
+            read.
     """
     url = check_url(url)
     local = platform_at(url)
@@ -116,12 +119,13 @@ def reach(
             url = local.url + urlsplit(url).path
     token = token or ""
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise ValueError("A token is ASCII text without spaces; `indilog token` prints it.")
+        raise ValueError("A token must be ASCII text without spaces; `indilog token` prints it.")
     parts = urlsplit(url)
-    assert parts.hostname, "it was checked"
+    assert parts.hostname, "`check_url` has checked it"
     if token and parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ConfigError(
-            f"The token is not sent to {parts.hostname} over http://, where others could read it; "
+            f"The token is not sent to {parts.hostname} over http://, where it could be "
+            "intercepted; "
             "use https://, or a tunnel to an address of this machine."
         )
     tls = None

@@ -1,7 +1,8 @@
-"""A budget for all bytes that wait in a gateway, and the shares that use parts of it.
+"""A budget for all bytes held in a gateway, and the shares that use parts of it.
 
-A share takes bytes as they arrive, and is refused when the budget is used up. Bytes that must be
-kept anyway, such as a function's outcome, are noted: they count, so the budget refuses others.
+A share takes bytes from the budget as they arrive; when the budget is used up, it is refused. Bytes
+that must be held anyway, such as a function's outcome, are counted even beyond the budget, so that
+other requests are refused.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from typing import Final
 from indilog.base.errors import OverloadedError
 
 UNCHARGED_BYTES: Final = 16 * 1024
-"""Smaller amounts are not counted, so that a gateway without budget still serves small requests."""
+"""Smaller amounts are not counted, so that a gateway with a used-up budget still serves small
+requests.
+"""
 
 
 class ByteBudget:
-    """Counts bytes that wait.
+    """Counts the bytes held in a gateway.
 
     Args:
         bytes_max: largest total of all shares.
 
     Attributes:
-        used: bytes of all shares; may exceed `bytes_max` by noted bytes.
-        refused: number of refusals.
+        used: bytes of all shares; may exceed `bytes_max` because of `ByteShare.note`.
+        refused: number of refused requests for bytes.
     """
 
     __slots__ = ("bytes_max", "refused", "used")
@@ -34,7 +37,7 @@ class ByteBudget:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no share may take more."""
+        """Whether shares may take no more bytes."""
         return self.used >= self.bytes_max
 
     def share(self) -> ByteShare:
@@ -43,10 +46,10 @@ class ByteBudget:
 
 
 class ByteShare:
-    """The bytes of one request, link or connection in a budget.
+    """The bytes that one request, link or connection uses of a budget.
 
     Attributes:
-        held: bytes.
+        held: number of bytes.
     """
 
     __slots__ = ("_budget", "held")
@@ -65,16 +68,17 @@ class ByteShare:
         if budget.used + size > budget.bytes_max:
             budget.refused += 1
             raise OverloadedError(
-                f"{budget.used:,} bytes wait in this gateway, which is near its limit of "
-                f"{budget.bytes_max:,}; nothing was done: try again later."
+                f"{budget.used:,} bytes are held in this gateway, whose limit is "
+                f"{budget.bytes_max:,}; nothing was done, try again later."
             )
         self.note(size)
 
     def take_up_to(self, size: int) -> None:
-        """Raise the share to `size` bytes, if it has fewer and `size` exceeds `UNCHARGED_BYTES`.
+        """Raise the share to `size` bytes, if it has fewer bytes and `size` exceeds
+        `UNCHARGED_BYTES`.
 
         Raises:
-            OverloadedError: the budget is used up; no more is held than before.
+            OverloadedError: the budget is used up; the share is unchanged.
         """
         if size > UNCHARGED_BYTES and size > self.held:
             self.take(size - self.held)

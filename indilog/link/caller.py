@@ -1,6 +1,6 @@
-"""Calling functions over a link, from a `Context` in a worker or from a client.
+"""Calls functions over a link, from a `Context` in a worker or from a client.
 
-The session's position goes with the call and comes back with the answer, also with a failure
+A call carries the session's position, and its answer carries the new one, even if it is a failure
 (PITFALLS 5).
 """
 
@@ -26,7 +26,7 @@ class LinkCaller:
 
     Args:
         asker: a link to the compute node, or a client.
-        depth: nesting depth of calls made here: one more than that of the calling function.
+        depth: nesting depth of the calls: one more than that of the calling function.
     """
 
     __slots__ = ("_asker", "_depth")

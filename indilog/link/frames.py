@@ -1,7 +1,8 @@
-"""How messages of a link are framed in a byte stream: each after its length (docs/decisions/0003).
+"""Frames the messages of a link in a byte stream: each message follows its length
+(docs/decisions/0003).
 
-A codec without I/O: bytes in any pieces go in, frames come out. Bytes that are no frame raise
-`MalformedFrameError`, and the link is closed.
+The codec does no I/O: it takes bytes in pieces of any size, and returns frames. Bytes that are not
+a frame raise `MalformedFrameError`, and the link is closed.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
-    It buffers at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may
-    be changed between two calls. `kind` defines the allowed messages.
+    It buffers at most one incomplete frame, so `message_bytes_max` bounds its memory. That limit
+    may be changed between two calls. `kind` defines the allowed messages.
     """
 
     __slots__ = ("_decoder", "_rest", "message_bytes_max")
@@ -58,14 +59,15 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the buffered incomplete frame."""
+        """Number of bytes of the buffered incomplete frame."""
         return len(self._rest)
 
     def frames(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete with `data`.
+        """Return the frames that `data` completes.
 
         Raises:
-            MalformedFrameError: the bytes are no frame, or one larger than `message_bytes_max`.
+            MalformedFrameError: the bytes are not a frame, or the frame exceeds
+                `message_bytes_max`.
         """
         if self._rest:
             self._rest += data

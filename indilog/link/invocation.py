@@ -14,9 +14,9 @@ class Invocation(NamedTuple):
     """The state of a recorded invocation.
 
     Attributes:
-        id: of the invocation, as `send` returned it.
+        id: id of the invocation, as `send` returned it.
         function: `app.function`.
-        state: `scheduled`, `running`, `done` or `failed`.
+        state: one of `scheduled`, `running`, `done`, `failed`.
         outcome: its result or error; None if it has not ended.
     """
 
@@ -31,7 +31,7 @@ class Invocation(NamedTuple):
         Raises:
             NotReadyError: the invocation has not ended.
             InvocationCancelledError: the invocation was cancelled.
-            IndilogError: the invocation failed; as `call` would have raised it.
+            IndilogError: the invocation failed; the error is the one that `call` would raise.
         """
         match self.outcome:
             case None:

@@ -1,13 +1,13 @@
-"""A link: one end of a stream between a compute node and a worker or client, with numbered calls
-both ways (docs/decisions/0003).
+"""A link: one end of a stream between a compute node and a worker or client, with numbered calls in
+both directions (docs/decisions/0003).
 
-All messages sent in one iteration of the event loop leave in one write. An asker numbers its
-questions. Answers carry that number and come in any order. The asker passes a callback, which is
-called exactly once: with the answer, or with a `Failed` of kind `LinkLostError` if the stream ends
-first. Bytes that are not messages close the link.
+All messages sent in one iteration of the event loop leave in one write. The end that asks (the
+asker) numbers its questions. Answers carry that number and arrive in any order. The asker passes a
+callback, which is called exactly once: with the answer, or, if the stream ends first, with a
+`Failed` of kind `LinkLostError`. Bytes that are not messages close the link.
 
-`Link` has no socket: `SocketLink` connects it to an asyncio stream transport; the gateway and
-`connect` connect it to a WebSocket.
+`Link` has no socket. `SocketLink` connects it to an asyncio stream transport; the gateway and
+`indilog.connect` connect it to a WebSocket.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from indilog.link.link_messages import (
 )
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
-"""Most bytes that wait for a peer that does not read; beyond it questions and large answers are
-refused.
+"""Largest number of bytes queued for a peer that does not read them. Beyond it, questions and large
+answers are refused.
 """
 
 SOCKET_MESSAGE_BYTES: Final = 128 * KIB
-"""Most bytes in one message of a WebSocket. It is below every `message_bytes_max`, because the
-other end closes the socket after a larger message. One write of a link may be many times as large.
+"""Largest number of bytes in one WebSocket message. It is below every `message_bytes_max`, because
+the other end closes the socket after a larger message. One write of a link is split into several
+messages.
 """
 
 OnAnswer: TypeAlias = Callable[[Answer], None]
@@ -63,7 +64,7 @@ class Link:
         serve: answers the questions of the other end.
         message_bytes_max: largest message in bytes.
         on_lost: called once when the link is lost.
-        is_of_client: the other end is a client: it sends `ClientQuestion`s only.
+        is_of_client: whether the other end is a client, which sends only `ClientQuestion`s.
 
     Attributes:
         frames_received: number of messages received.
@@ -116,7 +117,7 @@ class Link:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the buffered incomplete message."""
+        """Number of bytes of the buffered incomplete message."""
         return self._reader.held_bytes
 
     @property
@@ -137,7 +138,7 @@ class Link:
         if self._lost:
             raise LinkLostError("The connection is closed.")
         if self._waiting_bytes() > QUEUE_BYTES_MAX:
-            raise OverloadedError("The other end does not read what it is sent; try again later.")
+            raise OverloadedError("The other end does not read its messages; try again later.")
         call = self._next_call
         self._send(call, question)
         self._next_call = call + 1
@@ -148,7 +149,7 @@ class Link:
         """Ask and wait for the answer; if cancelled, cancel the question at the other end.
 
         Raises:
-            LinkLostError, OverloadedError, TooLargeError: as `post`; nothing was sent.
+            LinkLostError, OverloadedError, TooLargeError: as for `post`; nothing was sent.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -169,7 +170,7 @@ class Link:
             self.cancel(call)
 
     def cancel(self, call: int) -> None:
-        """Ask the other end to stop working on `call`; its answer is still awaited."""
+        """Ask the other end to stop working on `call`; the answer is still awaited."""
         if not self._lost:
             self._send(call, Cancel())
 
@@ -178,9 +179,9 @@ class Link:
     def answer(self, call: int, answer: Answer) -> None:
         """Answer the question `call` of the other end.
 
-        A `Failed` replaces an answer that is larger than a message may be. It also replaces records
-        or a result if too many bytes wait for the peer. For a function's result it says that the
-        function ran.
+        A `Failed` replaces an answer that exceeds the largest message. It also replaces records or
+        a result if too many bytes wait for the peer. If it replaces a function's result, it says
+        that the function ran.
         """
         if self._lost:
             return
@@ -204,8 +205,8 @@ class Link:
         close: Callable[[], None],
         queued_bytes: Callable[[], int],
     ) -> None:
-        """Connect the link to a stream: `write` sends bytes and never blocks; `queued_bytes` tells
-        how many bytes wait.
+        """Connect the link to a stream: `write` sends bytes and never blocks; `queued_bytes`
+        returns the number of bytes that wait.
         """
         self._write, self._close, self._queued_bytes = write, close, queued_bytes
         if self._out:
@@ -224,7 +225,7 @@ class Link:
             self._dispatch(frame)
 
     def close(self) -> None:
-        """Close the stream after all written bytes are sent; every open question fails now."""
+        """Close the stream after all written bytes are sent; all open questions fail now."""
         if self._out and self._write is not None and not self._lost:
             self._flush()
         if self._close is not None:
@@ -232,24 +233,24 @@ class Link:
         self.lost()
 
     def lost(self) -> None:
-        """The stream has ended: fail every open question, once."""
+        """Fail all open questions, once, because the stream has ended."""
         if self._lost:
             return
         self._lost = True
         waiting, self._open = self._open, {}
         self._out.clear()
-        if self._on_lost is not None:  # first, so that an asker that retries uses another link
+        if self._on_lost is not None:  # first, so that a retry uses another link
             self._on_lost(self)
         for on_answer in waiting.values():
             on_answer(_LOST)
 
-    # --- inside
+    # --- internal
 
     def _dispatch(self, frame: Frame) -> None:
         message = frame.message
         if isinstance(message, Answer):
             on_answer = self._open.pop(frame.call, None)
-            if on_answer is not None:  # None: it was abandoned
+            if on_answer is not None:  # None: the question was abandoned
                 on_answer(message)
             return
         if self._lost:
@@ -284,11 +285,12 @@ def unless_large(answer: Answer) -> Answer:
     """Return a small answer unchanged, and a failure in place of a large one."""
     match answer:
         case RecordsFound() | InvocationFound(outcome=Returned()):
-            return failed(OverloadedError("You do not read the answers that you asked for."))
+            return failed(OverloadedError("The caller does not read its answers."))
         case Returned(position=position):
             return failed(
                 CallOutcomeUnknownError(
-                    "The function ran, but its result was dropped: you do not read your answers."
+                    "The function ran, but its result was dropped: the caller does not read its "
+                    "answers."
                 ),
                 position,
             )
@@ -297,7 +299,7 @@ def unless_large(answer: Answer) -> Answer:
 
 
 def socket_messages(data: bytearray) -> Iterator[bytes]:
-    """Cut written bytes into messages of a WebSocket; the reader joins frames again."""
+    """Split written bytes into WebSocket messages. The reader joins the frames again."""
     view = memoryview(data)
     for start in range(0, len(view), SOCKET_MESSAGE_BYTES):
         yield bytes(view[start : start + SOCKET_MESSAGE_BYTES])
@@ -311,7 +313,7 @@ class SocketLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the link."""
-        stream = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        stream = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
         self.link.connected(stream.write, stream.close, stream.get_write_buffer_size)
 
     def data_received(self, data: bytes) -> None:

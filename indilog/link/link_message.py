@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 SOURCES_LIMIT: Final = 10_000
-"""Most files in a deployment."""
+"""Largest number of files in a deployment."""
 
 
 class LinkStruct(msgspec.Struct, frozen=True, tag=True, array_like=True):

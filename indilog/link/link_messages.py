@@ -1,14 +1,15 @@
-"""Every message on a link: what a function worker or a client asks of a compute node, what the node
-asks of a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
+"""The messages on a link: questions of workers and clients to a compute node, questions of the node
+to a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
 
 A link is a stream: each message arrives once and in order, or the link is closed. So `Lost:` says
-what the asker gets when the link closes, and `Repeated:` is mostly "never". An asker numbers its
+what the asker gets when the link closes, and `Repeated:` is mostly "never". The asker numbers its
 questions, and the answer carries the number (`indilog.link.frames.Frame`). Each direction has its
-own numbers, because questions and answers are different types.
+own numbers; questions and answers have different types, so the same number in both directions is
+not ambiguous.
 
-Positions are metalog positions: a question has that of the asker's session, an answer the one at
-which it was given (ARCHITECTURE 9). Arguments and results of functions are JSON text, which the
-compute node passes on without parsing it.
+Positions are metalog positions. A question has the position of the asker's session; an answer has
+the position at which it was given (ARCHITECTURE 9). Arguments and results of functions are JSON
+text, which the compute node passes on without parsing it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ from indilog.link.worker_messages import (
 )
 
 LINK_VERSION: Final = 4
-"""Each end sends its version first; a link between different versions is closed."""
+"""Version of the protocol. Each end sends its version first; a link between different versions is
+closed.
+"""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """The platform's limits, sent to the other end so that it can refuse too large values
+    """The platform's limits. The node sends them, so that the other end can refuse too large values
     itself.
     """
 
@@ -72,7 +75,7 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(_Message, frozen=True):
     """compute node → worker, client: the version and limits of this compute node.
 
-    Lost: the link is closed; the other end has asked nothing yet.
+    Lost: the link is closed; the other end has sent no question yet.
     Repeated: never.
     """
 
@@ -99,9 +102,9 @@ class LogAppend(_Message, frozen=True):
 class LogAppendBatch(_Message, frozen=True):
     """worker, client → compute node: append records, all or none; answered by `Appended`.
 
-    `tags` has the tags of all records, one record after the other; `tag_counts` has their number
-    for each record. So the lengths of these lists bound the cost of decoding the message. With
-    `after` the records are appended only if this condition holds.
+    `tags` has the tags of all records, one record after the other; `tag_counts` has the number of
+    tags of each record. So the lengths of these lists bound the cost of decoding the message. With
+    `after`, the records are appended only if this condition holds.
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
     Repeated: never.
     """
@@ -135,7 +138,9 @@ class LogAppendBatch(_Message, frozen=True):
             ValueError: the counts do not match the records and tags.
         """
         if len(self.tag_counts) != len(self.data) or sum(self.tag_counts) != len(self.tags):
-            raise ValueError("The tags of a batch are not as many as it says.")
+            raise ValueError(
+                "The number of tags in the batch differs from the sum of its tag counts."
+            )
         start = 0
         for data, count in zip(self.data, self.tag_counts, strict=True):
             yield data, self.tags[start : start + count]
@@ -271,8 +276,9 @@ class CallFunction(_Message, frozen=True):
     """worker, client → compute node: run `app.function` and return its result; answered by
     `Returned`.
 
-    `depth` is the number of calls above this one; a client's call has 0. A call with an idempotency
-    `key` is recorded and runs once. The node continues it even if no caller waits any more.
+    `depth` is the number of calls above this call in the chain; a client's call has 0. A call with
+    an idempotency `key` is recorded and has one outcome. The node continues it even if no caller
+    waits for it.
     Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
     call.
     Repeated: never.
@@ -326,7 +332,7 @@ class CancelInvocation(_Message, frozen=True):
 class DeployApp(_Message, frozen=True):
     """client → compute node: deploy these sources (path → text); answered by `Deployed`.
 
-    `name` None takes the name that the code gives its `App`.
+    If `name` is None, the application keeps the name in its code.
     Lost: the outcome is unknown to the asker; deploying again is harmless.
     Repeated: never.
     """
@@ -349,10 +355,11 @@ class UndeployApp(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """asker → asked: stop working on the question of this number; its answer is not needed.
+    """asker → asked: stop working on the question with this number, because its answer is not
+    needed.
 
-    The question is answered all the same, once; an asker that no longer waits ignores that.
-    Lost: the link is closed, which stops everything asked over it.
+    The question is still answered once; an asker that no longer waits ignores the answer.
+    Lost: the link is closed, which cancels all questions sent over it.
     Repeated: never.
     """
 
@@ -372,7 +379,8 @@ class Appended(_Message, frozen=True):
 
 
 class RecordsFound(_Message, frozen=True):
-    """compute node → worker, client: the requested records; none: proven that there is none.
+    """compute node → worker, client: the requested records; an empty list proves that there is
+    none.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -383,7 +391,8 @@ class RecordsFound(_Message, frozen=True):
 
 
 class TailFound(_Message, frozen=True):
-    """compute node → worker, client: the requested seqnum: the tail, or the first one at a time.
+    """compute node → worker, client: the requested seqnum, which is the tail, or the first seqnum
+    ordered at a time.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -447,7 +456,8 @@ class Deployed(_Message, frozen=True):
 
 
 class Undeployed(_Message, frozen=True):
-    """compute node → client: the application takes no new calls; `app` describes it as it was.
+    """compute node → client: the application takes no new calls; `app` describes the application as
+    it was.
 
     Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
     was done.
@@ -471,7 +481,7 @@ class Failed(_Message, frozen=True):
 
 
 class InvocationFound(_Message, frozen=True):
-    """compute node → client: the state of a recorded invocation; an empty `function`: it is
+    """compute node → client: the state of a recorded invocation; if `function` is empty, the id is
     unknown.
 
     Lost: as with the question.
@@ -498,7 +508,7 @@ ClientQuestion: TypeAlias = (
     | DeployApp | UndeployApp | Cancel
 )  # fmt: skip
 """All messages that a client may send. Each list in them has a limit, which the decoder checks
-before it decodes the items. So no message costs more time than its limits allow.
+before it decodes the items. So these limits bound the time to decode a message.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
@@ -513,7 +523,7 @@ class LinkLostError(NotReadyError):
 
 
 class RevokedError(NotReadyError):
-    """The call was revoked before it began; it was not run."""
+    """The call was revoked before it began, so it was not run."""
 
 
 # --- errors as values
@@ -532,8 +542,8 @@ _ATTRIBUTES: Final = (
 def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
     """Return the message that carries `error`, with its attributes, to the asker.
 
-    The other end may not know a library's error class. Such an error is sent as its nearest base
-    class in `indilog.base.errors`.
+    The other end may not know the error classes of a library. So an error is sent as its nearest
+    base class in `indilog.base.errors`.
     """
     kind = next((c.__name__ for c in type(error).__mro__ if c.__name__ in _ERRORS), "IndilogError")
     kept = {n: v for n, v in vars(error).items() if n in _ATTRIBUTES}
@@ -541,13 +551,13 @@ def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
 
 
 CANCELLED: Final = failed(
-    CallOutcomeUnknownError("The question was cancelled by its asker; it may have had effects.")
+    CallOutcomeUnknownError("The caller cancelled the request; it may have had effects.")
 )
-"""The answer to a cancelled question: every question gets an answer."""
+"""The answer to a cancelled question, because every question gets an answer."""
 
 
 def error_from(answer: Failed) -> Exception:
-    """Return the error in `answer`; of the base class if its own class is unknown here."""
+    """Return the error in `answer`; an unknown class becomes `IndilogError`."""
     kind = _ERRORS.get(answer.kind, IndilogError)
     error = kind.__new__(kind)
     error.args = (answer.message,)

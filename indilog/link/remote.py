@@ -1,8 +1,8 @@
 """The log over a link: `Context.log` in a function worker, and the log of a client.
 
 `RemoteLog` keeps the guarantees of `indilog.base.log.Log`. It sends each call with the session's
-position to the compute node at the other end, and raises the session to the answer's position.
-Records of a forbidden size or tag are refused here, with the platform's own sentence.
+position to the compute node at the other end, and raises the session to the answer's position. It
+refuses records with an invalid size or tag itself, with the same messages as the platform.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class RemoteLogs:
         self._asker = asker
 
     def log(self, name: str, session: Session) -> Log:
-        """Return the log `name`, read and written within `session`; it need not exist before."""
+        """Return the log `name`, read and written within `session`. The log need not exist
+        before.
+        """
         return RemoteLog(self._asker, name, session)
 
 
@@ -104,7 +106,7 @@ class RemoteLog(Log):
         return self._asker
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        """Append a record and return its place in the total order (`Log.append`)."""
+        """Append a record and return its seqnum (`Log.append`)."""
         checked = self._checked(data, tags)
         question = LogAppend(self.name, self._session.position, data, checked)
         return (await self._append(question)).seqnums[0]
@@ -112,7 +114,7 @@ class RemoteLog(Log):
     async def append_batch(
         self, entries: Sequence[Entry], *, after: After | None = None
     ) -> list[SeqNum]:
-        """Append several records, all or none, at consecutive seqnums (`Log.append_batch`)."""
+        """Append several records atomically, at consecutive seqnums (`Log.append_batch`)."""
         if not entries and after is None:
             return []
         check_batch(entries, records_max=BATCH_RECORDS_LIMIT)
@@ -129,7 +131,7 @@ class RemoteLog(Log):
         return list((await self._append(question)).seqnums)
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
-        """Return the record at `seqnum`, or None (`Log.read`)."""
+        """Return the record at `seqnum`; None if there is none (`Log.read`)."""
         check_bound(seqnum)
         if seqnum > MAX_SEQNUM:
             return None
@@ -213,17 +215,17 @@ class RemoteLog(Log):
         return _expected(RetentionFound, answer).retention
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep `aux` beside an immutable record, as a cache (`Log.set_aux`)."""
+        """Cache `aux` with the record at `seqnum` (`Log.set_aux`)."""
         check_bound(seqnum)
         if not isinstance(aux, bytes):
-            raise TypeError(f"Aux data is bytes, not {type(aux).__name__}; encode it first.")
+            raise TypeError(f"Aux data must be bytes, not {type(aux).__name__}; encode it first.")
         limit = self._asker.limits.aux_bytes_max
         if len(aux) > limit:
             raise TooLargeError("The aux data's size in bytes", size=len(aux), limit=limit)
         question = LogSetAux(self.name, self._session.position, seqnum, aux)
         _expected(Done, await self._read(question))
 
-    # --- inside
+    # --- internal
 
     def _checked(self, data: bytes, tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
         given = tags if isinstance(tags, str) else tuple(tags)
@@ -263,7 +265,7 @@ class RemoteLog(Log):
 
 
 def _refuse_lost(answer: Answer) -> None:
-    """Raise `AppendOutcomeUnknownError` if the link was lost during an append."""
+    """Raise `AppendOutcomeUnknownError` if `answer` says that the link was lost."""
     if isinstance(answer, Failed) and answer.kind == LinkLostError.__name__:
         raise AppendOutcomeUnknownError(
             "The connection was lost before the append was acknowledged; retry with a tag that "
@@ -286,6 +288,7 @@ def _error(answer: Answer) -> Exception:
     if isinstance(answer, Failed):
         return error_from(answer)
     return NotReadyError(
-        f"The other end answered with {type(answer).__name__}, which does not fit; "
+        f"The other end answered with {type(answer).__name__}, which is not an answer to the "
+        "question; "
         "does it run the same version of IndiLog?"
     )

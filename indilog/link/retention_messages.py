@@ -8,7 +8,7 @@ from indilog.link.link_message import LinkStruct
 
 
 class LogSetRetention(LinkStruct, frozen=True):
-    """worker, client → compute node: sets the log's policy from now on; answered by `Done`.
+    """worker, client → compute node: sets the log's policy; answered by `Done`.
 
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); repeating it is
     harmless.

@@ -30,13 +30,13 @@ class ThreadsLeft(LinkStruct, frozen=True):
 
 
 class Invoke(LinkStruct, frozen=True):
-    """compute node → worker: run a function of a deployment loaded there; answered by `Returned`.
+    """compute node → worker: run a function of a loaded deployment; answered by `Returned`.
 
-    `slot` is the call's index in shared memory that shows which calls are begun and which are
+    `slot` is the call's index in the shared memory that shows which calls have begun and which are
     revoked (`compute/indilog_compute/workers/claims`). A revoked call is answered by a `Failed` of
     kind `RevokedError`.
     Lost: the worker crashed; the caller gets a `WorkerCrashedError` if the call had begun,
-    otherwise it runs elsewhere.
+    otherwise another worker runs it.
     Repeated: never.
     """
 
@@ -63,7 +63,7 @@ class Load(LinkStruct, frozen=True):
 
 
 class Unload(LinkStruct, frozen=True):
-    """compute node → worker: drop a deployment; no call of it runs any more. Not answered.
+    """compute node → worker: unload a deployment, because no call of it runs. Not answered.
 
     Lost: the worker crashed, and its memory is freed.
     Repeated: never.
@@ -74,9 +74,9 @@ class Unload(LinkStruct, frozen=True):
 
 class CheckArguments(LinkStruct, frozen=True):
     """compute node → worker: check whether these arguments fit the function. Answered by `Done`, or
-    by a `Failed` that names the invalid ones.
+    by a `Failed` that names the invalid arguments.
 
-    Lost: the worker crashed; nothing was run, and another one is asked.
+    Lost: the worker crashed; nothing was run, and another worker is asked.
     Repeated: never.
     """
 
@@ -86,8 +86,8 @@ class CheckArguments(LinkStruct, frozen=True):
 
 
 class Ping(LinkStruct, frozen=True):
-    """compute node → worker: checks that the worker's event loop is running. Answered by `Done`, at
-    once if it is.
+    """compute node → worker: checks whether the worker's event loop is blocked. Answered by `Done`,
+    at once if it is not.
 
     Lost: the worker crashed.
     Repeated: never.

@@ -540,7 +540,7 @@ class NodeShell:
             self._idle_timer = self._loop.call_later(max(rest_s, _LATER_S), self._on_idle)
             return
         try:
-            self._sync_in_thread(self._journal.settle_flushed)
+            self._sync_in_thread(self._journal.record_synced_end)
         except OSError as error:
             self._fail(error)
 

@@ -1,13 +1,14 @@
-"""For authors of libraries that keep their state in a log, such as `bokistore`.
+"""The interface for authors of libraries that keep their state in a log, such as `bokistore`.
 
-A library imports from two places only: `indilog` (the public API) and this package. What an
-application needs is in `indilog`; what only a library needs is here:
+A library imports from two places only: `indilog` (the public API) and this package. Names for
+applications are in `indilog`; names only for libraries are here:
 
 - **Identifiers and limits**: `SeqNum`, `UserTag`, `TAG_BYTES_MAX`, `READ_RANGE_LIMIT_MAX`,
   `can_be_in_tag`, `check_bound`.
-- **Record format**: `RecordFormat` frames a library's records and refuses those of later versions.
+- **Record format**: `RecordFormat` frames a library's records, and refuses records of later
+  versions.
 - **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
-  that appends a record and then reads which effect it had.
+  that appends a record and then reads its effect.
 - **Damage and trims**: `read_surviving_records`, `may_go_further`, `Losses`, `name_loss`.
 - **Time and waiting**: `LogClock` estimates the time of a log, `Event` lets callers wait on an
   event loop or under a stepper.

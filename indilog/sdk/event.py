@@ -1,17 +1,19 @@
 """An event for callers of a library that wait for each other within one process.
 
-It works on an event loop, and without one under a stepper (`indilog.testing.stepper`).
+It works on an event loop, or without one under a stepper (`indilog.testing.stepper`).
 """
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - waiting is what it is for
+import asyncio  # noqa: TID251 - the event waits on the event loop
 from collections.abc import Generator
 from typing import Literal
 
 
 class _Until:
-    """Awaited: yields the event to the stepper, which resumes the coroutine once it is set."""
+    """An awaitable that yields the event to the stepper, which resumes the coroutine when the event
+    is set.
+    """
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -21,12 +23,12 @@ class _Until:
 
 
 class Event(asyncio.Event):
-    """An event of the event loop. Without a loop, a stepper drives the callers and resumes the
-    waiting ones once it is set.
+    """An event of the event loop. Without a loop, a stepper runs the callers, and resumes those
+    that wait when the event is set.
     """
 
     async def wait(self) -> Literal[True]:
-        """Return once it is set."""
+        """Return when the event is set."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:

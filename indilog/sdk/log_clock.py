@@ -1,6 +1,6 @@
-"""An estimate of a log's time between its records (decision 0025).
+"""Estimates a log's time between its records (docs/decisions/0025).
 
-The `ordered_at` of records decides what is due. This estimate only tells a program when to look: it
+The `ordered_at` of records decides what is due; this estimate only tells a program when to read. It
 is the newest `ordered_at` that was read, plus the time since then by a monotonic clock. No wall
 clock is read.
 """
@@ -17,14 +17,14 @@ class LogClock:
     """Estimates the time of a log. No decision may depend on the estimate.
 
     The estimate is the later of the last `Log.now` and the newest record read, plus the time since.
-    It can be ahead of the log after a restart of the primary that did not count its downtime; the
-    next `ask` corrects it.
+    It can be ahead of the log after a restart of the primary whose clock did not count its
+    downtime. The next `ask` corrects it.
 
     Args:
         monotonic: a clock in seconds that cannot be set and that counts while the machine sleeps.
 
     Attributes:
-        has_begun: whether the log was asked for its time.
+        has_begun: whether `begin` has asked the log for its time.
     """
 
     __slots__ = ("_monotonic", "_offset_s", "has_begun")
@@ -36,12 +36,12 @@ class LogClock:
         self.has_begun = False
 
     async def begin(self, log: Log) -> None:
-        """Ask `log` for its time at the first call; records that were read may be old."""
+        """On the first call, ask `log` for its time, because the records read so far may be old."""
         if not self.has_begun:
             await self.ask(log)
 
     async def ask(self, log: Log) -> None:
-        """Set the estimate to the time of `log`, also if that is earlier."""
+        """Set the estimate to the time of `log`, even if that is earlier."""
         time = await log.now()
         self._offset_s, self.has_begun = time - self._monotonic(), True
 

@@ -1,9 +1,9 @@
-"""Lost records in a log that a follower replays: each loss is logged once, and the follower
-continues after it (decision 0024).
+"""Handles lost records in a log that a follower replays: each loss is logged once, and the follower
+continues after it (docs/decisions/0024).
 
 A follower replays a log into state that its process needs (deployments, policies, invocations). It
-must neither stop at a loss nor skip it silently. It remembers the lost ranges, so that it can
-answer "unknown" instead of "absent" about what may have been recorded there.
+must neither stop at a loss nor skip it silently. It keeps the lost ranges, so that it can answer
+"unknown" instead of "absent" about state that may have been recorded there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _RANGES_MAX: Final = 64
 
 
 class Losses:
-    """The lost ranges that one follower has met, at most 64; beyond that, neighbours are joined.
+    """The lost ranges that one follower has met. It keeps at most 64 ranges; beyond that, it joins
+    neighbouring ranges.
 
     Args:
-        what: what the records were, a plural ("deployments").
-        consequence: a sentence for the operator about what the loss means.
+        what: plural noun for the content of the records, such as "deployments".
+        consequence: a sentence that tells the operator the consequence of a loss.
     """
 
     def __init__(self, what: str, consequence: str) -> None:
@@ -37,18 +38,20 @@ class Losses:
 
     @property
     def sentence(self) -> str:
-        """A sentence that names the seqnums where records may be missing; empty if none may be."""
+        """A sentence that names the seqnums where records may be missing; empty if there was no
+        loss.
+        """
         if not self._ranges:
             return ""
         places = ", ".join(f"[{start}, {end})" for start, end in self._ranges)
         return f"Records of {self._what} at seqnums {places} may be lost by damage."
 
     def read_on_after(self, error: DataLossError, bound: SeqNum) -> SeqNum:
-        """Remember and log a loss; return the seqnum where to read on.
+        """Store and log a loss; return the seqnum where reading continues.
 
         Args:
-            error: what a read raised.
-            bound: where that read began.
+            error: the error that a read raised.
+            bound: seqnum where that read began.
 
         Raises:
             DataLossError: the error has no `next_seqnum` after `bound`.
@@ -70,11 +73,11 @@ class Losses:
 
 
 def name_loss(what: str, error: DataLossError) -> DataLossError:
-    """Return a loss as an error that says which state cannot be read.
+    """Return an error for a loss that says which state cannot be read.
 
     Args:
-        what: the state ("Object 'x' of log 'y'").
-        error: what a read raised, or what this function returned before.
+        what: the state, such as "Object 'x' of log 'y'".
+        error: the error of a read, or an earlier result of this function.
     """
     if str(error).startswith(what):
         return error

@@ -1,6 +1,6 @@
-"""Errors after an append: none of them may claim that nothing was done.
+"""Errors after an append, none of which may claim that nothing was done.
 
-For libraries that append a record and then read which effect it had.
+For libraries that append a record and then read its effect.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from indilog.base.ids import SeqNum
 
 
 def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
-    """Refuse a read that does not show its session's own append.
+    """Raise if a read does not show a record that its session appended.
 
-    A read that follows an append of the same session shows the record. A read without the record
-    does not show the record's effect, so no caller may rely on it.
+    A read after an append of the same session must show the record. If it does not, the state that
+    was read lacks the record's effect, so no caller may rely on that state.
 
     Args:
-        seqnum: the record that the session appended, in the sub-stream that was read.
-        read_to: the sub-stream was read completely below this seqnum.
+        seqnum: seqnum of the record that the session appended to the sub-stream that was read.
+        read_to: seqnum below which the sub-stream was read completely.
 
     Raises:
-        NotReadyError: the record is missing in the read; read again.
+        NotReadyError: the read did not return the record; read again.
     """
     if read_to <= seqnum:
         raise own_append_missing(seqnum)
@@ -37,21 +37,21 @@ def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
 def own_append_missing(seqnum: SeqNum) -> NotReadyError:
     """Return the error of a read without the record at `seqnum`, which its session appended."""
     return NotReadyError(
-        f"The log was read without the record at {seqnum}, which was appended before in the same "
-        "session; read again."
+        f"The log was read without the record at {seqnum}, which the same session had appended; "
+        "read again."
     )
 
 
 @contextmanager
 def append_outcome_unknown(seqnum: SeqNum) -> Iterator[None]:
-    """In this block, read the effect of the record appended at `seqnum`.
+    """Enter a block that reads the effect of the record appended at `seqnum`.
 
-    A retryable error says that nothing was done. That is true of the read, but not of the append,
-    so the caller gets another error. A `ConflictError` is not replaced: the log's order decided
-    that the record has no effect.
+    A retryable error says that nothing was done. After an append that would be wrong, so the caller
+    gets another error. A `ConflictError` is not replaced, because it says that the record has no
+    effect.
 
     Raises:
-        AppendOutcomeUnknownError: instead of any other `retryable` error.
+        AppendOutcomeUnknownError: replaces any other `retryable` error.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""The frame of a library's records: two magic bytes, a version byte, a value in MessagePack.
+"""The frame of a library's records: two magic bytes, a version byte, and a MessagePack value.
 
-Any program may append any record under a library's tags. A library ignores records without its
-magic bytes. It refuses records of a later version: ignoring them would let two versions fold one
-log to two states.
+Any program may append records with a library's tags, so a library ignores records without its magic
+bytes. It refuses records of a later version, because two versions could otherwise derive different
+states from one log.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class RecordFormat:
 
     Args:
         magic: two bytes; the first is 0xB0, because no UTF-8 text begins with it.
-        version: 1 to 255; this version is written; later ones are refused.
-        of: name of the library, for the error's message.
-        error: raised on records of a later version.
+        version: the version to write (1 to 255); later versions are refused.
+        of: name of the library, for error messages.
+        error: type of the error raised for records of a later version.
     """
 
     __slots__ = ("_error", "_magic", "_of", "_prefix", "_version")
@@ -46,17 +46,17 @@ class RecordFormat:
         """Return a record's content; None: the record does not have this format.
 
         Args:
-            data: of the record.
-            decode: the method of a MessagePack decoder.
+            data: data of the record.
+            decode: the `decode` method of a MessagePack decoder.
 
         Raises:
-            IndilogError: of type `error`: a later version wrote the record.
+            IndilogError: (of type `error`) a later version wrote the record.
         """
         if not data.startswith(self._prefix):
             if data.startswith(self._magic) and data[2:3] > self._prefix[2:]:
                 raise self._error(
                     f"A record of {self._of} has format {data[2]}; this program reads up to "
-                    f"{self._version}: run a later one."
+                    f"{self._version}; upgrade it."
                 )
             return None
         try:

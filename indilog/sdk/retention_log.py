@@ -1,7 +1,7 @@
-"""Retention policies, records of the reserved log `$retention`.
+"""Stores retention policies as records of the reserved log `$retention`.
 
-They survive restarts, and trims of the logs that they apply to. A policy is one record tagged with
-the name of its log; for each name the newest record is in force. docs/FORMATS.md has the format.
+Policies survive restarts, and trims of the logs to which they apply. A policy is one record tagged
+with the name of its log; the newest record of a name is in force. docs/FORMATS.md has the format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETENTION_LOG: Final = "$retention"
 
 
 class _Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the log. Unknown fields are ignored."""
+    """A record of `$retention`. Unknown fields are ignored."""
 
     version: Literal[1]
     log: str
@@ -30,7 +30,7 @@ class _Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def record_policy(policies: Log, log: str, retention: Retention) -> None:
-    """Record that `retention` is the policy of `log` from now on; errors as `Log.append`."""
+    """Record that `retention` is the new policy of `log`. It raises the errors of `Log.append`."""
     policy = _Policy(version=1, log=log, age_s=retention.age_s, size_bytes=retention.size_bytes)
     await policies.append(msgspec.json.encode(policy), tags=[log])
 
@@ -43,13 +43,14 @@ async def recorded_policy(policies: Log, log: str) -> Retention:
 
 
 class PolicyLog:
-    """Follows the policies recorded in a log source.
+    """Reads the recorded policies, and follows their changes.
 
     Attributes:
-        newest: by log, its newest policy among the records read so far (`catch_up`).
-        beyond: policies ignored because `logs_max` logs have one already.
-        losses: where policies may be lost. Policies read before a loss are not enforced until they
-            are set again: a lost record may have replaced them by ones that keep more.
+        newest: the newest policy of each log, as of the records that `catch_up` has read.
+        beyond: number of policies that are ignored because `logs_max` logs already have one.
+        losses: seqnums where policies may be lost. Policies before a loss are not enforced until
+            they are set again, because a lost record may have replaced them by policies that keep
+            more.
     """
 
     def __init__(self, logs: LogSource, *, logs_max: int) -> None:
@@ -67,7 +68,7 @@ class PolicyLog:
         try:
             await self._log.read_next(bound=self._bound, wait=wait_s)
         except DataLossError:
-            return  # `catch_up` logs it
+            return  # `catch_up` logs the error
 
     async def catch_up(self) -> None:
         """Read new records into `newest`."""

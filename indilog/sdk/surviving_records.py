@@ -1,7 +1,7 @@
-"""The records of a sub-stream that are neither trimmed nor lost.
+"""Reads the records of a sub-stream that are neither trimmed nor lost.
 
-For sub-streams of checkpoints: a library begins at the surviving checkpoint that covers most, so a
-lost one matters only if it may cover more.
+It is for sub-streams of checkpoints. A library starts from the surviving checkpoint that covers the
+most records, so a lost checkpoint matters only if it may cover more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ async def read_surviving_records(
     """Yield the surviving records of a sub-stream in log order, and an error for each lost range.
 
     Args:
-        log: to read.
-        tag: of the sub-stream.
+        log: log to read.
+        tag: tag of the sub-stream.
         start: first seqnum to read.
-        limit: records per read.
+        limit: largest number of records per read.
 
     Raises:
-        DataLossError: records are lost, and the error has no `next_seqnum` to read on from.
+        DataLossError: records are lost, and the error has no `next_seqnum` from which to continue.
     """
     while True:
         try:
@@ -47,9 +47,9 @@ async def read_surviving_records(
 
 
 def may_go_further(lost: DataLossError | None, end: int) -> bool:
-    """Tell whether a lost checkpoint may cover more than one that covers records below `end`.
+    """Tell whether a lost checkpoint may cover more than a checkpoint of the records below `end`.
 
-    A checkpoint is appended after the records that it covers. So a checkpoint that covers the place
-    of the last lost record covers more than every lost checkpoint.
+    A checkpoint is appended after the records that it covers. So if a checkpoint covers the seqnum
+    of the last lost record, it covers more than any lost checkpoint.
     """
     return lost is not None and (lost.next_seqnum is None or end < lost.next_seqnum - 1)

@@ -1,7 +1,8 @@
 """BokiFlow: durable workflows and fenced locks on a shared log (thesis 2.3.3).
 
 Start with `Flow` and `Lock`; `docs/libs/bokiflow.md` is the guide. The library awaits only the
-public `indilog.Log` interface. Only its modules with clocks, pauses and tasks need an event loop.
+public `indilog.Log` interface. Only the modules that use clocks, pauses and tasks need an event
+loop.
 """
 
 from bokiflow.flow import Flow, Startable

@@ -1,4 +1,4 @@
-"""A workflow as its author writes it: name, body, types of arguments and result, code version."""
+"""The definition of a workflow: its name, body, types of arguments and result, and code version."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class Definition:
     Attributes:
         name: unique in its flow.
         body: the decorated function.
-        version: a digest of the code, so that a run knows whether it began with other code.
+        version: a digest of the code, which shows whether a run began with other code.
 
     Raises:
-        FlowSettingsError: the name is unusable, the body is not async, or its first parameter is
-            not the workflow. If type hints name types that are defined later, only `signature`
-            checks that parameter.
+        FlowSettingsError: the name is invalid, the body is not async, or its first parameter is not
+            the workflow. If type hints name types that are not defined yet, only `signature` checks
+            that parameter.
     """
 
     def __init__(self, name: str, body: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         if not can_be_in_tag(name, _NAME_BYTES_MAX):
-            raise FlowSettingsError(f"A workflow's name is 1 to {_NAME_BYTES_MAX} bytes of text.")
+            raise FlowSettingsError(
+                f"A workflow's name must be 1 to {_NAME_BYTES_MAX} bytes of text."
+            )
         if not inspect.iscoroutinefunction(body):
             raise FlowSettingsError(f"Workflow {name!r} must be an async function.")
         if not _may_take_workflow(body):
@@ -48,11 +50,12 @@ class Definition:
 
     @cached_property
     def signature(self) -> Signature:
-        """Types of the arguments and the result; evaluated at first use, when all named types are
-        defined.
+        """Types of the arguments and the result. They are evaluated at first use, when all named
+        types are defined.
 
         Raises:
-            FlowSettingsError: the first parameter is not the workflow. TypeError: as `Signature`.
+                FlowSettingsError: the first parameter is not the workflow.
+                TypeError: as `Signature`.
         """
         signature = Signature(self.name, self.body, Workflow)
         if not signature.takes_context:
@@ -83,7 +86,7 @@ class Definition:
 
 
 def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") -> None:  # noqa: A002
-    """Refuse a run of another workflow.
+    """Raise if a run belongs to another workflow.
 
     Raises:
         RunIdInUseError: the run is of another workflow; the message ends with `advice`.
@@ -95,9 +98,9 @@ def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") 
 
 
 def check_same_run(id: str, definition: Definition, arguments: bytes, begun: RunStarted) -> None:  # noqa: A002
-    """Refuse a start whose id belongs to a run of another workflow.
+    """Raise if a start uses the id of a run of another workflow.
 
-    A start with other arguments is accepted, because a start may be repeated. It is logged.
+    A start with other arguments is accepted, because a start may be repeated; a warning is logged.
 
     Raises:
         RunIdInUseError: the run is of another workflow.
@@ -112,7 +115,9 @@ def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Run
 
 
 def _may_take_workflow(body: Callable[..., object]) -> bool:
-    """Whether the first parameter is the workflow, or has a type hint that is not defined yet."""
+    """Tell whether the first parameter is the workflow, or has a type hint that is not defined
+    yet.
+    """
     first = next(iter(inspect.signature(body).parameters.values()), None)
     if first is None or first.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return False
@@ -130,7 +135,7 @@ def _takes_no_workflow(name: str) -> FlowSettingsError:
 
 
 def version_of(code: CodeType) -> str:
-    """Return a digest of the code; it depends on the Python version, too."""
+    """Return a digest of the code. It also depends on the Python version."""
     digest = xxh3_64()
     _add(digest, code)
     return digest.hexdigest()

@@ -1,15 +1,15 @@
-"""Takes over the runs of dead executors: a driver in each process that has the workflows.
+"""Takes over the runs of dead executors. Each process that has the workflows runs a driver.
 
-A driver polls heartbeats 8 times per lease, however many executors there are. It reads nothing else
-of healthy runs, and nothing while no executor is busy. Records that drivers must handle at once
-have a tag of their own (`URGENT_TAG`).
+A driver polls heartbeats 8 times per lease, however many executors there are. It reads no records
+of healthy runs, and no records at all while no executor is busy. Records that drivers must handle
+at once have a separate tag (`URGENT_TAG`).
 
 When the lease of an executor has ended, the driver reads which runs that executor left unfinished.
-If there are any, the order of the log makes one driver the new owner. The new owner takes the runs
-over one by one, as many at once as it may execute. If the new owner crashes, the next owner takes
-over the runs of both. Runs assigned to an executor after all drivers had read its stream are found
-by re-reading it (`bokiflow.takeover.dead_executors`). Crash-looping runs are taken over in small
-groups (`bokiflow.takeover.crash_loops`).
+If there are any, the order of the log makes one driver the new owner. The new owner takes over as
+many of these runs at a time as it may execute. If the new owner crashes, the next owner takes over
+the runs of both executors. A run may be assigned to a dead executor after all drivers have read its
+stream; drivers find such runs by re-reading the stream (`bokiflow.takeover.dead_executors`).
+Crash-looping runs are taken over in small groups (`bokiflow.takeover.crash_loops`).
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _TAKEN_AT_ONCE: Final = 16
 _RETRIED_MAX: Final = 4096
 _WATCH_BEATS: Final = 2
 _ITERATIONS_PER_LEASE: Final = 8
-"""Iterations per lease, at most, in addition to those for urgent records and due times."""
+"""Largest number of iterations per lease, in addition to those for urgent records and due times."""
 _DEAD_EXECUTORS: Final = "of dead executors"
 _CANCELLED: Final = "of cancelled runs"
 _UNKNOWN: Final = "of unknown executors"
 
 
 class Driver:
-    """Keeps the runs of a flow going when executors crash."""
+    """Continues the runs of a flow when executors crash."""
 
     def __init__(self, runner: Runner, *, retention_s: float) -> None:
         self._runner = runner
@@ -80,18 +80,18 @@ class Driver:
         """Runs that may be parked and whose cancellation is requested."""
         self._crash_loops = CrashLoops(runner.lease_s * _WATCH_BEATS / BEATS)
         self._taking = Tasks()
-        """Takeovers, by dead executor.
+        """Tasks that take over runs, by dead executor.
 
-        While the runs of one wait for room, or for a body that does not end, those of the others
-        are taken over.
+        Each dead executor has its own task, so that runs of one that wait for room, or for a body
+        that does not end, do not delay the runs of the others.
         """
         self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
         """When to retry runs that were parked as crash-looping; monotonic time."""
 
     async def drive(self, logs: Logs) -> None:
-        """Watch heartbeats and take over runs until cancelled; then leave, so that other processes
-        continue at once.
+        """Watch heartbeats and take over runs until cancelled. Then record that this executor
+        leaves, so that other processes continue its runs at once.
         """
         log = logs.log(self._runner.log_name)
         cleaning = asyncio.create_task(self._clean(log, logs))
@@ -99,7 +99,9 @@ class Driver:
         try:
             await self._until_done(lambda: self._runner.look(log))
             self._runner.on_crash_loop.append(self._retry_in)
-            on_cancel.append(self._on_cancel)  # earlier cancellations are read with the parked runs
+            on_cancel.append(
+                self._on_cancel
+            )  # earlier cancellations are found with the parked runs
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
                 await self._until_done(lambda: self._iterate(log, logs))
@@ -114,7 +116,9 @@ class Driver:
             await self._stop(log)
 
     async def _stop(self, log: Log) -> None:
-        """Leave; if the log is unavailable, other drivers continue when the lease has ended."""
+        """Record that this executor leaves. If the log is unavailable, other drivers take over its
+        runs when its lease has ended.
+        """
         try:
             with public_call():
                 await self._runner.stop(log)
@@ -122,7 +126,7 @@ class Driver:
             structlog.get_logger().warning("driver cannot record that it leaves", reason=str(error))
 
     async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Do `act`, and retry while the log is unavailable."""
+        """Run `act`, and retry it while the log is unavailable."""
         while True:
             try:
                 await act()
@@ -146,7 +150,7 @@ class Driver:
 
     async def _iterate(self, log: Log, logs: Logs) -> None:
         runner = self._runner
-        await runner.look(log, is_one_page=True)  # its page usually has all notifications
+        await runner.look(log, is_one_page=True)  # one page usually has all notifications
         if runner.executors.lapsed(waiting.monotonic_now()):
             await runner.look(log)
         rests_at = runner.rests_at()
@@ -169,7 +173,7 @@ class Driver:
         await self._wait_for_records(log)
 
     def _begin(self, name: str, take: Callable[[], Awaitable[None]]) -> None:
-        """Take runs over in a task; retry while the log is unavailable."""
+        """Take over runs in a task, with retries while the log is unavailable."""
         self._taking.begin(name, lambda: self._until_done(take))
 
     def _is_taken(self, name: str) -> bool:
@@ -184,13 +188,13 @@ class Driver:
     async def _take_cancelled(self, log: Log, logs: Logs) -> None:
         while self._cancelled:
             id_ = next(iter(self._cancelled))
-            await self._take_parked(log, logs, id_, is_given_up=True)
+            await self._take_parked(log, logs, id_, is_cancelled=True)
             self._cancelled.pop(id_, None)
 
     async def _wait_for_records(self, log: Log) -> None:
-        """Wait for a heartbeat, or for the time when one is overdue or a stream must be re-read.
+        """Wait for a heartbeat, or until a heartbeat is overdue or a stream must be re-read.
 
-        While an executor is busy, heartbeats wait for the next iteration.
+        While an executor is busy, a heartbeat does not end the wait; the next iteration reads it.
         """
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
@@ -216,20 +220,20 @@ class Driver:
             )
         try:
             await log.read_next(tag, executors.end, wait=max(_AGAIN_S, next_time - now))
-        except (TrimmedError, DataLossError):  # the next iteration skips it
+        except (TrimmedError, DataLossError):  # the next iteration skips these records
             await waiting.pause(_AGAIN_S)
 
     # --- dead executors
 
     async def _on_lapsed(self, log: Log, name: str, end: SeqNum) -> None:
-        """Handle an executor whose lease has ended as of the records below `end`."""
+        """Handle an executor whose lease had ended as of the records below `end`."""
         runner = self._runner
         if name == runner.lease.name:
             await runner.retire(log)
             return
         left = await read_remains(log, name)
         if not runner.executors.is_silent(name, end):
-            return  # it is alive, or another driver handles it
+            return  # it sent a heartbeat, or another driver handles it
         if not left.runs and not runner.executors.left_to(name):
             runner.executors.forget(name, waiting.monotonic_now())
             if left.end:
@@ -249,9 +253,7 @@ class Driver:
             await self._taken_from(log, name, left.end if are_read else 0)
 
     async def _taken_from(self, log: Log, name: str, end: SeqNum) -> None:
-        """Record that a dead executor has no run left that can be read; trim its stream below
-        `end`.
-        """
+        """Record that a dead executor has no readable runs left; trim its stream below `end`."""
         over = Entry(encode(ExecutorLeft(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await append_with_retry(log, [over])
         if end:
@@ -259,11 +261,13 @@ class Driver:
         await self._runner.look(log, seqnum)
 
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
-        """Take over runs that were assigned to an executor after its death."""
+        """Take over runs that were assigned to an executor after it was declared dead."""
         dead = self._runner.executors.dead_executors
         now = waiting.monotonic_now()
         left = await read_remains(log, name, dead.end(name))
-        await self._runner.look(log)  # a heartbeat is ordered before the records of its lease
+        await self._runner.look(
+            log
+        )  # each heartbeat is ordered before the records of the lease that it begins
         if self._has_no_owner(name):
             are_read = await self._take_all(log, logs, name, left.runs)
             is_over = are_read and name not in self._crash_loops
@@ -272,24 +276,26 @@ class Driver:
             dead.looked(name, now, 0)
 
     def _has_no_owner(self, name: str) -> bool:
-        """Whether an executor is unknown, so that no driver waits for the end of its lease.
+        """Tell whether an executor is unknown, so that no driver waits for the end of its lease.
 
-        Several drivers may see that at once; one of them gets each run.
+        Several drivers may find that at the same time; the log assigns each run to one of them.
         """
         runner = self._runner
         is_unknown = name != runner.lease.name and name not in runner.executors.known
         return is_unknown and self._have_unknown_expired()
 
     def _have_unknown_expired(self) -> bool:
-        """Whether executors whose heartbeats are lost have renewed them by now, or are dead."""
+        """Tell whether unknown executors are dead: a live one would have sent a new heartbeat by
+        now.
+        """
         return waiting.monotonic_now() >= self._unknown_until()
 
     def _unknown_until(self) -> float:
         return self._runner.executors.unknown_until(self._runner.lease_s)
 
     async def _look_for_unknown(self, log: Log) -> None:
-        """Treat executors of open runs that are unknown, because all their heartbeats may be lost,
-        as dead executors.
+        """Treat unknown executors of open runs as dead. An executor is unknown if all its
+        heartbeats were lost.
         """
         executors, lost_at = self._runner.executors, self._runner.executors.lost_at
         names = await find_executors_of_open_runs(log)
@@ -301,10 +307,10 @@ class Driver:
             executors.lost_at = None
 
     async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> bool:
-        """Take over runs of an executor, as many at once as there is room for; crash-looping ones
-        later.
+        """Take over runs of an executor, as many at a time as there is room for. Crash-looping runs
+        come last.
 
-        Return whether all could be read; the others are skipped.
+        Skip runs that cannot be read. Return whether all runs could be read.
         """
         crash_looping: dict[str, int] = {}
         are_read = True
@@ -326,7 +332,7 @@ class Driver:
     async def _take_crash_loops(
         self, log: Log, logs: Logs, name: str, crash_looping: dict[str, int]
     ) -> None:
-        """Take over crash-looping runs of an executor; then record that it has left none."""
+        """Take over crash-looping runs of an executor; then record that it has no runs left."""
 
         async def take(id_: str) -> asyncio.Task[None] | None:
             await self._until_done(lambda: self._take(log, logs, id_, (name,)))
@@ -345,8 +351,8 @@ class Driver:
         return None if running is None else running.task
 
     async def _freed(self, runs: list[str]) -> None:
-        """Wait, at most `_PROBLEM_S`, until one task of these runs has ended; this process executed
-        them under an old name.
+        """Wait, at most `_PROBLEM_S` seconds, until the task of one of these runs has ended. This
+        process executed them under an old name.
         """
         tasks = {task for task in map(self._task, runs) if task is not None}
         if tasks:
@@ -354,7 +360,7 @@ class Driver:
             await asyncio.wait(tasks, timeout=_PROBLEM_S, return_when=first)
 
     async def _room(self) -> None:
-        """Wait until this process may execute a further run."""
+        """Wait until this process may execute one more run."""
         if self._runner.room > 0:
             return
         room = asyncio.Event()
@@ -374,9 +380,9 @@ class Driver:
         holders: Iterable[str],
         crash_looping: dict[str, int] | None = None,
     ) -> bool:
-        """Take a run over if one of `holders` still has it, and execute it. A crash-looping run is
-        only added to `crash_looping`, if given, with its crashes. Return whether the run can be
-        read.
+        """If one of `holders` still owns a run, take it over and execute it. If `crash_looping` is
+        given, only add a crash-looping run to it, with its number of crashes. Return whether the
+        run can be read.
         """
         with SkipUnreadable(id_) as skipping:
             await self._take_readable(log, logs, id_, holders, crash_looping)
@@ -397,7 +403,7 @@ class Driver:
         if run.started is None or run.finished is not None or run.executor not in holders:
             return
         if run.parked is not None:
-            return  # it is in the list of parked runs
+            return  # `_resume_parked` handles parked runs
         crashes = crashes_of(run, self._runner.executors)
         if crash_looping is not None and is_crash_looping(crashes) and crashes < CRASHES_PARKED:
             crash_looping[id_] = crashes
@@ -405,7 +411,7 @@ class Driver:
             await self._take_run(log, logs, id_, run)
 
     async def _take_run(self, log: Log, logs: Logs, id_: str, run: Run) -> None:
-        """Take over a run that has not ended, unless another epoch began since it was read."""
+        """Take over a run that has not ended, unless a new epoch has begun since it was read."""
         runner, before, was_parked = self._runner, run.executor, run.parked is not None
         crashes = crashes_of(run, runner.executors)
         async with runner.assigning(logs, id_) as lease:
@@ -421,7 +427,9 @@ class Driver:
     # --- parked runs
 
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
-        """Retry the parked runs with the current code; one that does not match is parked again."""
+        """Retry the parked runs with the current code. A run that does not match the code is parked
+        again.
+        """
         parked: dict[str, SeqNum] = {}
         unreadable: list[SeqNum] = []
         end: SeqNum = 0
@@ -439,7 +447,7 @@ class Driver:
         self._cancelled[run] = None
 
     def _retry_in(self, id_: str, wait_s: float) -> None:
-        if len(self._retried) < _RETRIED_MAX:  # further ones wait for the next process that starts
+        if len(self._retried) < _RETRIED_MAX:  # further runs wait until another process starts
             self._retried[id_] = waiting.monotonic_now() + wait_s
 
     def _retry_parked(self, log: Log, logs: Logs) -> None:
@@ -460,22 +468,23 @@ class Driver:
         logs: Logs,
         id_: str,
         *,
-        is_given_up: bool = False,
+        is_cancelled: bool = False,
         is_its_time: bool = False,
     ) -> bool:
-        """Take over a run if it is parked; with `is_given_up`, only if it was cancelled since.
+        """Take over a run if it is parked; with `is_cancelled`, only if it was cancelled while it
+        was parked.
 
-        A crash-looping run is taken alone: when its pause is over, or at once if it was cancelled.
-        Return whether the run may still be parked.
+        A crash-looping run is executed alone: when its pause has ended, or at once if it was
+        cancelled. Return whether the run may still be parked.
         """
         with SkipUnreadable(id_) as skipping:
             return await self._take_parked_readable(
-                log, logs, id_, is_given_up=is_given_up, is_its_time=is_its_time
+                log, logs, id_, is_cancelled=is_cancelled, is_its_time=is_its_time
             )
         return skipping.failed
 
     async def _take_parked_readable(
-        self, log: Log, logs: Logs, id_: str, *, is_given_up: bool, is_its_time: bool
+        self, log: Log, logs: Logs, id_: str, *, is_cancelled: bool, is_its_time: bool
     ) -> bool:
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
@@ -483,13 +492,13 @@ class Driver:
             return False
         if run.parked is None:
             return False
-        if id_ in self._runner.running or (is_given_up and not run.is_given_up):
+        if id_ in self._runner.running or (is_cancelled and not run.is_cancelled_while_parked):
             return True
         if run.crashes >= CRASHES_PARKED and not is_its_time:
             waited_s = max(0.0, log_clock(log).now() - run.parked_at)
             self._retry_in(id_, max(0.0, retry_s(run) - waited_s))
             return True
-        if not is_given_up:
+        if not is_cancelled:
             await self._room()
         await self._take_run(log, logs, id_, run)
         return False

@@ -1,4 +1,4 @@
-"""Flows: workflows of an application, and handles on their runs (API.md, "BokiFlow").
+"""Flows: the workflows of an application, and handles on their runs (API.md, "BokiFlow").
 
 flow = bokiflow.Flow(app)
 
@@ -39,7 +39,7 @@ class Startable(Generic[_ResultT_co]):
     """A decorated workflow.
 
     Attributes:
-        name: unique in its flow.
+        name: name of the workflow, unique in its flow.
     """
 
     def __init__(self, flow: Flow, definition: Definition) -> None:
@@ -56,19 +56,19 @@ class Startable(Generic[_ResultT_co]):
         """Start a run with these arguments, and execute it in this process.
 
         When this returns, the run is durable: it reaches its end despite crashes. If a run with
-        this `id` exists, no run is started and the handle is on the existing one, so a start can be
-        repeated. A repetition with other arguments logs a warning and keeps those of the run.
-        Without an `id`, each call starts a new run.
+        this `id` exists, no run is started and the handle is on the existing run, so a start can be
+        repeated. A repetition with other arguments logs a warning and does not change the run's
+        arguments. Without an `id`, each call starts a new run.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the type hints; nothing was started.
             RunIdInUseError: the id belongs to a run of another workflow.
             OverloadedError: this process executes too many runs; nothing was started.
-            DiskFullError: at once, if the log has no room; nothing was started.
+            DiskFullError: the log has no disk space; nothing was started, and nothing was retried.
             NotReadyError: the platform was unavailable for half a minute or more; nothing was
                 started.
             OutcomeUnknownError: the run may have started. With an `id`, repeat the call.
-            FlowSettingsError: called outside of a function, without `Flow.attach` before.
+            FlowSettingsError: called outside of a function, and `Flow.attach` was not called.
         """
         if id is not None:
             run_tag(id)
@@ -85,20 +85,20 @@ class Startable(Generic[_ResultT_co]):
             FlowSettingsError: always; the message says how to start it.
         """
         raise FlowSettingsError(
-            f"Workflow {self.name!r} is started, not called: {self.name}.start(...), or in a "
+            f"Workflow {self.name!r} must be started, not called: {self.name}.start(...), or in a "
             f"workflow wf.run({self.name}, ...)."
         )
 
     def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
-        """Return a handle on the run `id`, whether or not that run exists."""
+        """Return a handle on the run `id`, which need not exist."""
         run_tag(id)
         return Handle(self._flow.runner, self.definition, id, self._flow.logs())
 
-    # --- for runs that start others
+    # --- for runs that start child runs
 
     @property
     def log_name(self) -> str:
-        """The log of its runs."""
+        """The name of the log of its runs."""
         return self._flow.log_name
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
@@ -130,13 +130,14 @@ class Flow:
     """The workflows of an application, and the log of their runs.
 
     Args:
-        app: the application; or a name, for a program that is no application.
-        log: name of the log of the runs, which must hold nothing else; default `<app>/flow`.
+        app: the application, or a name if the program is not an application.
+        log: name of the log of the runs, which must hold no other records; default: `<app>/flow`.
         lease: seconds without a heartbeat after which other processes take over the runs of a
             process (0.05 to 3,600).
-        executions: runs that one process executes at once (1 or more); a further start is refused.
-            Runs that only wait (for a time, a signal, a child) may be 16 times as many.
-        retention: seconds for which an ended run is kept (0 or more).
+        executions: largest number of runs that one process executes concurrently (1 or more); a
+            further start is refused. A run that only waits (for a time, a signal, a child) counts
+            as a sixteenth.
+        retention: seconds for which an ended run is kept (0 or greater).
 
     Attributes:
         log_name: name of the log of the runs.
@@ -153,11 +154,11 @@ class Flow:
         retention: float = RETENTION_S,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
-            raise FlowSettingsError(f"A lease is {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
+            raise FlowSettingsError(f"lease must be {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
         if executions < 1:
-            raise FlowSettingsError("executions is at least 1.")
+            raise FlowSettingsError("executions must be at least 1.")
         if not retention >= 0:
-            raise FlowSettingsError("retention is a number of seconds, 0 or greater.")
+            raise FlowSettingsError("retention must be a number of seconds, 0 or greater.")
         self._retention_s = retention
         self._app = app
         self._log_name = log
@@ -171,8 +172,8 @@ class Flow:
 
     @property
     def log_name(self) -> str:
-        """The name of the log of the runs; it follows the name that the application is deployed
-        under.
+        """The name of the log of the runs. It depends on the name under which the application is
+        deployed.
         """
         name = self._app.name if isinstance(self._app, App) else self._app
         return self._log_name or f"{name}/flow"
@@ -217,16 +218,18 @@ class Flow:
         self._attached = logs
 
     def logs(self) -> Logs:
-        """Return the source of logs: the context of the running function, else what was attached.
+        """Return the source of logs: the context of the running function, else the attached source.
 
         Raises:
-            FlowSettingsError: there is neither.
+            FlowSettingsError: no function is running, and no source is attached.
         """
         if (context := current_context()) is not None:
             return context
         if self._attached is not None:
             return self._attached
-        raise FlowSettingsError("Outside of a function, say where logs are: flow.attach(client).")
+        raise FlowSettingsError(
+            "Outside of a function, attach a source of logs first: flow.attach(client)."
+        )
 
     def handle(self, workflow: str, id: str) -> Handle[Any]:  # noqa: A002
         """Return a handle on a run, by the name of its workflow.
@@ -253,15 +256,15 @@ class Flow:
         Args:
             workflow: only its runs.
             state: only runs in this state.
-            bound: only runs that began at this seqnum or later. For the next page pass the last
+            bound: only runs that began at this seqnum or later. For the next page, pass the last
                 run's `place + 1`.
-            limit: runs returned at most (1 or more).
+            limit: largest number of runs returned (1 or more).
 
         Raises:
             FlowSettingsError: `limit` is less than 1.
         """
         if limit < 1:
-            raise FlowSettingsError("limit is at least 1.")
+            raise FlowSettingsError("limit must be at least 1.")
         found: list[Status] = []
         log = self.logs().log(self.log_name)
         async for run_id, run in listed(log, check_bound(bound)):
@@ -275,13 +278,13 @@ class Flow:
     async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
         """Start a new run that continues from a step of another run, with the current code.
 
-        The new run has the other's arguments and the outcomes that were decided before `step`;
-        these operations do not run again. The other run does not change. Further steps have
-        idempotency keys of the new run.
+        The new run has the arguments of the other run, and the outcomes that were decided before
+        `step`; these operations do not run again. The other run does not change. The steps of the
+        new run have their own idempotency keys.
 
         Args:
-            id: of the other run.
-            step: its number, or its name; the first step of that name.
+            id: id of the other run.
+            step: number or name of the step; a name means the first step with that name.
 
         Raises:
             UnknownRunError: there is no such run.

@@ -1,7 +1,7 @@
-"""A handle on a run, by its id: its result, its status, signals to it, its cancellation.
+"""A handle on a run: waits for its result, reads its status, sends signals, and cancels it.
 
-A handle reads everything from the log, so it answers alike in every process. Only the result comes
-without a read, in the process that executes the run.
+A handle reads everything from the log, so it gives the same answers in every process. In the
+process that executes the run, the result needs no read.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Status:
 
     Attributes:
         steps: number of decided operations.
-        epoch: 1 for the first executor, one more for each further one.
+        epoch: 1 for the first executor, and one more for each later executor.
         executor: name of the current or last executor.
-        problem: why the run is parked or failed, else None. Of a running run: how many processes
-            in a row ended right after they had begun to execute it, if any.
-        place: the seqnum of its start.
+        problem: why the run is parked or failed. For a running run: how many processes in a row
+            crashed right after they had begun to execute it. Otherwise None.
+        place: seqnum of the record of its start.
         began: time of the start, seconds since 1970.
     """
 
@@ -70,8 +70,8 @@ class Status:
 
 def status_of(id: str, run: Run) -> Status:  # noqa: A002
     """Return the status of a run that has begun."""
-    assert run.started is not None, "only what began has a status"
-    assert run.state is not None, "what began has a state"
+    assert run.started is not None, "only a run that has begun has a status"
+    assert run.state is not None, "a run that has begun has a state"
     finished, parked = run.finished, run.parked
     problem = parked.reason if parked else None
     if run.state is State.RUNNING and run.crashes:
@@ -86,7 +86,9 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
 
 def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
     """Return the error for a run that does not exist."""
-    return UnknownRunError(f"There is no run {id!r} in {log_name!r}, or it was forgotten.")
+    return UnknownRunError(
+        f"There is no run {id!r} in {log_name!r}, or it was trimmed after its retention."
+    )
 
 
 class Handle(Generic[_ResultT_co]):
@@ -104,7 +106,8 @@ class Handle(Generic[_ResultT_co]):
         The run continues if the caller stops waiting.
 
         Raises:
-            RunFailedError: the run ended with an error. RunCancelledError: it was cancelled.
+                RunFailedError: the run ended with an error.
+                RunCancelledError: the run was cancelled.
             TimeoutError: the run has not ended within `timeout` seconds; the message says why a
                 parked run waits.
             UnknownRunError: there is no such run, or it was trimmed after its retention.
@@ -121,7 +124,7 @@ class Handle(Generic[_ResultT_co]):
         return self._value(finished)
 
     async def _followed(self, ends: float) -> RunFinished:
-        """Wait for the end of the run in the log, and return it."""
+        """Wait for the record that ends the run, and return it."""
         log, run = self._log(), Run()
         while True:
             await self._read(log, run)
@@ -163,14 +166,16 @@ class Handle(Generic[_ResultT_co]):
         A step that is executing finishes first. Cancelling a cancelled run has no effect.
 
         Raises:
-            UnknownRunError: there is no such run. RunEndedError: it has ended, but was not
-            cancelled.
+                UnknownRunError: there is no such run.
+                RunEndedError: the run has ended, but was not cancelled.
             RunIdInUseError: the id is that of a run of another workflow of this flow.
         """
         run = Run()
         await self._read(self._log(), run)
         if run.started is not None and run.started.workflow in self._runner.definitions:
-            self._check(run)  # of a workflow without code, this handle is the only way to end a run
+            self._check(
+                run
+            )  # if the workflow has no code any more, only this handle can end the run
         if run.finished is not None:
             if run.finished.was_cancelled:
                 return
@@ -182,15 +187,17 @@ class Handle(Generic[_ResultT_co]):
     async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
         """Send the run a value. `wf.signal(name)` returns each value once, in log order.
 
-        When this returns, the signal is durable. It waits in the log until the run asks for it.
+        When this returns, the signal is durable. It stays in the log until the run reads it.
 
         Args:
-            name: of the signal.
+            name: name of the signal.
             value: any value that has a JSON form.
-            key: of several signals to a run with the same key, only the first has an effect.
+            key: idempotency key: of several signals to a run with the same key, only the first
+                takes effect.
 
         Raises:
-            UnknownRunError: there is no such run. RunEndedError: the run has ended.
+                UnknownRunError: there is no such run.
+                RunEndedError: the run has ended.
             RunIdInUseError: the id is that of a run of another workflow; nothing was sent.
             FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """

@@ -1,4 +1,4 @@
-"""Past runs: a list of them, and the outcomes that a fork starts from."""
+"""Reads past runs: lists them, and finds the outcomes with which a fork begins."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
 
 
 def _log_losses(log: Log, lost: list[SeqNum]) -> None:
-    """Log the lost places of the list of runs, once."""
+    """Log the lost seqnums of the list of runs, once."""
     if lost:
         structlog.get_logger().error("list of runs is damaged", log=log.name, places=lost[:])
         lost.clear()
 
 
 def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
-    """Return the number of a step, and the outcomes decided before it, in log order, in epoch 1.
+    """Return the number of a step, and the outcomes decided before it, in log order and changed to
+    epoch 1.
 
-    A decision that the workflow returned too early is left out, because the current code may not
+    A decision that the workflow returned too early is omitted, because the current code may not
     return there.
 
     Args:
         run: the old run.
-        step: a number, or a name; the first step of that name.
+        step: number or name of the step; a name means the first step with that name.
 
     Raises:
         FlowSettingsError: the run has no such decided step.
@@ -68,7 +69,7 @@ def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
         there = [f"{number} {record.name}" for number, record in run.steps.items()]
         raise FlowSettingsError(
             f"The run has no decided step {step!r}; it has, in the order in which they were "
-            f"decided, {', '.join(there)}; a name that several have means the first of them."
+            f"decided, {', '.join(there)}; if several have the same name, it means the first one."
             if there
             else f"The run has no decided step {step!r}; it has none."
         )

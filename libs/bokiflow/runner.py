@@ -1,10 +1,10 @@
 """Executes the runs of one process.
 
 Before this process appends a record that assigns a run to it, it registers the run as pending. The
-run stays registered until it is executed, parked or owned by another executor. So a durable run is
+run stays pending until it is executed, parked or owned by another executor. So a durable run is
 executed even if its start fails halfway (`bokiflow.takeover.pending_assignments`). After an
-interrupted execution the next one has a new epoch, so that appends of the interrupted one that are
-still in flight have no effect.
+interrupted execution, the next execution has a new epoch. So appends of the interrupted execution
+that are still in flight have no effect.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from indilog import (
 from indilog.sdk import SeqNum
 
 EXECUTIONS_MAX: Final = 1024
-"""Runs that a process executes at once, by default."""
+"""Default for the number of runs that a process executes concurrently."""
 RUNS_PER_EXECUTION: Final = 16
-"""Runs that a process may have, per run that it may execute at once; the others only wait."""
+"""Waiting runs that count as much as one executing run."""
 _CANCELS_MAX: Final = 4096
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
@@ -70,13 +70,14 @@ class Runner(HeartbeatSender):
     """Executes runs.
 
     Args:
-        log_name: of the log of the runs.
+        log_name: name of the log of the runs.
         definitions: the workflows, by name.
-        lease_s: seconds after its last heartbeat until other processes take over its runs.
-        executions_max: runs that it executes at once.
+        lease_s: seconds after this process's last heartbeat until other processes take over its
+            runs.
+        executions_max: largest number of runs that this process executes concurrently.
 
     Attributes:
-        running: the runs that it executes, by id.
+        running: the runs that this process executes, by id.
     """
 
     def __init__(
@@ -98,16 +99,17 @@ class Runner(HeartbeatSender):
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
         """The last cancellations that were read.
 
-        They are kept because a run may have been read before its cancellation, or may become
-        parked.
+        They are kept because a run may have been read before its cancellation, or may be parked
+        later.
         """
         self.on_room: list[Callable[[], None]] = []
         self.on_cancel: list[Callable[[str], None]] = []
-        """Called with the id of a run that is not executed here and whose cancellation is
-        requested.
+        """Called with the id of a run whose cancellation is requested and that is not executed
+        here.
         """
         self.on_crash_loop: list[Callable[[str, float], None]] = []
-        """Called with the id of a run that was parked as crash-looping, and its pause in seconds.
+        """Called with the id of a run that was parked as crash-looping, and the seconds until its
+        retry.
         """
 
     # --- beginning runs
@@ -121,12 +123,12 @@ class Runner(HeartbeatSender):
         *,
         parent: Origin | None = None,
     ) -> tuple[str, LocalRun | None]:
-        """Start a run, unless one of this id exists; return the id, and the run if it executes
+        """Start a run, unless a run with this id exists. Return the id, and the run if it executes
         here.
 
         Raises:
-            RunIdInUseError: one exists, of another workflow.
-            OverloadedError: too many runs are executed here; nothing was done.
+            RunIdInUseError: a run of another workflow has this id.
+            OverloadedError: this process executes too many runs; nothing was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
             running.check_same_run(definition, arguments)
@@ -137,7 +139,7 @@ class Runner(HeartbeatSender):
         self._starting += 1
         try:
             async with self.assigning(logs, run_id) as lease:
-                if (running := self.running.get(run_id)) is not None:  # meanwhile
+                if (running := self.running.get(run_id)) is not None:  # started meanwhile
                     running.check_same_run(definition, arguments)
                     return run_id, running
                 origin = (definition, arguments, parent)
@@ -163,15 +165,15 @@ class Runner(HeartbeatSender):
         seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
         run = Run()
         if is_new and not again:  # otherwise an earlier copy may be the run's start
-            run.apply(seqnum, 0.0, started)  # its time is not used here
+            run.apply(seqnum, 0.0, started)  # its time is not needed here
             return self.execute(logs, definition, run_id, run, lease)
         await read_run(log, run_id, run, seqnum, is_reused=True)
-        assert run.started is not None, "its start was read"
+        assert run.started is not None, "the start was read"
         check_same_run(run_id, definition, arguments, run.started)
         if not _is_open(run, lease):
             return None
         if run.started_at != seqnum and not await self._retake(log, run_id, run, lease):
-            return None  # an earlier start executed it, and it has ended since
+            return None  # an earlier start began the run, and it has ended since
         try:
             return await self.take_on(logs, log, run_id, run, lease)
         except Stopped as stopped:
@@ -217,18 +219,22 @@ class Runner(HeartbeatSender):
 
     @property
     def room(self) -> int:
-        """How many further runs it may execute; runs that only wait count as a sixteenth."""
+        """How many more runs this process may execute; a run that only waits counts as a
+        sixteenth.
+        """
         runs = len(self.running) + self._starting
         busy = runs - self._resting
         return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
 
     def _rests(self, running: LocalRun, by: int) -> None:
-        """Note that an operation of a run begins (1) or stops (-1) waiting."""
+        """Count an operation of a run that begins (1) or stops (-1) waiting."""
         was_resting = running.waits > 0
         running.waits += by
         assert running.waits >= 0, "each wait ends once"
         self._resting += (running.waits > 0) - was_resting
-        assert 0 <= self._resting <= len(self.running) + 1, "only runs of this process rest"
+        assert 0 <= self._resting <= len(self.running) + 1, (
+            "only runs of this process are counted as waiting"
+        )
         if self.room > 0:
             self._notify_room()
 
@@ -244,7 +250,7 @@ class Runner(HeartbeatSender):
         run: Run,
         lease: Lease,
     ) -> LocalRun | None:
-        """Execute a run of this process in a task of its own."""
+        """Execute a run of this process in a new task."""
         if id in self.running or lease is not self.lease:
             return self.running.get(id)
         execution = Execution(logs.log(self.log_name), id, run, lease)
@@ -266,14 +272,12 @@ class Runner(HeartbeatSender):
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
     def _ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
-        """Note that a run is no longer executed here, or that its task was cancelled before its
-        start.
-        """
+        """Handle the end of a run's task, which may have been cancelled before it began."""
         execution = running.execution
         id_, run = execution.id, execution.run
         del self.running[id_]
         if not running.has_finished and self._is_cancelled(execution):
-            for notify in self.on_cancel:  # it may be parked
+            for notify in self.on_cancel:  # the run may be parked
                 notify(id_)
         running.end(None)
         self._ended_since_trim += 1
@@ -281,13 +285,15 @@ class Runner(HeartbeatSender):
             self._leave_to_new_owner(run.started_at)
         elif not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
-            if run.executor == self.lease.name:  # no other process continues it
+            if (
+                run.executor == self.lease.name
+            ):  # this executor owns the run, so no other process continues it
                 self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
                 self._keep_beating(logs)
         self._notify_room()
 
     async def _executed(self, logs: Logs, running: LocalRun) -> RunFinished | None:
-        """Execute a run to its end, with retries. None: another process executes it."""
+        """Execute a run until it ends, with retries. None: another process executes the run."""
         wait_s, is_again = _AGAIN_S, False
         while True:
             try:
@@ -315,7 +321,7 @@ class Runner(HeartbeatSender):
         """Execute a run in its current epoch."""
         execution, definition = running.execution, running.definition
         started = execution.run.started
-        assert started is not None, "only what began is executed"
+        assert started is not None, "only a run that has begun is executed"
         await log_clock(execution.log).begin(execution.log)
         wf = Workflow(execution, logs)
         try:
@@ -326,21 +332,25 @@ class Runner(HeartbeatSender):
         return await execution.execute(run_compensated(wf.compensations, body))
 
     async def _anew(self, running: LocalRun) -> Execution | RunFinished | None:
-        """Return the next execution of a run that this executor still owns, else the run's end."""
+        """Return the next execution of a run if this executor still owns the run, else the run's
+        end.
+        """
         before, lease = running.execution, self.current_lease()
         log, id_ = before.log, before.id
         run = await read_run(log, id_, Run(), is_reused=True)
         if run.started_at != before.run.started_at:
-            return None  # it ended and was trimmed
+            return None  # the run has ended and was trimmed
         if _is_open(run, lease) and await self._retake(log, id_, run, lease):
             return Execution(log, id_, run, lease)
         return run.finished
 
     async def _retake(self, log: Log, id_: str, run: Run, lease: Lease) -> bool:
-        """Begin a new epoch of a run that this executor owns and does not execute, so that appends
-        in flight of an earlier execution have no effect. Return whether it owns the run.
+        """Begin a new epoch of a run that this executor owns and does not execute. Then appends in
+        flight of an earlier execution have no effect. Return whether this executor owns the run.
         """
-        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # no further process has crashed
+        taken = RunTaken(
+            run.epoch + 1, lease.name, run.crashes
+        )  # the number of crashes is unchanged
         tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
             seqnum = await self.append_with_heartbeat(log, lease, [Entry(encode(taken), tags)])
@@ -351,15 +361,15 @@ class Runner(HeartbeatSender):
         await read_run(log, id_, run, seqnum)
         return _is_open(run, lease) and run.epoch == taken.epoch
 
-    # --- runs that may be assigned to this executor
+    # --- assignments of runs to this executor
 
     @asynccontextmanager
     async def assigning(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
-        """A block that assigns a run to this executor and begins to execute it, exclusively for
-        this run.
+        """Enter a block that assigns a run to this executor and begins to execute it. Only one such
+        block per run is active at a time.
 
-        If the block fails, this process looks for the run later. Read the appended record with the
-        same log object; the session of another one may not show it yet.
+        If the block fails, this process looks for the run later. Use one log object to append and
+        to read the record: the session of another log object may not see the record yet.
         """
         pending = self._pending
         async with pending.alone(id_):
@@ -375,7 +385,7 @@ class Runner(HeartbeatSender):
                 if _has_done_nothing(error):
                     pending.restore(id_, before)
                 elif lease is not self.lease or not pending.has_room:
-                    # The new owner of this name looks for it.
+                    # The new owner of this executor's runs looks for it.
                     self._leave_to_new_owner(pending.clear(id_))
                 else:
                     self._keep_beating(logs)
@@ -389,10 +399,10 @@ class Runner(HeartbeatSender):
 
         The caller must have exclusive access to the run (`assigning`).
         """
-        assert run.started is not None, "only what began is executed"
+        assert run.started is not None, "only a run that has begun is executed"
         definition = self.definitions.get(run.started.workflow)
         if definition is None:
-            reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
+            reason = f"The deployed code has no workflow {run.started.workflow!r}."
             await Execution(log, id_, run, lease).park(reason)
         elif run.crashes >= CRASHES_PARKED and not was_parked:
             await self._park_crash_loop(Execution(log, id_, run, lease))
@@ -401,20 +411,21 @@ class Runner(HeartbeatSender):
         return None
 
     async def _park_crash_loop(self, execution: Execution) -> None:
-        """Park a crash-looping run; end it if it crashed a process after its cancellation.
+        """Park a crash-looping run. If it crashed a process after its cancellation, end it instead.
 
-        A cancelled run gets one execution, alone, in which it can run its compensations.
+        After its cancellation, a run is executed once more, alone, so that it can run its
+        compensations.
         """
         run = execution.run
         structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
-        is_given_up = run.cancel_asked and run.crashes > CRASHES_PARKED
-        await execution.park(parked_reason(run.crashes), is_given_up=is_given_up)
-        if not is_given_up:
+        is_cancelled = run.cancel_asked and run.crashes > CRASHES_PARKED
+        await execution.park(parked_reason(run.crashes), is_cancelled=is_cancelled)
+        if not is_cancelled:
             for notify in self.on_crash_loop:
                 notify(execution.id, retry_s(run))
 
     async def _on_beat(self, log: Log, logs: Logs) -> None:
-        """Look for runs that were assigned to this executor without its knowledge."""
+        """Look for runs whose assignment to this executor had an unknown outcome."""
         for id_ in self._pending.due():
             try:
                 await self._look_for(log, logs, id_)
@@ -427,7 +438,7 @@ class Runner(HeartbeatSender):
     async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
         pending, lease = self._pending, self.lease
         if id_ not in pending:
-            return  # assigned while other runs were looked up
+            return  # the run began to execute while other runs were looked up
         if pending.is_under_way(id_):
             return  # an assignment in progress must not delay heartbeats
         async with pending.alone(id_):
@@ -436,7 +447,7 @@ class Runner(HeartbeatSender):
             except TrimmedError:
                 run = Run()
             if lease is not self.lease:
-                return  # the new owner of its name looks for it
+                return  # the new owner of this executor's runs looks for it
             assert id_ in pending, "only a lost lease removes it meanwhile"
             if id_ in self.running:
                 pending.clear(id_)
@@ -451,11 +462,13 @@ class Runner(HeartbeatSender):
                     running.failures = failures
             pending.clear(id_)
 
-    # --- what other processes see of this one
+    # --- state announced to other processes
 
     @property
     def _is_busy(self) -> bool:
-        """Whether this executor executes a run, or may own one without knowing."""
+        """Whether this executor executes a run, or may own a run whose assignment has an unknown
+        outcome.
+        """
         return bool(self.running or self._starting or self._pending)
 
     @property
@@ -464,13 +477,13 @@ class Runner(HeartbeatSender):
         return bool(self._starting or self._pending) or self._left_from is not None
 
     def _leave_to_new_owner(self, place: SeqNum | None) -> None:
-        """Leave assignments at `place` or later to the new owner of this executor's runs."""
+        """Leave assignments at seqnum `place` or later to the new owner of this executor's runs."""
         if place is not None:
             self._left_from = place if self._left_from is None else min(self._left_from, place)
 
     def _on_lost(self) -> None:
         self._left_from = None
-        self._pending.reset()  # the new owner of the old name looks for them
+        self._pending.reset()  # the new owner of this executor's runs looks for them
         for task in self._tasks():
             task.cancel()
 
@@ -486,7 +499,9 @@ class Runner(HeartbeatSender):
                 notify(run)
 
     def _is_cancelled(self, execution: Execution) -> bool:
-        """Whether a cancellation of this run was read, not of an earlier run of that id."""
+        """Tell whether a cancellation of this run was read (not of an earlier run with the same
+        id).
+        """
         return self._cancels.get(execution.id, -1) > execution.run.started_at
 
     def _notify_cancelled(self, execution: Execution) -> None:
@@ -495,20 +510,20 @@ class Runner(HeartbeatSender):
 
     @property
     def _needed_from(self) -> SeqNum:
-        """No record below this seqnum assigns a run that this executor still has or may get."""
+        """A seqnum below which no record assigns a run that this executor still has or may get."""
         runs = (running.execution.run.started_at for running in self.running.values())
         end = self.executors.end if self._left_from is None else self._left_from
         return min((*runs, *self._pending.since, end))
 
 
 def _has_done_nothing(error: BaseException) -> bool:
-    """Whether a public call that fails with `error` has appended nothing for certain."""
+    """Tell whether a public call that fails with `error` has certainly appended nothing."""
     call = CALL.get()
     has_answer = isinstance(error, IndilogError | Stopped)
     return call is not None and has_answer and call.has_done_nothing
 
 
 def _is_open(run: Run, lease: Lease) -> bool:
-    """Whether the executor of a lease owns a run that is running."""
+    """Tell whether a run is running and owned by the executor of a lease."""
     is_its = run.started is not None and run.executor == lease.name
     return is_its and run.finished is None and run.parked is None

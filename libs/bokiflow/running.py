@@ -1,4 +1,4 @@
-"""A run that this process executes, for callers in this process that wait for it."""
+"""A run that this process executes, and the callers in this process that wait for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class LocalRun:
     """A run that this process executes.
 
     Attributes:
-        ended: its end; None: it continues in another process, or is parked.
+        ended: a future with the end of the run; None: the run continues in another process, or is
+            parked.
         waits: how many of its operations wait for a record or a time.
-        failures: how many of its executions here were interrupted before.
+        failures: how many of its executions in this process were interrupted.
     """
 
     def __init__(self, definition: Definition, execution: Execution) -> None:
@@ -34,19 +35,19 @@ class LocalRun:
         return self.ended.done() and self.ended.result() is not None
 
     def check_same_run(self, definition: Definition, arguments: bytes) -> None:
-        """As `bokiflow.definition.check_same_run`, for a start with its id."""
+        """Call `bokiflow.definition.check_same_run` for a start with this run's id."""
         begun = self.execution.run.started
         assert begun is not None, "only a run that has begun is executed"
         check_same_run(self.execution.id, definition, arguments, begun)
 
     def end(self, finished: RunFinished | None) -> None:
-        """Notify the callers that wait for it."""
+        """Notify the callers that wait for the run."""
         if not self.ended.done():
             self.ended.set_result(finished)
 
 
 async def await_body(body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Return the result of a workflow; a cancellation that it raised itself is its failure."""
+    """Return the result of a workflow. If its code raises CancelledError itself, it has failed."""
     try:
         return await body
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:

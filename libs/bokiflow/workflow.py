@@ -1,5 +1,5 @@
-"""The `Workflow` that a workflow's body gets: steps whose outcomes are decided once, and values
-that are the same in every re-execution.
+"""The `Workflow` object that a workflow's body gets. It has steps whose outcomes are decided once,
+and values that are the same in every re-execution.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Workflow(Operations):
     """One execution of a run, as the workflow's code sees it.
 
     The code may run several times, each time from its first line. So the code between operations
-    must be deterministic: it may depend only on its arguments and on what operations return. For
-    clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). All
-    other sources of variation (logs, networks, files) belong into steps.
+    must be deterministic: it may depend only on its arguments and on results of operations. For
+    clocks, random values and calls there are operations (`now`, `random`, `uuid`, `call`). Access
+    to logs, networks and files belongs into steps.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:
@@ -55,13 +55,13 @@ class Workflow(Operations):
 
     @property
     def key(self) -> str:
-        """In the body of a step: its idempotency key, to pass to external services.
+        """The idempotency key of the step whose body is running, to pass to external services.
 
         All attempts and re-executions of the step have the same key; no other step has it.
         """
         key = KEY.get()
         if key is None:
-            raise FlowSettingsError("wf.key names a step; use it in the body of one.")
+            raise FlowSettingsError("wf.key is the key of a step; use it in the body of a step.")
         return key
 
     @property
@@ -82,7 +82,7 @@ class Workflow(Operations):
         return logger
 
     def log(self, name: str) -> Log:
-        """Return the log `name`, for the bodies of steps."""
+        """Return the log `name`, to be used in the bodies of steps."""
         return self._logs.log(name)
 
     # --- steps
@@ -124,37 +124,40 @@ class Workflow(Operations):
         """Run `body(*arguments)` and return its result, decided once by the log.
 
         The body may run several times (after an error, after a crash, concurrently with a stalled
-        executor). So its external effects should be idempotent, or carry `wf.key`. Its outcome is
-        decided once, and every execution uses that outcome. A first parameter `ctx` gets the
-        function's context. A sync body runs in a thread.
+        executor). So its external effects should be idempotent, or carry `wf.key`. The step's
+        outcome is decided once, and every execution uses that outcome. If the first parameter is
+        named `ctx`, it gets the function's context. A sync body runs in a thread.
 
         Args:
             body: a function; the result is converted to its return type.
-            arguments: of the body.
-            retries: further attempts after one that raised (0 to 1,000). Each re-execution counts
-                from 0. `Cancelled` is not retried. A cancellation of the run ends a pause at once.
-            backoff: seconds before the first retry, doubled for each further one, at most 60.
-            name: of the step in the log; default: the name of the body.
-            compensate: undoes the step: called with its result, as a step of its own, if the
-                workflow fails or is cancelled later.
+            arguments: arguments of the body.
+            retries: further attempts after the first one raised (0 to 1,000). Each re-execution
+                counts from 0. `Cancelled` is not retried. A cancellation of the run ends the pause
+                before a retry.
+            backoff: seconds before the first retry; doubled for each further retry, at most 60.
+            name: name of the step in the log; default: the name of the body.
+            compensate: function that undoes the step. It is called with the step's result, as a
+                separate step, if the workflow fails or is cancelled later.
 
         Raises:
-            StepFailedError: the last attempt raised, too; that is the decided outcome.
+            StepFailedError: the last attempt raised; this failure is the decided outcome.
             Cancelled: the run was cancelled before the step had an outcome.
-            ChangedWorkflowError: another operation was decided at this place.
-            FlowSettingsError: `body` is no function, or a limit is exceeded.
+            ChangedWorkflowError: another operation was decided at this place of the code.
+            FlowSettingsError: `body` is not a function, or a limit is exceeded.
         """
         if not 0 <= retries <= RETRIES_MAX or backoff < 0:
-            raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
+            raise FlowSettingsError(
+                f"retries must be 0 to {RETRIES_MAX:,}, and backoff not negative."
+            )
         do, undo = body_of(body, name), None if compensate is None else body_of(compensate)
         number = self.execution.number()
         step = self._step(number, do, arguments, retries, backoff, undo)
         return self.execution.asked.add(number, do.name, STEP, step)
 
     def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
-        """Run `undo(*arguments)` as a step of its own if the workflow fails or is cancelled later.
+        """Run `undo(*arguments)` as a separate step if the workflow fails or is cancelled later.
 
-        Use it to undo what `wf.run`, `wf.call` or `wf.transact` did.
+        Use it to undo the effects of `wf.run`, `wf.call` or `wf.transact`.
         """
         self._add_compensation(self.execution.number(), body_of(undo), arguments)
 
@@ -245,7 +248,7 @@ class Workflow(Operations):
         return datetime.fromtimestamp(self.now(), UTC)
 
     def random(self) -> chance.Random:
-        """Return a random generator, seeded alike in every re-execution; not for secrets."""
+        """Return a random generator with the same seed in every re-execution; not for secrets."""
         number = self.execution.number()
         return chance.Random(xxh3_128_intdigest(self.execution.key(number).encode()))  # noqa: S311 - no secret
 
@@ -256,7 +259,7 @@ class Workflow(Operations):
 
 
 def _outcome(body: Body, value: object) -> OperationOutcome:
-    """Return the outcome of a step. A result that cannot be stored is a permanent failure."""
+    """Return the outcome of a step. A result that cannot be recorded is a permanent failure."""
     try:
         return OperationOutcome(body.text(value))
     except FunctionFailedError as error:

@@ -1,10 +1,11 @@
-"""Checkpoints of a shard in the log: how they are written, and which one is used.
+"""Writes the checkpoints of a shard to the log, and chooses the one to use.
 
-Any process writes a checkpoint after enough records, so a lagging process may append an older state
-after a newer one. Trims go by the checkpoint that covers most, not by the newest. All processes
-that trim agree on it, so it is never replaced by one that covers less than was trimmed.
+Any process may write a checkpoint, so a lagging process may append an older state after a newer
+one. Hence records are trimmed up to the end of the checkpoint that covers the most, not of the
+newest one. All processes that trim choose the same checkpoint, so no checkpoint replaces it that
+covers less than was trimmed.
 
-A checkpoint of many messages consists of several records. It is used once all of them exist.
+A checkpoint of many messages consists of several records. It is used only if all of them exist.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from indilog.sdk import SeqNum, may_go_further, read_surviving_records
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000
-"""Messages in one record, at most 45 bytes each; fewer if the log's limit is lower."""
+"""Largest number of messages in one record, each at most 45 bytes; fewer if the log's limit is
+lower.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class StoredCheckpoint:
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record of the shard that a process starting from here needs."""
+        """The first record of the shard that a process starting from this checkpoint needs."""
         checkpoint = self.checkpoint
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
 
@@ -43,8 +46,8 @@ class ShardCheckpoints(NamedTuple):
     """The surviving checkpoints of a shard.
 
     Attributes:
-        furthest: the one that covers most; None: there is none.
-        lost: the lost records, if one of them may belong to a checkpoint that covers more.
+        furthest: the checkpoint that covers the most records; None: there is none.
+        lost: the loss, if a lost record may belong to a checkpoint that covers more.
     """
 
     furthest: StoredCheckpoint | None
@@ -77,7 +80,7 @@ async def _write_parts(log: Log, tag: str, checkpoint: QueueCheckpoint, held_max
 
 
 async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
-    """Return the surviving checkpoint that covers most."""
+    """Return the surviving checkpoint that covers the most records."""
     best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
     parts: defaultdict[SeqNum, dict[int, QueueCheckpoint]] = defaultdict(dict)

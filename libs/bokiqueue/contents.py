@@ -10,9 +10,11 @@ from cachetools import LRUCache
 from indilog.sdk import SeqNum
 
 _BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes that a queue keeps in memory for its consumers; others are read again."""
+"""Bytes of messages that a queue keeps in memory for its consumers; other messages are read
+again.
+"""
 _ENTRY_BYTES: Final = 300
-"""Overhead of an entry (measured: 275)."""
+"""Overhead of an entry in bytes (measured: 275)."""
 
 
 class Contents:
@@ -22,7 +24,7 @@ class Contents:
         self._data: LRUCache[SeqNum, bytes] = LRUCache(_BYTES_MAX, getsizeof=_size_of)
 
     def __len__(self) -> int:
-        """Messages in the cache."""
+        """Number of messages in the cache."""
         return len(self._data)
 
     def keep(self, seqnum: SeqNum, data: bytes) -> None:
@@ -31,12 +33,12 @@ class Contents:
             self._data[seqnum] = data
 
     def take(self, seqnum: SeqNum) -> bytes | None:
-        """Remove and return the bytes of a message; None: they are not cached."""
+        """Remove and return the bytes of a message; None: the message is not cached."""
         data: bytes | None = self._data.pop(seqnum, None)
         return data
 
     def forget(self, seqnums: Iterable[SeqNum]) -> None:
-        """Remove messages that will not be delivered any more."""
+        """Remove messages that will no longer be delivered."""
         for seqnum in seqnums:
             self._data.pop(seqnum, None)
 

@@ -10,11 +10,13 @@ class QueueError(IndilogError):
 
 
 class QueueSettingsError(QueueError):
-    """An invalid setting, or one that differs from the setting that the queue was created with."""
+    """An invalid setting, or one that differs from the setting with which the queue was created."""
 
 
 class LeaseLostError(QueueError):
-    """The lease ended before the message was acknowledged; it is, or will be, delivered again."""
+    """The lease ended before the message was acknowledged; the message is, or will be, delivered
+    again.
+    """
 
 
 class QueueVersionError(QueueError):
@@ -27,7 +29,7 @@ class QueueTrimmedError(QueueError):
     def __init__(self, name: str, first_seqnum: int) -> None:
         super().__init__(
             f"The log of queue {name!r} was trimmed as a whole below seqnum {first_seqnum} (a "
-            "retention policy, or trim() without a tag), so what is in the queue cannot be known; "
+            "retention policy, or trim() without a tag), so the contents of the queue are unknown; "
             "keep queues in a log that is not trimmed."
         )
         self.first_seqnum = first_seqnum

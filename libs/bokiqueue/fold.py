@@ -1,8 +1,9 @@
-"""The state of one shard of a queue, a pure fold of its records: the same in every process.
+"""Derives the state of one shard of a queue as a pure fold of its records, so that it is the same
+in every process.
 
 The order of the log alone decides which claim gets which message: a claim gets the first messages
-that are ready at its position in the log. Time is that of the log (`Record.ordered_at`), not of a
-writer or reader, so all processes agree when a lease has ended.
+that are ready at the claim's seqnum. Time is that of the log (`Record.ordered_at`), not of a writer
+or reader, so all processes agree when a lease has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from indilog.sdk import SeqNum
 
 @dataclass(slots=True)
 class Message:
-    """An outstanding message; `until`: end of its lease or delay, None if it has none."""
+    """An outstanding message. `until` is the end of its lease or delay; None if it has neither."""
 
     seqnum: SeqNum
     pushed_at: float
@@ -43,7 +44,7 @@ class Message:
 
     @property
     def place(self) -> tuple[int, SeqNum]:
-        """Its order among the ready messages: by priority, then first in, first out."""
+        """The sort key among the ready messages: by priority, then first in, first out."""
         return -self.priority, self.seqnum
 
 
@@ -157,7 +158,7 @@ class ShardFold:
             self._ready_or_dead(message)
 
     def _lease(self, message: Message, claim: SeqNum, lease_s: float) -> None:
-        assert message.claim is None, "one claim holds a message"
+        assert message.claim is None, "at most one claim holds a message"
         message.claim = claim
         self._leased += 1
         self._time(message, self.clock + lease_s)
@@ -192,25 +193,25 @@ class ShardFold:
     # --- questions
 
     def __len__(self) -> int:
-        """Outstanding messages, without dead letters."""
+        """Number of outstanding messages, without dead letters."""
         return len(self._messages)
 
     @property
     def kept(self) -> int:
-        """Messages in a checkpoint of this state: outstanding ones and dead letters."""
+        """Number of messages in a checkpoint of this state: outstanding ones and dead letters."""
         return len(self._messages) + len(self._dead)
 
     def message(self, seqnum: SeqNum) -> Message | None:
-        """Return a message that is outstanding, or None."""
+        """Return a message; None if it is not outstanding."""
         return self._messages.get(seqnum)
 
     def held_by(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that a claim holds; takes time linear in all messages."""
+        """Return the messages that a claim holds; takes time linear in the number of messages."""
         return tuple(m.seqnum for m in self._messages.values() if m.claim == claim)
 
     @property
     def leased(self) -> int:
-        """Messages under a lease, a count."""
+        """Number of messages under a lease."""
         return self._leased
 
     @property
@@ -219,9 +220,9 @@ class ShardFold:
         return tuple(self._dead.values())
 
     def ready(self, now: float) -> int:
-        """Return how many messages a claim at time `now` gets at most.
+        """Return the largest number of messages that a claim at time `now` gets.
 
-        Fewer if an expired message has no tries left.
+        The claim gets fewer if an expired message has no tries left.
         """
         count = len(self._ready)
         if self._timed and self._timed[0][0] <= now:
@@ -239,11 +240,13 @@ class ShardFold:
 
     @property
     def needed_from(self) -> SeqNum:
-        """Records below this may be trimmed once a checkpoint of this state is stored."""
+        """The seqnum below which records may be trimmed after a checkpoint of this state is
+        stored.
+        """
         return min((*self._messages, *self._dead), default=self.end)
 
     def checkpoint(self) -> QueueCheckpoint:
-        """Return the whole state, for a process that starts here."""
+        """Return the whole state, from which another process can continue."""
         held = (*self._messages.values(), *self._dead.values())
         return QueueCheckpoint(self.end, self.clock, tuple(map(_held, held)))
 

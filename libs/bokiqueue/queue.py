@@ -1,8 +1,8 @@
 """The public interface of BokiQueue (API.md, "BokiQueue"; thesis 2.3.3).
 
-A delivered message is three records: a push, a claim, an acknowledgement. Each takes effect at its
-place in the log. So no two consumers hold a message at the same time, and an acknowledged message
-is never delivered again.
+Each delivered message has three records: a push, a claim and an acknowledgement. The order of the
+log decides their effects. So no two consumers hold a message at the same time, and an acknowledged
+message is never delivered again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRIES: Final = 5
 LEASE_S: Final = 30.0
 BACKOFF_S: Final = 1.0
 _BACKOFF_S_MAX: Final = 60.0
-"""Seconds of the longest pause after a failed block, so that messages are soon retried."""
+"""Longest pause in seconds after a failed block."""
 _LEASE_S_MIN: Final = 0.001
 
 
@@ -45,10 +45,10 @@ class Delivery:
 
     Attributes:
         data: the bytes that were pushed.
-        seqnum: its place in the log, and its identity.
-        tries: deliveries of it so far, including this one.
-        pushed_at: `Record.ordered_at` of its push, seconds since 1970.
-        claim: seqnum of the claim by which this consumer got it.
+        seqnum: seqnum of its push, which identifies the message.
+        tries: number of its deliveries so far, including this one.
+        pushed_at: when its push was ordered (`Record.ordered_at`), seconds since 1970.
+        claim: seqnum of the claim with which this consumer got it.
         shard: number of its shard.
     """
 
@@ -68,25 +68,24 @@ class Delivery:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was acknowledged or returned to the queue."""
+        """Whether the message was acknowledged or returned to the queue."""
         return self._is_done
 
     async def acknowledge(self) -> None:
-        """Remove the message from the queue; it is never delivered again.
+        """Remove the message from the queue. It is never delivered again.
 
         Raises:
-            LeaseLostError: the lease had ended before.
-            AppendOutcomeUnknownError: the message may have been acknowledged in time, as after
-                `Log.append`.
+            LeaseLostError: the lease had already ended.
+            AppendOutcomeUnknownError: the message may or may not have been acknowledged in time.
         """
         await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
 
     async def give_back(self, *, delay: float = 0.0) -> None:
-        """Return the message to the queue: it is delivered again after `delay` seconds. After its
-        last try it becomes a dead letter.
+        """Return the message to the queue. It is delivered again after `delay` seconds, or becomes
+        a dead letter after its last try.
 
         Raises:
-            LeaseLostError: as `acknowledge`.
+            LeaseLostError: as for `acknowledge`.
         """
         _check_seconds("A delay", delay)
         await self._append_command(GiveBack(self.claim, (self.seqnum,), delay), wakes=True)
@@ -95,7 +94,7 @@ class Delivery:
         """Extend the lease to `lease` seconds from now.
 
         Raises:
-            LeaseLostError: as `acknowledge`.
+            LeaseLostError: as for `acknowledge`.
         """
         _check_lease(lease)
         await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
@@ -107,8 +106,8 @@ class Delivery:
         seqnum = await queue.replica.append_command(queue.log, shard, encode(command), wakes=wakes)
         if not shard.outcome(seqnum):
             raise LeaseLostError(
-                f"The lease on the message at seqnum {self.seqnum} ended before; "
-                "it is delivered again. Take a longer lease, or extend it in time."
+                f"The lease on the message at seqnum {self.seqnum} has already ended; "
+                "the message is delivered again. Use a longer lease, or extend it in time."
             )
         self._is_done = not isinstance(command, ExtendClaim)
         await queue.replica.save(queue.log, shard)
@@ -118,13 +117,13 @@ class Delivery:
 
 
 class Popping:
-    """`async with queue.pop() as msg`: acknowledges the message at the end of the block. If the
-    block raises, the message returns to the queue. The block may also call `acknowledge` or
-    `give_back` itself.
+    """The result of `async with queue.pop() as msg`: acknowledges the message at the end of the
+    block. If the block raises, the message returns to the queue. The block may also call
+    `acknowledge` or `give_back` itself.
 
-    After an error, the pause before the next delivery grows with each try. So a dependency that is
-    unavailable for a while does not turn messages into dead letters. If the block is cancelled, the
-    message is ready again at once. `msg` is None if no message came in time.
+    After an error, the pause before the next delivery grows with each try. So messages do not
+    become dead letters because a dependency is unavailable for a while. If the block is cancelled,
+    the message is ready again at once. `msg` is None if no message came in time.
     """
 
     def __init__(self, queue: Queue, wait: float | None, lease: float, backoff: float) -> None:
@@ -153,7 +152,7 @@ class Popping:
         try:
             await self._delivery.give_back(delay=self._pause(self._delivery.tries, kind))
         except IndilogError:
-            return  # the lease returns it; the error of the block has priority
+            return  # the end of the lease returns it; the block's error has priority
 
     def _pause(self, tries: int, kind: type[BaseException]) -> float:
         if not issubclass(kind, Exception):
@@ -164,40 +163,40 @@ class Popping:
 
 @dataclass(frozen=True)
 class ShardStats:
-    """Figures of one shard; ages in seconds."""
+    """Statistics of one shard."""
 
     depth: int
-    """Messages that are not acknowledged, without dead letters."""
+    """Number of messages that are not acknowledged, without dead letters."""
     leased: int
     dead: int
     oldest_age_s: float
-    """Seconds since the oldest of the `depth` messages was pushed; 0: there is none."""
+    """Seconds since the oldest of these messages was pushed; 0 if there is none."""
 
 
 @dataclass(frozen=True)
 class Stats(ShardStats):
-    """Figures of a queue: the sums over its shards, and the age of the oldest message."""
+    """Statistics of a queue: the sums over its shards, and the age of the oldest message."""
 
     shards: tuple[ShardStats, ...]
 
 
 class Queue:
-    """A queue on a log. Objects are cheap: all of one queue in a process share their state.
+    """A queue on a log. `Queue` objects are cheap: all objects of one queue in a process share
+    their state.
 
-    Guarantees: when a push has returned, the message is durable. It is delivered until it is
-    acknowledged, or `tries` times; then it is a dead letter. At each place of the log at most one
-    consumer holds it. First deliveries of a shard are in the order of priority, then of pushes.
-    Delivery is at least once; an acknowledgement takes effect once.
+    When `push` has returned, the message is durable. It is delivered until it is acknowledged;
+    after `tries` deliveries it becomes a dead letter. At every seqnum of the log, at most one
+    consumer holds it. The first deliveries of a shard's messages are in the order of priority, then
+    of pushes. Delivery is at least once; an acknowledgement takes effect once.
 
     Args:
-        log: of the messages; it may also hold other records.
-        name: of the queue, unique in the log.
-        shards: parts that can be consumed concurrently without contention (1 to 1,024); fixed at
-            the first use of the queue.
-        tries: deliveries before a message becomes a dead letter (1 to 1,000), for messages pushed
-            by this object.
-        replica: the state of the queue, if it is not to be shared with other objects of the
-            process.
+        log: log of the messages; it may also hold other records.
+        name: name of the queue, unique in the log.
+        shards: number of parts that can be consumed concurrently without contention (1 to 1,024);
+            fixed at the first use of the queue.
+        tries: deliveries after which a message becomes a dead letter (1 to 1,000); applies to
+            messages pushed by this object.
+        replica: state of the queue; None: the state that all objects of the process share.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class Queue:
         replica: QueueReplica | None = None,
     ) -> None:
         if type(tries) is not int or not 1 <= tries <= TRIES_MAX:
-            raise QueueSettingsError(f"tries is 1 to {TRIES_MAX}, not {tries!r:.40}.")
+            raise QueueSettingsError(f"tries must be 1 to {TRIES_MAX}, not {tries!r:.40}.")
         self.log = log
         self.name = name
         self.tries = tries
@@ -230,18 +229,21 @@ class Queue:
 
         Args:
             data: the message, at most the log's `record_bytes_max` less a few bytes.
-            shard_key: messages of one key go to one shard, so their first deliveries are in order.
-            priority: 0 to 9; higher ones are delivered first.
+            shard_key: messages with the same key go to the same shard, so their first deliveries
+                are in order.
+            priority: 0 to 9; messages with a higher priority are delivered first.
             delay: seconds before the first delivery.
 
         Raises:
-            QueueSettingsError: invalid priority or delay. Otherwise as `Log.append`; after
-            `AppendOutcomeUnknownError` the message may be in the queue.
+                QueueSettingsError: invalid priority or delay.
+                AppendOutcomeUnknownError: the message may be in the queue. Other errors are those
+                    of
+                    `Log.append`.
         """
         if not isinstance(data, bytes):
-            raise TypeError(f"A message is bytes, not {type(data).__name__}; encode it first.")
+            raise TypeError(f"A message must be bytes, not {type(data).__name__}; encode it first.")
         if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
-            raise QueueSettingsError(f"A priority is 0 to {PRIORITY_MAX}, not {priority!r:.40}.")
+            raise QueueSettingsError(f"priority must be 0 to {PRIORITY_MAX}, not {priority!r:.40}.")
         _check_seconds("A delay", delay)
         await self.replica.open(self.log)
         tags = self.replica.tags
@@ -265,22 +267,22 @@ class Queue:
         Args:
             wait: seconds to wait for a message; None: do not wait.
             lease: seconds after which an unacknowledged message is delivered again.
-            backoff: seconds (0 to 60) before the next delivery if the block raises, doubled for
-                each delivery so far, up to 60. After a cancelled block there is no pause.
+            backoff: seconds (0 to 60) before the next delivery if the block raises; doubled for
+                each earlier delivery, up to 60. After a cancelled block there is no pause.
 
         Raises:
-            QueueSettingsError: invalid backoff. On entering the block, as `take`.
+            QueueSettingsError: invalid backoff. Entering the block raises the errors of `take`.
         """
         return Popping(self, wait, lease, backoff)
 
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
-        """Take the next message; the caller must acknowledge it or give it back.
+        """Take the next message; the caller must acknowledge or return it.
 
-        None proves that no message was ready, of those whose push had returned before this call.
+        None proves that no message was ready whose push had returned before this call.
 
         Raises:
-            AppendOutcomeUnknownError: a message may have been claimed; it is delivered again when
-                the lease ends. Call this again.
+            AppendOutcomeUnknownError: a message may have been claimed, which is delivered again
+                when the lease ends. Repeat the call.
         """
         _check_lease(lease)
         replica, log = self.replica, self.log
@@ -292,7 +294,7 @@ class Queue:
                 if (delivery := await self._claimed(lease)) is not None:
                     return delivery
                 if since is None:
-                    # From here on, this session sees all pushes below it, of all producers.
+                    # From here on, this session sees all pushes below `since`, of all producers.
                     since = await log.tail()
                     continue
                 left = 0.0 if ends is None else ends - waiting.seconds_now()
@@ -301,7 +303,7 @@ class Queue:
                         continue
                     return None
             except BaseException:
-                replica.notifications.pass_on()  # it was woken, or a message was left to it
+                replica.notifications.pass_on()  # it was woken, or was left a message
                 raise
             since = await replica.notifications.wait(log, since, left)
 
@@ -320,7 +322,7 @@ class Queue:
     # --- operators
 
     async def stats(self) -> Stats:
-        """Return the current figures."""
+        """Return the current statistics."""
         await self._refresh()
         now = await self.log.now()
         parts = tuple(_stats_of(shard, now) for shard in self.replica.shards)
@@ -339,11 +341,13 @@ class Queue:
         return [(seqnum, await self.replica.data(self.log, seqnum)) for seqnum in dead[:limit]]
 
     async def revive(self, seqnum: SeqNum) -> bool:
-        """Deliver a dead letter again, with all its tries; False: no such dead letter."""
+        """Make a dead letter ready again, with all its tries; False if there is no such dead
+        letter.
+        """
         return await self._on_dead(seqnum, encode(ReviveDeadLetters((seqnum,))), wakes=True)
 
     async def discard(self, seqnum: SeqNum) -> bool:
-        """Remove a dead letter; False: no such dead letter."""
+        """Remove a dead letter; False if there is no such dead letter."""
         return await self._on_dead(seqnum, encode(DiscardDeadLetters((seqnum,))))
 
     async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
@@ -370,18 +374,20 @@ def _stats_of(shard: ShardReplica, now: float) -> ShardStats:
 
 def _check_seconds(what: str, seconds: object) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
-        raise QueueSettingsError(f"{what} is 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}.")
+        raise QueueSettingsError(
+            f"{what} must be 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}."
+        )
 
 
 def _check_backoff(backoff: object) -> None:
     if not isinstance(backoff, int | float) or not 0 <= backoff <= _BACKOFF_S_MAX:
         raise QueueSettingsError(
-            f"A backoff is 0 to {_BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
-            "give_back(delay=...) in the block takes longer ones."
+            f"backoff must be 0 to {_BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
+            "for longer pauses call give_back(delay=...) in the block."
         )
 
 
 def _check_lease(lease: float) -> None:
     _check_seconds("A lease", lease)
     if lease < _LEASE_S_MIN:
-        raise QueueSettingsError(f"A lease is at least {_LEASE_S_MIN} seconds, not {lease}.")
+        raise QueueSettingsError(f"lease must be at least {_LEASE_S_MIN} seconds, not {lease}.")

@@ -1,8 +1,9 @@
-"""The records of BokiQueue: one command each, checkpoints, and settings.
+"""The records of BokiQueue: commands, checkpoints and settings.
 
-The commands of a shard have the shard's tag, so that sub-stream is its whole history. Commands that
-can make a message ready also have the queue's tag `pushed`, so that one read waits for all of them.
-Settings and checkpoints have tags of their own. The frame is that of `indilog.sdk.record_format`.
+The commands of a shard have the shard's tag, so the sub-stream of this tag is the shard's whole
+history. Commands that can make a message ready also have the queue's tag `pushed`, so that one read
+waits for all of them. Settings and checkpoints have separate tags. `indilog.sdk.record_format`
+defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A message. It becomes ready `delay_s` after its `ordered_at`, and a dead letter after
+    """A message. It becomes ready `delay_s` seconds after this record, and a dead letter after
     `tries_max` deliveries without an acknowledgement.
     """
 
@@ -41,21 +42,21 @@ class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
-    """Lease the first `count` ready messages for `lease_s`."""
+    """Lease the first `count` ready messages for `lease_s` seconds."""
 
     count: Annotated[int, msgspec.Meta(ge=1)]
     lease_s: _Seconds
 
 
 class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge"):
-    """Remove those of these messages that the claim at seqnum `claim` holds."""
+    """Remove the named messages, if the claim at seqnum `claim` holds them."""
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
 
 
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
-    """Make those of these messages that the claim holds ready again after `delay_s`."""
+    """Make the named messages ready again after `delay_s` seconds, if the claim holds them."""
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
@@ -63,7 +64,9 @@ class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
 
 
 class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
-    """Extend the lease on those of these messages that the claim holds to `lease_s` from now."""
+    """Extend the lease on the named messages to `lease_s` seconds after this record, if the claim
+    holds them.
+    """
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
@@ -71,13 +74,13 @@ class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
 
 
 class ReviveDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="revive"):
-    """Make these dead letters ready again, with all their tries."""
+    """Make the named dead letters ready again, with all their tries."""
 
     messages: tuple[_SeqNum, ...]
 
 
 class DiscardDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
-    """Remove these dead letters."""
+    """Remove the named dead letters."""
 
     messages: tuple[_SeqNum, ...]
 
@@ -94,13 +97,13 @@ Command: TypeAlias = (
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
-    """The settings of a queue; the first such record takes effect."""
+    """The settings of a queue. Only the first such record takes effect."""
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
 
 
 class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An outstanding message in a checkpoint.
+    """An outstanding message, as part of a checkpoint.
 
     `until`: end of its lease or delay, seconds since 1970; None: it is ready. `claim`: seqnum of
     the claim that holds it, if any.
@@ -117,8 +120,8 @@ class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a shard after its records below seqnum `end`, or one of the `parts` records that
-    hold it together. `first` is the seqnum of the first part; None in the first part.
+    """The state of a shard as of its records below seqnum `end`. A large state is split into
+    `parts` records; `first` is the seqnum of the first of them, and None in the first.
     """
 
     end: _SeqNum
@@ -151,11 +154,11 @@ def queue_tags(name: str, shards: int) -> QueueTags:
     """
     if not _is_name(name):
         raise QueueSettingsError(
-            f"A queue's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
+            f"A queue's name must be 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
             f"not {name!r:.64}."
         )
     if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
-        raise QueueSettingsError(f"A queue has 1 to {SHARDS_MAX} shards, not {shards!r:.40}.")
+        raise QueueSettingsError(f"A queue must have 1 to {SHARDS_MAX} shards, not {shards!r:.40}.")
     base = _TAG_PREFIX + name
     return QueueTags(
         settings=f"{base}:settings",
@@ -175,7 +178,7 @@ def encode(content: Command | Settings | QueueCheckpoint) -> bytes:
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, None if the data is not of BokiQueue.
+    """Return the command in a record; None if the data is not of BokiQueue.
 
     Raises:
         QueueVersionError: a later version wrote the record.
@@ -185,17 +188,17 @@ def command_decoded(data: bytes) -> Command | None:
 
 
 def settings_decoded(data: bytes) -> Settings | None:
-    """Return the settings in a record; None and errors as `command_decoded`."""
+    """Return the settings in a record; None and errors are as in `command_decoded`."""
     return _FORMAT.decoded(data, _decode_settings)
 
 
 def checkpoint_decoded(data: bytes) -> QueueCheckpoint | None:
-    """Return the checkpoint in a record; None and errors as `command_decoded`."""
+    """Return the checkpoint in a record; None and errors are as in `command_decoded`."""
     return _FORMAT.decoded(data, _decode_checkpoint)
 
 
 def shard_in(tags: Sequence[object], of: QueueTags) -> int | None:
-    """Return the number of the shard named by a record's tags, or None."""
+    """Return the number of the shard that a record's tags name; None if they name none."""
     for tag in tags:
         if tag in of.shards:
             return of.shards.index(str(tag))

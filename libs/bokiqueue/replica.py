@@ -1,12 +1,12 @@
-"""One process's replica of a queue: the folds of its shards, kept current by reads of the log.
+"""The replica of a queue in one process: the folds of its shards, kept current by reads of the log.
 
-All `Queue` objects of a platform in a process share it, so a busy queue is read once, not once per
-consumer. All of it is derived from the log. Every record that can make a message ready has the tag
-`pushed`. So one read finds the shards with new records, for any number of shards.
+All `Queue` objects of one queue in a process share the replica, so a busy queue is read once, not
+once per consumer. The replica is derived from the log. Every record that can make a message ready
+has the tag `pushed`. So one read finds the shards with new records, for any number of shards.
 
-Coroutines share a fold. A coroutine applies only records that the fold has not seen, without
-awaiting in between. Of coroutines that need new records of a shard at the same time, one reads for
-all.
+Coroutines share a fold. A coroutine applies only records that the fold has not applied, and does
+not await in between. If several coroutines need new records of a shard at the same time, one of
+them reads for all.
 """
 
 from __future__ import annotations
@@ -48,31 +48,37 @@ from indilog import (
 from indilog.sdk import Event, LogClock, SeqNum, append_outcome_unknown, check_own_append, name_loss
 
 CHECKPOINT_EVERY: Final = 1024
-"""Records of a shard between two checkpoints, at least."""
+"""Smallest number of a shard's records between two checkpoints."""
 _MESSAGES_PER_RECORD: Final = 4
-"""Messages in a checkpoint per record since the last one, so that both cost about the same."""
+"""A checkpoint is due after one new record for so many messages in it, so that both cost about the
+same.
+"""
 KEPT_BEHIND: Final[int] = 128
-"""Records before a checkpoint that are not trimmed yet, because appenders may still read them."""
+"""Number of records before a checkpoint that are not trimmed yet, because processes with appends in
+flight may still read them.
+"""
 _OUTCOMES_MAX: Final = 4096
-"""Outcomes of commands that a shard remembers for their callers."""
+"""Largest number of outcomes of commands that a shard keeps for their callers."""
 _CLAIMS_PER_LOOK: Final = 8
 _REST_S: Final = 0.1
-"""After an empty claim, messages that are due by the estimated time only are not claimed for this
-many seconds.
+"""Seconds after an empty claim in which messages are not claimed that are due only by the estimated
+time.
 """
 _PAGE: Final = 1000
 
 
 class ShardReplica:
-    """The fold of one shard, and this process's state of it.
+    """The fold of one shard, and this process's state of reads and claims.
 
     Attributes:
-        records_below: below this seqnum there may be records that the fold has not seen.
-        seen: below this seqnum there is certainly no record beyond the end of the fold.
-        reading: set when the read in progress has finished; None: no read is in progress.
-        claims: claims of this process in flight; each is set when it is decided.
-        rests_until: until this time of the log, messages that only seem due are not claimed.
-        unsaved: records applied since the last known checkpoint.
+        records_below: seqnum below which there may be records that the fold has not applied.
+        seen: seqnum below which the fold has certainly applied all records.
+        reading: an event that is set when the read in progress has finished; None: no read is in
+            progress.
+        claims: claims of this process in flight; each event is set when its claim is decided.
+        rests_until: log time until which messages are not claimed that are due only by the
+            estimated time.
+        unsaved: number of records applied since the last known checkpoint.
     """
 
     def __init__(self, number: int) -> None:
@@ -93,7 +99,7 @@ class ShardReplica:
         self.fold, self.unsaved = fold, 0
 
     def apply(self, record: Record, contents: Contents) -> None:
-        """Apply a record, unless the fold has seen it; keep its message in `contents`."""
+        """Apply a record, unless it was applied before; keep its message in `contents`."""
         if record.seqnum < self.fold.end:
             return
         command = command_decoded(record.data)
@@ -109,15 +115,17 @@ class ShardReplica:
             self._outcomes[record.seqnum] = outcome
             if len(self._outcomes) > _OUTCOMES_MAX:
                 self._outcomes.popitem(last=False)
-            assert len(self._outcomes) <= _OUTCOMES_MAX, "the oldest outcome made room"
+            assert len(self._outcomes) <= _OUTCOMES_MAX, "the oldest outcome was dropped"
 
     @property
     def recent(self) -> SeqNum:
-        """The first of the last records, which callers may still have to read."""
+        """The seqnum of the first recent record; callers may still have to read the recent
+        records.
+        """
         return self._recent[0] if self._recent else self.fold.end
 
     def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that the command at `seqnum` had an effect on.
+        """Return the messages that the command at `seqnum` affected.
 
         Raises:
             AppendOutcomeUnknownError: the command was trimmed before it was read here.
@@ -125,13 +133,15 @@ class ShardReplica:
         outcome = self._outcomes.pop(seqnum, None)
         if outcome is None:
             raise AppendOutcomeUnknownError(
-                f"The command at seqnum {seqnum} was trimmed before its outcome was read; "
+                f"The command at seqnum {seqnum} was trimmed before its outcome could be read; "
                 "if it had no effect, the message is delivered again."
             )
         return outcome
 
     def claimed(self, claim: SeqNum) -> tuple[SeqNum, ...]:
-        """Return the messages that a claim got; if its record was trimmed, those that it holds."""
+        """Return the messages that a claim got; or, if its record was trimmed, the messages that it
+        holds.
+        """
         outcome = self._outcomes.pop(claim, None)
         return self.fold.held_by(claim) if outcome is None else outcome
 
@@ -141,12 +151,12 @@ class ShardReplica:
 
     @property
     def known(self) -> SeqNum:
-        """All records below this seqnum are applied."""
+        """The seqnum below which all records are applied."""
         return max(self.seen, self.fold.end)
 
     @property
     def stale(self) -> bool:
-        """Whether there may be records that the fold has not seen."""
+        """Whether there may be records that the fold has not applied."""
         return self.known < self.records_below
 
     def has_unclaimed(self, now: float) -> bool:
@@ -154,7 +164,7 @@ class ShardReplica:
         return self.fold.ready(now) > len(self.claims)
 
     def available(self, now: float) -> bool:
-        """Whether a further claim may get a message."""
+        """Whether one more claim may get a message."""
         return self.stale or self.has_unclaimed(now)
 
 
@@ -180,11 +190,12 @@ class QueueReplica:
     # --- opening
 
     async def open(self, log: Log) -> None:
-        """Agree on the settings and start from the checkpoints; one caller does it for all.
+        """Read or record the settings, and start from the checkpoints. One caller does this for
+        all.
 
         Raises:
             QueueSettingsError: the queue was created with another number of shards.
-            QueueTrimmedError: its log was trimmed as a whole.
+            QueueTrimmedError: the whole log of the queue was trimmed.
         """
         while not self._opened:
             if self._opening is not None:
@@ -201,7 +212,7 @@ class QueueReplica:
         settings = await self._settings(log)
         if settings.shards != len(self.shards):
             raise QueueSettingsError(
-                f"Queue {self._name!r} was made with {settings.shards} shards, "
+                f"Queue {self._name!r} was created with {settings.shards} shards, "
                 f"not {len(self.shards)}; open it with shards={settings.shards}."
             )
         tail = await log.tail()
@@ -229,8 +240,8 @@ class QueueReplica:
             bound = record.seqnum + 1
 
     async def _load(self, log: Log, shard: ShardReplica) -> DataLossError | None:
-        """Continue from the checkpoint that covers most, if it covers more than the fold; return
-        the loss if a lost one may cover still more.
+        """Continue from the checkpoint that covers the most, if it is ahead of the fold. Return the
+        loss if a lost checkpoint may cover even more.
         """
         kept, lost = await find_furthest(log, self.tags.checkpoints[shard.number])
         if kept is not None and kept.checkpoint.end > shard.fold.end:
@@ -240,7 +251,7 @@ class QueueReplica:
     # --- new records
 
     async def _look(self, log: Log) -> bool:
-        """Read one page to find shards with new records; False: there are no further ones."""
+        """Read one page to find shards with new records; False: there are no further pages."""
         try:
             page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
         except TrimmedError as error:
@@ -248,7 +259,9 @@ class QueueReplica:
             for shard in self.shards:
                 shard.note_records_below(error.first_seqnum)
             return True
-        except DataLossError as error:  # the shards find out whether the lost records were theirs
+        except (
+            DataLossError
+        ) as error:  # reads of the shards find out to which shard the lost records belonged
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
@@ -268,11 +281,11 @@ class QueueReplica:
         """Apply the records of a shard below `until`, unless another coroutine is doing it.
 
         Args:
-            log: to read.
-            shard: to bring up to date.
-            until: where to stop; later records of the same page are applied, too.
-            is_in_session: the session of `log` has seen `until` or a later place. Otherwise `until`
-                may come from another session, so an empty read is repeated with `fresh`.
+            log: log to read.
+            shard: shard to bring up to date.
+            until: seqnum where to stop; later records of the same page are applied, too.
+            is_in_session: whether the session of `log` sees the records below `until`. Otherwise
+                `until` may come from another session, so an empty read is repeated with `fresh`.
         """
         while shard.known < until:
             if shard.reading is not None:
@@ -288,13 +301,16 @@ class QueueReplica:
     async def _read_new(
         self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool
     ) -> None:
-        """Read page by page. A short page proves nothing, because bytes limit pages, too."""
+        """Read page by page. A short page need not be the last, because pages are also limited in
+        bytes.
+        """
         tag, ask_all = self.tags.shards[shard.number], False
         while shard.known < until:
             try:
                 page = await log.read_range(tag, shard.fold.end, limit=_PAGE, fresh=ask_all)
             except TrimmedError as error:
-                # The floor may be visible before the checkpoint that was appended before the trim.
+                # The floor may become visible before the checkpoint, although the checkpoint was
+                # appended first.
                 await log.tail()
                 lost = await self._load(log, shard)
                 if shard.fold.end < error.first_seqnum:
@@ -329,7 +345,7 @@ class QueueReplica:
         return push.data
 
     def due_in_s(self) -> float | None:
-        """Return in how many seconds the next lease or delay of any shard ends."""
+        """Return the seconds until the next lease or delay of any shard ends."""
         dues = (due for s in self.shards if (due := self._due_in_s(s)) is not None)
         return min(dues, default=None)
 
@@ -342,7 +358,7 @@ class QueueReplica:
     async def next_available(self, log: Log) -> ShardReplica | None:
         """Return a shard in which a claim may get a message now, round-robin.
 
-        While there is work, other shards are only polled every few claims.
+        While one shard has messages, other shards are polled only every few claims.
         """
         self._claims_since_look += 1
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
@@ -366,8 +382,8 @@ class QueueReplica:
         return None
 
     def _log_time(self, shard: ShardReplica) -> float:
-        """Return the estimated time for leases and delays of a shard. The estimate only says when
-        to claim; `ordered_at` of the records decides.
+        """Return the estimated log time for leases and delays of a shard. The estimate only tells
+        when to claim; `ordered_at` of the records decides.
         """
         log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.fold.clock
@@ -375,7 +391,9 @@ class QueueReplica:
     async def claim(
         self, log: Log, shard: ShardReplica, lease_s: float
     ) -> tuple[SeqNum, SeqNum] | None:
-        """Claim a message; return the seqnums of claim and message; None: it got none."""
+        """Claim a message; return the seqnums of claim and message; None: the claim got no
+        message.
+        """
         if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.records_below)
             if not shard.has_unclaimed(self._log_time(shard)):
@@ -396,14 +414,14 @@ class QueueReplica:
         return (claim, got[0]) if got else None
 
     async def _rest_after_empty_claim(self, log: Log, shard: ShardReplica) -> None:
-        """Pause claims for messages that only seem due; the estimated time may be wrong."""
+        """Pause claims for messages that are due only by the estimated time, which may be wrong."""
         shard.rests_until = shard.fold.clock + _REST_S
         due = shard.fold.next_due()
         if due is not None and due <= self.clock.now():
             await self.clock.ask(log)
 
     async def has_failed_claims(self) -> bool:
-        """Wait for the claims of this process in flight; return whether one failed. Then its
+        """Wait for the claims of this process in flight; return whether one failed. If so, its
         message may still be ready.
         """
         before = self._claims_failed
@@ -414,11 +432,11 @@ class QueueReplica:
     async def append_command(
         self, log: Log, shard: ShardReplica, command: bytes, *, wakes: bool = False
     ) -> SeqNum:
-        """Append a command and catch up with it; `wakes`: it can make messages ready.
+        """Append a command and catch up with it; `wakes`: the command can make messages ready.
 
         Raises:
-            AppendOutcomeUnknownError: as `Log.append`; or the command was appended, and its effect
-                cannot be read now.
+            AppendOutcomeUnknownError: as for `Log.append`; or the command was appended, and its
+                effect cannot be read now.
         """
         tags = [self.tags.shards[shard.number]]
         if wakes:
@@ -434,9 +452,9 @@ class QueueReplica:
     async def save(self, log: Log, shard: ShardReplica) -> None:
         """After many records, write a checkpoint and trim superseded records.
 
-        Concurrent checkpoints are safe: each is correct, and the one that covers most decides what
-        is trimmed, and is kept. Errors of the log are suppressed: the caller's command has taken
-        effect, and the next checkpoint replaces this one.
+        Concurrent checkpoints are safe: each is correct, and the one that covers the most is kept
+        and decides up to where records are trimmed. Errors of the log are suppressed, because the
+        caller's command has taken effect and a later checkpoint replaces this one.
         """
         if shard.unsaved >= max(CHECKPOINT_EVERY, shard.fold.kept // _MESSAGES_PER_RECORD):
             shard.unsaved = 0
@@ -448,19 +466,19 @@ class QueueReplica:
         await write(log, tag, shard.fold.checkpoint())
         kept, lost = await find_furthest(log, tag)
         if lost is not None:
-            return  # the lost checkpoint may become readable again, and cover more
+            return  # the lost checkpoint may become readable again and cover more
         if kept is None:
-            return  # another process has trimmed it, after a checkpoint that covers more
+            return  # another process has trimmed this one, after one that covers more
         await log.trim(kept.seqnum, tag=tag)
         assert kept.needed_from <= kept.checkpoint.end, "a checkpoint covers older records"
         needed = min(kept.needed_from, shard.recent)
-        assert shard.recent <= shard.fold.end, "recent records are applied"
+        assert shard.recent <= shard.fold.end, "recent records have been applied"
         await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
     def _pushed_needed_from(self, shard: ShardReplica) -> SeqNum:
-        """Return the first record with the tag `pushed` that a shard needs. An unused shard needs
-        none below the cursor: all pushes there are noted.
+        """Return the seqnum of the first record with the tag `pushed` that a shard needs. An unused
+        shard needs no record below the cursor, because all pushes below it were registered.
         """
         if shard.fold.kept or shard.stale:
             return shard.fold.needed_from
@@ -471,7 +489,7 @@ _REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], QueueRepli
     WeakKeyDictionary()
 )
 _QUEUES_MAX: Final = 1024
-"""Queues of one platform in memory; the one opened first is evicted first."""
+"""Largest number of replicas in memory for one platform; the one opened first is evicted first."""
 
 
 def replica_of(log: Log, name: str, shards: int) -> QueueReplica:

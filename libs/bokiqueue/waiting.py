@@ -1,7 +1,7 @@
-"""Waiting consumers: one read waits for all of a process, and each message wakes one consumer.
+"""Lets consumers wait: one read waits for all consumers of a process, and each message wakes one.
 
-This is the only part of the library that needs an event loop. It awaits only the log and its own
-futures, without polling.
+This is the only module of the library that needs an event loop. It awaits only the log and its own
+futures, and does not poll.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from indilog import Log, Record, TrimmedError
 from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
 
 _WAIT_S_MAX: Final = 30.0
-"""One read waits for at most this many seconds; then the next one begins."""
+"""Longest wait of one read in seconds; then the next read begins."""
 _TIMER_S_MIN: Final = 0.001
 
 
 def seconds_now() -> float:
-    """Return seconds of a clock that cannot be set and counts while the machine sleeps. It only
-    says when to look, and decides nothing.
+    """Return seconds of a clock that cannot be set and counts while the machine sleeps. It decides
+    only when to read, not who gets a message.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -31,8 +31,8 @@ class Notifications:
     """Notifies waiting consumers that a message may be ready.
 
     Args:
-        tag: of all records that can make a message ready.
-        due_in_s: returns the seconds until the next lease or delay ends; None: there is none.
+        tag: tag of all records that can make a message ready.
+        due_in_s: returns the seconds until the next lease or delay ends; None if there is none.
     """
 
     def __init__(self, tag: str, due_in_s: Callable[[], float | None]) -> None:
@@ -43,15 +43,19 @@ class Notifications:
         """Consumers were notified of records below this seqnum."""
         self._watcher: asyncio.Task[None] | None = None
         self._reading: asyncio.Timeout | None = None
-        """Ends the watcher's read early; None while it does not read."""
+        """The timeout of the watcher's read, which can end the read early; None while it does not
+        read.
+        """
         self._until = 0.0
-        """When the watcher's read ends by its timeout, as `seconds_now` counts."""
+        """When the watcher's read times out, in the time of `seconds_now`."""
         self._passed_on = False
-        """A wake-up was passed on while no consumer waited; the next one that waits gets it."""
+        """Whether a wake-up was passed on while no consumer waited. The next consumer that waits
+        gets it.
+        """
 
     async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
-        """Wait until a message at or after `since` may be ready, or until the timeout; return the
-        `since` of the next call.
+        """Wait until a message at or after `since` may be ready, or until the timeout. Return
+        `since` for the next call.
         """
         if self._end > since:
             return self._end
@@ -76,14 +80,14 @@ class Notifications:
             self._stop_waiting(future)
 
     def pass_on(self) -> None:
-        """Wake another consumer, because the woken one does not take a message, or its claim
-        failed. A needless wake-up is harmless.
+        """Wake another consumer, because the woken one takes no message, or its claim failed. A
+        needless wake-up is harmless.
         """
         self._passed_on = not self._wake_one()
 
     def due(self, in_s: float | None) -> None:
-        """Note in how many seconds a lease or delay ends; a watcher whose read ends later starts a
-        new one.
+        """Note that a lease or delay ends in `in_s` seconds. If the watcher's read ends later, it
+        starts a new read.
         """
         if self._reading is not None and in_s is not None and seconds_now() + in_s < self._until:
             self._reading.reschedule(asyncio.get_running_loop().time())
@@ -102,7 +106,7 @@ class Notifications:
         try:
             while self._waiting:
                 await self._look(log)
-        except Exception as error:  # noqa: BLE001 - else they would wait without end
+        except Exception as error:  # noqa: BLE001 - otherwise they would wait forever
             while self._waiting:
                 future = self._waiting.popleft()
                 if not future.done():
@@ -128,7 +132,9 @@ class Notifications:
             self._wake_one()
 
     async def _read(self, log: Log, wait_s: float) -> list[Record]:
-        """Return new records; none after `wait_s`, or if a lease or delay ends before."""
+        """Return new records. The result is empty after `wait_s` seconds, or if a lease or delay
+        ends first.
+        """
         limit = min(len(self._waiting), READ_RANGE_LIMIT_MAX)
         ended = asyncio.timeout(None)
         try:

@@ -1,8 +1,9 @@
-"""A process's cache of objects and decisions: an operation on a hot object costs one read.
+"""A process's cache of object values and decisions about transactions. With it, an operation on a
+hot object costs one read.
 
-All of it is derived from the log and never becomes wrong: a view names the record up to which it
-was replayed, and decisions do not change. It is bounded in views, bytes and decisions. Views of the
-least recently used objects, and the oldest decisions, are evicted first.
+The cache is derived from the log and never becomes stale: a view names the record up to which it
+was replayed, and decisions do not change. Its numbers of objects, bytes and decisions are bounded.
+Views of the least recently used objects, and the oldest decisions, are evicted first.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from indilog import Log
 from indilog.sdk import Event, SeqNum
 
 _VIEWS_PER_OBJECT_MAX: Final = 4
-"""Views of one object at different records: a transaction reads at its horizon, while others
-already changed the object."""
+"""Views of one object as of different records. A transaction reads as of its horizon, when others
+may already have changed the object.
+"""
 _VIEW_OVERHEAD_BYTES: Final = 200
 
 
 class Line:
-    """Operations of this process on one object.
+    """The pending operations of this process on one object.
 
-    Each is appended, and waits for the value that the object had before it.
+    The record of each operation is appended. The operation waits for the value that the object had
+    before that record.
 
     Attributes:
-        looking: set when the read in progress has finished; None: no read is in progress.
-        waiting: seqnums of their records.
-        noted: the object before a record, as far as it is known.
+        looking: an event that is set when the read in progress has finished; None: no read is in
+            progress.
+        waiting: seqnums of the operations' records.
+        noted: the object's view before a record, by seqnum, for the records read so far.
     """
 
     __slots__ = ("looking", "noted", "waiting")
@@ -41,18 +45,20 @@ class Line:
         self.noted: dict[SeqNum, ObjectView] = {}
 
     def note(self, seqnum: SeqNum, view: ObjectView) -> None:
-        """Note the object before a record, unless the waiting operation was cancelled."""
+        """Store the object's view before a record, unless the operation that waits for it was
+        cancelled.
+        """
         if seqnum in self.waiting:
             self.noted[seqnum] = view
 
 
 class ViewCache:
-    """Views of objects and decisions about transactions, of all logs of one platform.
+    """Views of objects and decisions about transactions, for all logs of one platform.
 
     Args:
-        objects_max: objects of which views are kept.
-        bytes_max: size of all views.
-        decisions_max: transactions whose outcome is kept.
+        objects_max: largest number of objects with views.
+        bytes_max: largest total size of views, in bytes.
+        decisions_max: largest number of decisions.
     """
 
     def __init__(
@@ -99,15 +105,15 @@ class ViewCache:
             _, evicted = self._views.popitem(last=False)
             self.bytes -= sum(map(_size, evicted))
         assert self.bytes >= 0, "evicted views were counted"
-        assert len(views) <= _VIEWS_PER_OBJECT_MAX, "the oldest view made room"
-        assert len(self._views) <= self._objects_max, "the least recently used objects made room"
+        assert len(views) <= _VIEWS_PER_OBJECT_MAX, "the oldest view was evicted"
+        assert len(self._views) <= self._objects_max, "the least recently used objects were evicted"
 
     def line(self, log: str, name: str) -> Line:
-        """Return the line of an object's operations; it exists while operations wait."""
+        """Return the pending operations on an object; the entry exists while operations wait."""
         return self._lines.setdefault((log, name), Line())
 
     def leave(self, log: str, name: str, line: Line) -> None:
-        """Remove a line without waiting operations."""
+        """Remove an entry without waiting operations."""
         if not line.waiting:
             self._lines.pop((log, name), None)
 
@@ -120,7 +126,7 @@ class ViewCache:
         self._decisions[log, seqnum] = committed
         if len(self._decisions) > self._decisions_max:
             self._decisions.popitem(last=False)
-        assert len(self._decisions) <= self._decisions_max, "the oldest decision made room"
+        assert len(self._decisions) <= self._decisions_max, "the oldest decision was evicted"
 
 
 def _seqnum(view: ObjectView) -> SeqNum:

@@ -1,8 +1,8 @@
-"""Checkpoints of objects: where a replay can start.
+"""Finds and writes checkpoints of objects, from which a replay can start.
 
 A checkpoint is a record that holds an object's value as of an earlier record. With checkpoints, a
 process without a cache reads a bounded number of records, however long the history is. A checkpoint
-is derived from the log alone, like aux data, but is never evicted.
+is derived from the log alone, like aux data; unlike aux data, it is never evicted.
 
 If an object's history was trimmed (`bokistore.collection`), its floor is `p` + 1 for some record
 `p`. The object as of `p` is known: a checkpoint after the floor holds it. Without such a
@@ -26,9 +26,9 @@ from indilog import IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
 CHECKPOINT_EVERY: Final = 64
-"""Records of an object between two checkpoints, at most."""
+"""Largest number of an object's records between two checkpoints."""
 CHECKPOINT_EVERY_SMALL: Final = 16
-"""The same for objects of at most `SMALL_BYTES` of JSON, whose checkpoints are small."""
+"""The same for objects of at most `SMALL_BYTES` of JSON; their checkpoints are cheap."""
 SMALL_BYTES: Final = 512
 _PAGE: Final = 256
 
@@ -58,16 +58,16 @@ class ObjectCheckpoints:
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
 
-        The checkpoint usually follows soon after that record. A checkpoint that a collection wrote
-        may be much later.
+        Usually the checkpoint follows soon after that record. If a collection wrote it, it may be
+        much later.
 
         The checkpoint was appended before the trim, but a session may see the trim first: floors
-        reach the index early, and reads are answered as of the session's position. So before the
-        object is reported as deleted, the session advances to the tail and reads again.
+        reach the index early, and reads are answered as of the session's position. So this advances
+        the session to the tail and reads again before it returns that the object was deleted.
 
         Raises:
-            TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, with the
-                object's checkpoint.
+            TrimmedError: the floor rose meanwhile, or the whole log was trimmed up to there, with
+                the object's checkpoint.
         """
         assert floor > 0, "a floor is above a record"
         kept = await self._as_of(name, floor)
@@ -80,8 +80,8 @@ class ObjectCheckpoints:
         return ObjectView(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
 
     async def _as_of(self, name: str, floor: SeqNum) -> ObjectView | None:
-        """Return the view of the checkpoint as of the record below `floor`; None: it is not
-        visible.
+        """Return the view of the checkpoint as of the record below `floor`; None: no such
+        checkpoint is visible.
         """
         page = await self._log.read_range(tag_of(name), floor, limit=_PAGE)
         if not page:
@@ -93,7 +93,9 @@ class ObjectCheckpoints:
         return kept
 
     async def _as_of_alone(self, name: str, floor: SeqNum) -> ObjectView | None:
-        """Search as `_as_of` does, in the sub-stream of the object's checkpoints, maybe trimmed."""
+        """Search as `_as_of` does, in the sub-stream of the object's checkpoints, which may be
+        trimmed.
+        """
         start = floor
         while True:
             try:
@@ -107,7 +109,7 @@ class ObjectCheckpoints:
             start = page[-1].seqnum + 1
 
     async def refuse_whole(self, floor: SeqNum) -> None:
-        """Refuse a floor of the whole log.
+        """Raise if `floor` is the floor of the whole log.
 
         Raises:
             TrimmedError: `floor` is the floor of the whole log, not only of one sub-stream.
@@ -115,7 +117,7 @@ class ObjectCheckpoints:
         await self._log.read_next(None, floor - 1)
 
     async def append(self, name: str, view: ObjectView) -> SeqNum | None:
-        """Append a checkpoint of a view; None: the append failed, which costs only speed."""
+        """Append a checkpoint of a view; None: the append failed, so later replays take longer."""
         tags = [tag_of(name), checkpoint_tag_of(name)]
         try:
             return await self._log.append(checkpoint_encoded(name, view), tags=tags)
@@ -132,8 +134,9 @@ def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | 
 def is_due(view: ObjectView) -> bool:
     """Tell whether the writer that produced this view appends a checkpoint.
 
-    Exactly one writer appends the record whose number is a multiple of `CHECKPOINT_EVERY`, so one
-    checkpoint is appended. If that writer crashes, the next multiple makes up for it.
+    A checkpoint is due after the record whose number is a multiple of `CHECKPOINT_EVERY`. Exactly
+    one writer appends that record. If this writer crashes before it appends the checkpoint, the
+    next one is due at the next multiple.
     """
     if view.document is None or view.age == 0:
         return False

@@ -1,19 +1,20 @@
-"""Garbage collection of superseded history.
+"""Garbage-collects the superseded history of objects.
 
-An object's history is needed from the last checkpoint before the retention span on. Earlier records
-are trimmed from its sub-stream: `at`, `history` and transactions go back as far as the span, and
-raise `TrimmedError` below. An object deleted before the span is trimmed completely. The id of a
-transaction is forgotten with its record.
+History older than the retention span is superseded by the last checkpoint before that span. Records
+before that checkpoint are trimmed from the object's sub-stream. So `at`, `history` and transactions
+can read as far back as the span, and raise `TrimmedError` for anything older. If an object was
+deleted before the span, its whole sub-stream is trimmed. When the record of a transaction is
+trimmed, its id is no longer known.
 
-Three rules make this safe beside concurrent operations:
+Three rules make this safe while operations run concurrently:
 
-- Before a trim, a record keeps the decisions about the transactions of that part of the log. So a
-  record kept because of one object never depends on the trimmed history of another
-  (`bokistore.decisions`).
-- A floor is always one above a record after which the object's state is known
+- Before a part of the log is trimmed, the decisions about its transactions are recorded. So if a
+  transaction's record is kept for one object, its decision does not depend on the trimmed history
+  of another object (`bokistore.decisions`).
+- An object's floor is always one above a record as of which the object's value is known
   (`bokistore.checkpoints`).
-- The seqnum where a collection ended is recorded, so the next one continues there, and reads each
-  record once. Two concurrent collections do the same work twice, which is harmless.
+- The seqnum where a collection ended is recorded. The next collection continues there, so each
+  record is read once. Two concurrent collections do the same work twice, which is harmless.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from indilog.sdk import SeqNum, UserTag
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
-"""Cells that one record of a collection covers; each is one of its tags."""
+"""Cells that one record of a collection covers; the record has a tag for each of them."""
 _PAGE: Final = 1000
 _HOT_MAX: Final = 10_000
-"""Objects deferred to the last part of a run, at most; then they are handled at once."""
+"""Largest number of objects deferred to the last part of a run; beyond it they are handled at
+once.
+"""
 
 _Kept: TypeAlias = tuple[SeqNum, ObjectView]
 """A checkpoint's seqnum, and its view."""
@@ -57,7 +60,7 @@ async def collected_until(log: Log) -> SeqNum:
 
 
 class Collection:
-    """One run over the records that left the retention span since the last run.
+    """One run over the records that have left the retention span since the previous run.
 
     Attributes:
         end: all records below this seqnum are processed.
@@ -69,14 +72,15 @@ class Collection:
         self._checkpoints = ObjectCheckpoints(log)
         self.end: SeqNum = 0
         self._hot: dict[str, None] = {}
-        """Objects written after the processed part. The last part of a run handles them, so that
-        each gets one checkpoint instead of one per part.
+        """Objects that were written after the part being processed. The last part of a run handles
+        them, so that each gets one checkpoint instead of one per part.
         """
 
     async def run(self, keep_s: float) -> SeqNum:
-        """Collect all records older than `keep_s` seconds; return the seqnum where that ends.
+        """Collect all records older than `keep_s` seconds; return the seqnum below which all
+        records are processed.
 
-        The work is done in parts. It may be interrupted anywhere; the next run continues.
+        The work is done in parts. A run may be interrupted anywhere; the next run continues.
         """
         self.end = await collected_until(self._log)
         before = max(0.0, await self._log.now() - keep_s)
@@ -88,9 +92,9 @@ class Collection:
             await self._part(self.end, end)
             self.end = end
             seqnum = await self._ended()
-        await self._settle_hot(self.end)
+        await self._collect_hot(self.end)
         await self._log.trim(seqnum, tag=_COLLECTED_TAG)
-        assert not self._hot, "the last part settled all objects"
+        assert not self._hot, "the last part handled all deferred objects"
         return self.end
 
     async def _ended(self) -> SeqNum:
@@ -99,10 +103,12 @@ class Collection:
         return await self._log.append(data, tags=[_COLLECTED_TAG])
 
     async def _part(self, start: SeqNum, end: SeqNum) -> None:
-        """Collect [start, end)."""
+        """Collect the records in [start, end)."""
         assert start < end, "a part has records"
         assert start % CELL == end % CELL == 0, "a part has whole cells"
-        names: dict[str, None] = {}  # of checkpoints, too: they supersede earlier records
+        names: dict[
+            str, None
+        ] = {}  # objects of checkpoints, too, because checkpoints supersede earlier records
         ids: dict[str, SeqNum] = {}
         aborted: list[SeqNum] = []
         async for record, command in self._commands(start, end):
@@ -116,9 +122,9 @@ class Collection:
         data = collected_encoded(Collected(start, end, tuple(aborted)))
         await self._log.append(data, tags=list(map(cell_tag_of, range(start, end, CELL))))
         for name in names:
-            await self._settle(name, end)
+            await self._collect_object(name, end)
             if len(self._hot) >= _HOT_MAX:
-                await self._settle_hot(end)
+                await self._collect_hot(end)
         for txn_id, last in ids.items():
             if await self._is_done(txn_id, last):
                 await self._log.trim(last + 1, tag=id_tag_of(txn_id))
@@ -127,7 +133,7 @@ class Collection:
         try:
             return await self._replay.done(txn_id, last) is not None
         except TrimmedError:
-            return True  # the record that committed the id is trimmed already
+            return True  # the record that committed the id is already trimmed
 
     async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
         """Yield the surviving commands in a part of the log."""
@@ -143,13 +149,13 @@ class Collection:
                     yield record, command
             start = page[-1].seqnum + 1 if page else end
 
-    async def _settle_hot(self, end: SeqNum) -> None:
-        """Append checkpoints of objects written after `end`, if that frees many records."""
+    async def _collect_hot(self, end: SeqNum) -> None:
+        """Collect the deferred objects, which were also written after `end`."""
         while self._hot:
             name, _ = self._hot.popitem()
-            await self._settle(name, end, is_last=True)
+            await self._collect_object(name, end, is_last=True)
 
-    async def _settle(self, name: str, end: SeqNum, *, is_last: bool = False) -> None:
+    async def _collect_object(self, name: str, end: SeqNum, *, is_last: bool = False) -> None:
         """Trim the superseded records of an object below `end`."""
         try:
             newest = await self._log.read_prev(tag_of(name))
@@ -174,24 +180,27 @@ class Collection:
     async def _checkpoint(
         self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, rests: bool
     ) -> _Kept | None:
-        """Append a checkpoint of an object as of `end` if it saves enough, and return it."""
+        """If it frees enough records, append a checkpoint of an object as of `end`, and return
+        it.
+        """
         if not await self._is_worth(name, end, kept, rests=rests):
             return None
         appended = await self._checkpoints.append(name, view)
         if appended is None:
             return None
-        if not rests:  # readers start at the last one
+        if not rests:  # reads start at the last record
             await self._replay.checkpoint(name, await self._replay.view(name))
         return appended, view
 
     async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
-        """Tell whether a checkpoint saves enough records below `end`.
+        """Tell whether a checkpoint frees enough records below `end`.
 
-        Enough is two records for an object that is no longer written. For others it is more records
-        than their writers leave between their checkpoints.
+        For an object that is no longer written, two records are enough. For other objects, it must
+        free more records than their writers leave between two checkpoints.
 
-        Writers append none if they do not know the object that they write (`multi_put`, blind
-        writes of transactions, indexes of tags), or if each write replaces the object.
+        Writers append no checkpoints if they do not know the value of the object that they write
+        (`multi_put`, blind writes of transactions, indexes of tags), or if each write replaces the
+        object.
         """
         most = 2 if rests else checkpoints.CHECKPOINT_EVERY + 1
         spared, start = 0, 0 if kept is None else kept[1].seqnum + 1

@@ -1,16 +1,17 @@
-"""Decides whether a transaction committed, from the order of the log: alike in every process.
+"""Decides from the order of the log whether a transaction committed. Every process decides the
+same.
 
 A transaction commits iff no object that it read has a committed write in [its horizon, its seqnum).
-That is optimistic concurrency control with backward validation of the whole read set. So
-transactions are serializable in log order, without write skew (PITFALLS 11: Boki checks only the
-write set).
+The horizon is the end of the snapshot that it read. This is optimistic concurrency control with
+backward validation of the whole read set. So transactions are serializable in log order, without
+write skew (PITFALLS 11: Boki checks only the write set).
 
-A transaction's id is validated like an object that it read and wrote. Before it began, its caller
-checked that no record with this id has committed below its horizon. So of all records with one id
-only the first valid one commits.
+A transaction's id is validated like an object that the transaction read and wrote. Before the
+transaction began, its process checked that no record with this id has committed below its horizon.
+So of all records with one id only the first valid one commits.
 
-If the deciding history was trimmed, other records have the answer: an object's checkpoint has its
-version, and the record of a collection has the decisions about its transactions.
+If the history that decides was trimmed, two other records help: an object's checkpoint has its
+version, and the record of a collection has the decisions about the trimmed transactions.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class _Trial:
     """A transaction that is being decided.
 
     Attributes:
-        tags: sub-streams still to be checked; the last one is in progress.
-        bound: no committed write is in that one above this seqnum.
-        write: the latest record found there that may have committed.
+        tags: sub-streams that are not checked yet; the last element is being checked.
+        bound: that sub-stream has no committed write above this seqnum.
+        write: the latest record found in that sub-stream that may have committed.
     """
 
     seqnum: SeqNum
@@ -51,7 +52,7 @@ class _Trial:
     write: Record | None = None
 
     def next_tag(self) -> None:
-        """Continue with the next sub-stream: no conflict in this one."""
+        """Continue with the next sub-stream, because this one has no conflict."""
         self.tags.pop()
         self.bound, self.write = self.seqnum - 1, None
 
@@ -67,11 +68,11 @@ class Decisions:
     async def committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect.
 
-        It uses an explicit stack instead of recursion: each transaction may depend on an earlier
-        one, and a history may be long.
+        It uses an explicit stack instead of recursion, because each transaction may depend on an
+        earlier one, and the chain may be long.
 
         Raises:
-            TrimmedError: the whole log was trimmed, with the deciding records.
+            TrimmedError: the whole log was trimmed, with the records that decide.
         """
         outcome = self._outcome(record, command)
         if outcome is not None:
@@ -98,7 +99,7 @@ class Decisions:
         self._cache.keep_decision(self._log.name, seqnum, committed=committed)
 
     async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
-        """Advance a trial: return its verdict, or None with `write` set to what must be decided
+        """Advance a trial. Return its decision, or None if the record `trial.write` must be decided
         first.
         """
         while trial.tags:
@@ -118,7 +119,9 @@ class Decisions:
                 return None
             if outcome:
                 return False
-            assert trial.horizon <= trial.write.seqnum <= trial.bound, "a search goes down"
+            assert trial.horizon <= trial.write.seqnum <= trial.bound, (
+                "a search runs from the bound down to the horizon"
+            )
             trial.bound, trial.write = trial.write.seqnum - 1, None
         return True
 
@@ -126,12 +129,12 @@ class Decisions:
         """Decide a trial whose history is trimmed in part; None: no conflict in this sub-stream.
 
         Raises:
-            TrimmedError: the decision is not kept either.
+            TrimmedError: no record has the decision either.
         """
         if error.first_seqnum <= trial.horizon:
             return None
         kept = await self._collected(trial.seqnum)
-        if kept is None:  # the floor may be visible before that record
+        if kept is None:  # the floor may become visible before that record
             await self._log.tail()
             kept = await self._collected(trial.seqnum)
         if kept is not None:
@@ -142,7 +145,7 @@ class Decisions:
             raise error
         if name is None:
             await self._checkpoints.refuse_whole(floor)
-            return False  # another transaction with this id committed below the floor
+            return False  # a transaction with this id committed below the floor
         try:
             view = await self._checkpoints.at_floor(name, floor)
         except TrimmedError as again:
@@ -162,7 +165,9 @@ class Decisions:
     def _write_outcome(
         self, record: Record, tag: str, decided: Mapping[SeqNum, bool]
     ) -> bool | None:
-        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided."""
+        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided
+        first.
+        """
         command = command_decoded(record.data)
         if command is None or not command.concerns(tag):
             return False
@@ -170,7 +175,9 @@ class Decisions:
         return self._outcome(record, command) if outcome is None else outcome
 
     def _outcome(self, record: Record, command: Command) -> bool | None:
-        """Return the cached or evident outcome of a command; None: the log must be read."""
+        """Return the outcome of a command if it is cached or follows from the command; None: the
+        log must be read.
+        """
         if not command.is_conditional or command.horizon >= record.seqnum:
             return True
         outcome = self._cache.decision(self._log.name, record.seqnum)

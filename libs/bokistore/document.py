@@ -1,10 +1,9 @@
-"""JSON documents, paths into them, and the writes that change them. Documents are the state of
-objects (thesis 2.3.3: "the state of an object is reconstructed by replaying the object's
+"""JSON documents, paths into them, and the writes that change them. A document is the state of an
+object (thesis 2.3.3: "the state of an object is reconstructed by replaying the object's
 sub-stream").
 
-Everything here is plain and deterministic: the same writes in the same order give the same
-document, byte for byte, in every process. A write either fits and takes effect, or does not fit
-and changes nothing.
+All functions are deterministic: the same writes in the same order give the same document, byte for
+byte, in every process. A write that does not fit the document changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ Json: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list or dict with text keys."""
 
 Path: TypeAlias = str | Sequence[str]
-"""Names joined by dots, `profile.name`, or a list of names where names have dots in them. A number
-names an element of a list. Empty: the whole object."""
+"""Names joined by dots, such as `profile.name`, or a list of names, which may contain dots. A
+number names an element of a list. An empty path is the whole object.
+"""
 
 Steps: TypeAlias = tuple[str, ...]
 
@@ -32,7 +32,9 @@ TAGS_KEY: Final = "$tags"
 STEPS_MAX: Final = 64
 VALUE_DEPTH_MAX: Final = 64
 _NUMBER_MAX: Final = 2**1023
-"""Numbers stay within what a JSON reader of any language can take as a double."""
+"""Largest absolute value of a number, so that JSON readers of any language can read it as a
+double.
+"""
 
 
 class Absent(enum.Enum):
@@ -42,7 +44,7 @@ class Absent(enum.Enum):
 
 
 class Set(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """Set the value at a path; missing objects on the way are created."""
+    """Set the value at a path; missing objects along the path are created."""
 
     path: Steps
     value: Json
@@ -77,8 +79,8 @@ class Pop(msgspec.Struct, frozen=True, array_like=True, tag="pop"):
 
 
 class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
-    """Merge a patch into the object at a path (RFC 7396): null removes a key; a value that is no
-    object is replaced by one.
+    """Merge a patch into the object at a path (RFC 7396): null removes a key. A value that is not
+    an object is replaced by one.
     """
 
     path: Steps
@@ -120,12 +122,14 @@ def steps_of(path: Path) -> Steps:
         steps = tuple(path)
     if not all(map(_is_step, steps)):
         raise InvalidObjectError(
-            f"A path is names joined by dots, such as 'profile.name', not {path!r}."
+            f"A path consists of names joined by dots, such as 'profile.name', not {path!r}."
         )
     if steps and steps[0] == TAGS_KEY:
-        raise InvalidObjectError(f"{TAGS_KEY} is the store's own; give tags with put(tags=[...]).")
+        raise InvalidObjectError(f"{TAGS_KEY} is reserved; give tags with put(tags=[...]).")
     if len(steps) > STEPS_MAX:
-        raise InvalidObjectError(f"A path has at most {STEPS_MAX} names, this one {len(steps)}.")
+        raise InvalidObjectError(
+            f"A path has at most {STEPS_MAX} names; this one has {len(steps)}."
+        )
     return steps
 
 
@@ -133,10 +137,10 @@ def check_whole(value: Json) -> None:
     """Refuse a whole object with a key that is reserved for the store.
 
     Raises:
-        InvalidObjectError: it has one.
+        InvalidObjectError: the object has such a key.
     """
     if isinstance(value, dict) and TAGS_KEY in value:
-        raise InvalidObjectError(f"{TAGS_KEY} is the store's own; give tags with put(tags=[...]).")
+        raise InvalidObjectError(f"{TAGS_KEY} is reserved; give tags with put(tags=[...]).")
 
 
 def without_tags(document: Document) -> Document:
@@ -151,11 +155,11 @@ def _is_step(step: object) -> bool:
 
 
 def check_value(value: Json) -> None:
-    """Refuse a value that JSON does not preserve.
+    """Raise for a value that JSON does not preserve.
 
     Raises:
-        InvalidObjectError: another type, a key that is not text, an infinite or huge number, or
-            values nested too deep.
+        InvalidObjectError: the value has another type, a key that is not text, an infinite or too
+            large number, or too deep nesting.
     """
     level: list[Json] = [value]
     for _ in range(VALUE_DEPTH_MAX):
@@ -163,7 +167,7 @@ def check_value(value: Json) -> None:
             return
         level = [child for item in level for child in _children_checked(item)]
     if level:
-        raise InvalidObjectError(f"A value is nested at most {VALUE_DEPTH_MAX} deep.")
+        raise InvalidObjectError(f"A value may be nested at most {VALUE_DEPTH_MAX} levels deep.")
 
 
 def _children_checked(value: Json) -> Iterable[Json]:
@@ -177,13 +181,13 @@ def _children_checked(value: Json) -> Iterable[Json]:
         return value
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise InvalidObjectError("The keys of an object are text; write them as strings.")
+            raise InvalidObjectError("The keys of an object must be text; write them as strings.")
         for key in value:
             _children_checked(key)
         return value.values()
     raise InvalidObjectError(
-        f"A value is JSON: text, a number, true, false, null, a list or an object; "
-        f"{type(value).__name__} is none of them."
+        f"A value must be JSON: text, a number, true, false, null, a list or an object; "
+        f"{type(value).__name__} is none of these."
     )
 
 
@@ -197,7 +201,9 @@ def _text_checked(value: str) -> tuple[()]:
 
 def _number_checked(value: float) -> tuple[()]:
     if not _in_range(value):
-        raise InvalidObjectError(f"A number is finite and within ±2**1023; {value!r:.40} is not.")
+        raise InvalidObjectError(
+            f"A number must be finite and within ±2**1023; {value!r:.40} is not."
+        )
     return ()
 
 
@@ -216,8 +222,8 @@ def found(document: Document | None, steps: Steps) -> Json | Absent:
 
 
 def before(document: Document | None, write: Write) -> Json:
-    """Return the result of a write for its caller: the previous value at its path, of a `Pop` the
-    removed element; None if there was none. The result shares nothing with the document.
+    """Return the result of a write for its caller: the previous value at its path, or for a `Pop`
+    the removed element; None if there was none. The result shares nothing with the document.
     """
     there = found(document, write.path)
     if isinstance(write, Pop):
@@ -228,7 +234,7 @@ def before(document: Document | None, write: Write) -> Json:
 
 
 def applied(document: Document | None, write: Write, *, name: str) -> Document | None:
-    """Return the document after `write`; None is an object that does not exist.
+    """Return the document after `write`. None stands for an object that does not exist.
 
     The given document is changed in place, unless the write does not fit.
 
@@ -257,7 +263,7 @@ def is_whole(write: Write) -> bool:
 
 
 def _whole_replaced(document: Document | None, write: Write, name: str) -> Document | None:
-    """Apply a write to the object itself: it can be set, merged into, or deleted."""
+    """Apply a write to the whole object, which can be set, merged into, or deleted."""
     match write:
         case Merge(value=value):
             merged: Document = _merged(document, value)
@@ -277,7 +283,7 @@ def _whole_replaced(document: Document | None, write: Write, name: str) -> Docum
 
 
 def _value_after(old: Json, write: Set | Increment | Push | AddToSet | Merge, name: str) -> Json:
-    """Return the value at the write's path after it."""
+    """Return the value at the write's path after the write."""
     match write:
         case Set(value=value):
             return value
@@ -320,7 +326,7 @@ def _list(old: Json, write: Write, name: str) -> list[Json]:
 
 
 def _contains(items: list[Json], value: Json) -> bool:
-    """Tell whether the same JSON is in the list; Python's `in` treats 1, 1.0 and true as equal."""
+    """Tell whether the same JSON is in the list; to Python's `in`, 1, 1.0 and true are equal."""
     if isinstance(value, str) or value is None:
         return value in items
     wanted = _sorted_encoder.encode(value)
@@ -328,9 +334,10 @@ def _contains(items: list[Json], value: Json) -> bool:
 
 
 def _holder(document: Document, write: Write, name: str) -> Document | list[Json]:
-    """Return the container of the last step of the path; missing objects are created.
+    """Return the object or list that contains the last step of the path; create missing objects.
 
-    After the first created object nothing can fail, so a write that does not fit changes nothing.
+    Once the first missing object is created, nothing can fail. So a write that does not fit changes
+    nothing.
     """
     at: Document | list[Json] = document
     for depth, step in enumerate(write.path):

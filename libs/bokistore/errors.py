@@ -1,6 +1,6 @@
-"""The errors of objects, in addition to those of the log and `ConflictError`.
+"""The errors of BokiStore, in addition to those of the log and `ConflictError`.
 
-All are final, and a refused operation has changed nothing.
+None of them is retryable. A refused operation has changed nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class InvalidObjectError(StoreError):
 
 
 class MismatchError(StoreError):
-    """The operation does not fit what the object holds at that path; it had no effect.
+    """The operation does not fit the object's value at that path; it had no effect.
 
-    The order of the log decides this, so every replay agrees.
+    The order of the log decides whether it fits, so every replay gets the same answer.
 
     Attributes:
         name: the object.
-        path: the place in it, as written in messages.
+        path: the path in the object, as written in messages.
     """
 
     def __init__(self, name: str, path: str, *, wanted: str, found: str) -> None:
@@ -39,7 +39,7 @@ class MismatchError(StoreError):
 
 
 class ObjectTypeError(StoreError):
-    """An object does not fit the requested type; it is unchanged.
+    """An object does not fit the requested type; the object is unchanged.
 
     Attributes:
         name: the object.
@@ -51,16 +51,17 @@ class ObjectTypeError(StoreError):
 
 
 class DoneBeforeError(StoreError):
-    """A transaction with this id committed before; this one changed nothing.
+    """A transaction with this id has already committed; this one changed nothing.
 
     Attributes:
-        id: the id.
-        seqnum: the record of that transaction. result: the result that it recorded, a JSON value.
+                id: the id.
+                seqnum: seqnum of the committed transaction's record.
+                result: the result that the committed transaction recorded, a JSON value.
     """
 
     def __init__(self, txn_id: str, seqnum: SeqNum, result: Any) -> None:  # noqa: ANN401, JSON
         super().__init__(
-            f"A transaction with the id {txn_id!r} committed before, at {seqnum}; "
+            f"A transaction with the id {txn_id!r} has already committed, at {seqnum}; "
             "this one changed nothing."
         )
         self.id = txn_id

@@ -1,4 +1,4 @@
-"""Objects for callers: read-only snapshots, and writable objects inside a transaction."""
+"""Objects as callers see them: read-only snapshots, and writable objects inside a transaction."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ _decode_write = msgspec.json.Decoder(Write).decode
 
 
 class Obj(Mapping[str, Json]):
-    """A snapshot of an object: a mapping whose keys may be paths, `obj["profile.name"]`.
+    """A snapshot of an object: a mapping whose keys may be paths, such as `obj["profile.name"]`.
 
-    Changing what it returns changes nothing in the store. `bool(obj)` tells whether the object
-    exists.
+    Changes to returned values do not change the store. `bool(obj)` tells whether the object exists.
 
     Attributes:
         name: the object's name.
-        seqnum: its last committed write, or None if there was none.
+        seqnum: seqnum of its last committed write; None if there was none.
     """
 
     def __init__(self, name: str, view: ObjectView) -> None:
@@ -61,7 +60,7 @@ class Obj(Mapping[str, Json]):
 
     @property
     def exists(self) -> bool:
-        """Whether it was written and not deleted since."""
+        """Whether the object was written, and not deleted since."""
         return self._document is not None
 
     def to(self, kind: type[_TypedT]) -> _TypedT:
@@ -74,8 +73,8 @@ class Obj(Mapping[str, Json]):
         return as_type(self.name, self.value if self.exists else None, kind)
 
     def as_asked(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
-        """Return the snapshot itself, or with `kind` its value of that type, None if it does not
-        exist.
+        """Return the snapshot itself. With `kind`, return the object as a value of that type, or
+        None if it does not exist.
 
         Raises:
             ObjectTypeError: the object does not fit the type.
@@ -91,7 +90,7 @@ class Obj(Mapping[str, Json]):
 
     @property
     def view(self) -> ObjectView:
-        """The view from which the snapshot was made."""
+        """The view on which the snapshot is based."""
         return self._view
 
     @property
@@ -144,8 +143,8 @@ class Obj(Mapping[str, Json]):
 
 
 class TxnObject(Obj):
-    """An object inside a transaction. Its own reads see its writes at once; all other readers see
-    them when the transaction has committed.
+    """An object inside a transaction. Reads of this transaction see its writes at once; all other
+    readers see them when the transaction has committed.
 
     Each write returns the previous value at the path, None if there was none. Reads return copies,
     so changing them does not change the object. The object can still be read after the transaction.
@@ -165,7 +164,7 @@ class TxnObject(Obj):
         return shown
 
     def at(self, path: Path) -> Json:
-        """Return a copy of what is at a path.
+        """Return a copy of the value at a path.
 
         Raises:
             KeyError: there is no value.
@@ -178,7 +177,7 @@ class TxnObject(Obj):
         return default if value is Absent.ABSENT else copied(value)
 
     def set(self, path: Path, value: Json) -> Json:
-        """Set the value at `path`; missing objects on the way are created."""
+        """Set the value at `path`; missing objects along the path are created."""
         return self.write(set_at(path, value))
 
     def increment(self, path: Path, by: float = 1) -> int | float | None:
@@ -206,14 +205,14 @@ class TxnObject(Obj):
         return self.write(delete_at(path))
 
     def close(self) -> None:
-        """Refuse writes from now on, because the transaction's record is complete."""
+        """Refuse further writes, because the transaction's record is complete."""
         self._is_over = True
 
     def write(self, write: Write) -> Json:
         """Apply one write to this object, and buffer it for the transaction's record.
 
         Raises:
-            RuntimeError: the transaction is over.
+            RuntimeError: the transaction has ended.
         """
         if self._is_over:
             raise over()
@@ -237,7 +236,7 @@ def set_at(path: Path, value: Json) -> Set:
     """Return the write that sets the value at `path`.
 
     Raises:
-        InvalidObjectError: the path or value is invalid; the functions below raise it, too.
+        InvalidObjectError: the path or value is invalid. The functions below raise it, too.
     """
     check_value(value)
     steps = steps_of(path)
@@ -249,7 +248,7 @@ def set_at(path: Path, value: Json) -> Set:
 def increment_at(path: Path, by: float) -> Increment:
     """Return the write that adds `by` to the number at `path`."""
     if isinstance(by, bool) or not isinstance(by, int | float):
-        raise InvalidObjectError(f"An increment is a number, not {by!r:.40}.")
+        raise InvalidObjectError(f"An increment must be a number, not {by!r:.40}.")
     check_value(by)
     return Increment(steps_of(path), by)
 
@@ -258,7 +257,7 @@ def push_at(path: Path, value: Json, limit: int | None) -> Push:
     """Return the write that adds `value` at the end of the list at `path`."""
     check_value(value)
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidObjectError(f"A list's limit is at least 1, not {limit!r:.40}.")
+        raise InvalidObjectError(f"A list's limit must be at least 1, not {limit!r:.40}.")
     return Push(steps_of(path), value, limit)
 
 
@@ -272,7 +271,7 @@ def merge_at(path: Path, patch: Document) -> Merge:
     """Return the write that merges `patch` into the value at `path`."""
     check_value(patch)
     if not isinstance(patch, dict):
-        raise InvalidObjectError("A merge patch is a JSON object; use set for other values.")
+        raise InvalidObjectError("A merge patch must be a JSON object; use set for other values.")
     steps = steps_of(path)
     if not steps:
         check_whole(patch)

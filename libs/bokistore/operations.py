@@ -1,8 +1,9 @@
-"""The value before an operation: one replay for all operations that wait for the same object.
+"""Reads the value before an operation, with one replay for all operations that wait for the same
+object.
 
-An operation on an object is one append, then a read of the records before it. Concurrent operations
-of one process on one object share the read. The first one reads the records of all of them, and
-notes the value before each.
+An operation on an object appends a record, then reads the records before it. Concurrent operations
+of one process on one object share that read: one operation reads the records of all of them, and
+stores the value before each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PendingOperations:
 
     async def before(self, name: str, seqnum: SeqNum) -> ObjectView:
         """Return the object `name` as of just before the record at `seqnum`, which this session has
-        appended to its sub-stream; errors as `ObjectReplay.view`.
+        appended. It raises the errors of `ObjectReplay.view`.
         """
         line = self._cache.line(self._log.name, name)
         line.waiting.add(seqnum)
@@ -45,10 +46,10 @@ class PendingOperations:
             self._cache.leave(self._log.name, name, line)
 
     async def _look(self, name: str, line: Line, mine: SeqNum) -> None:
-        """Note the value before `mine`, and before all other waiting operations whose records this
-        session sees.
+        """Store the value before the record `mine`, and before the records of all other waiting
+        operations that this session sees.
         """
-        assert line.looking is None, "one operation reads for all"
+        assert line.looking is None, "only one operation reads at a time"
         assert mine in line.waiting, "an operation that reads waits"
         line.looking = looking = Event()
         try:
@@ -58,7 +59,7 @@ class PendingOperations:
             except IndilogError:
                 if mine == first:
                     raise
-            if mine not in line.noted:  # the read failed for another operation
+            if mine not in line.noted:  # the read failed at the record of another operation
                 line.noted[mine] = await self._replay.view(name, mine - 1)
         finally:
             line.looking = None

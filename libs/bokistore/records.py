@@ -1,26 +1,26 @@
-"""The records of BokiStore: one command each, and cached views as their aux data.
+"""The records of BokiStore. Each has one command, and cached views as its aux data.
 
 A record's data is JSON:
 
 - `store`: the version of this format;
-- `writes`: per object a list of writes (`bokistore.document`);
-- `reads` and `horizon`, in a transaction that read objects: their names, and the seqnum below which
-  it saw all records;
+- `writes`: a list of writes for each object (`bokistore.document`);
+- `reads` and `horizon`, in a transaction that read objects: the names of these objects, and the
+  seqnum below which the transaction saw all records;
 - `id`, `horizon` and `result`, in a transaction with an id.
 
-The record's tags name the written objects, and the id if there is one. So an object's sub-stream is
-its whole history (thesis 2.3.3). The tag of an object is `store:` and its name; the tag of an id is
-`txn:` and the id. These prefixes avoid collisions with tags of other programs.
+The record has a tag for each written object, and one for the id if there is one. So an object's
+sub-stream is its whole history (thesis 2.3.3). The tag of an object is `store:` and its name; the
+tag of an id is `txn:` and the id. These prefixes avoid collisions with tags of other programs.
 
-A checkpoint is a record with `checkpoint` instead: an object's value as of an earlier record. It
-has the object's tag and another one, `ckpt:` and the name. A collection is a record with
-`collected`: the transactions of a part of the log that did not take effect
+A checkpoint is a record with the field `checkpoint` instead: an object's value as of an earlier
+record. It has two tags: that of the object, and `ckpt:` and the name. The record of a garbage
+collection has the field `collected`: the transactions in a part of the log that did not take effect
 (`bokistore.collection`).
 
-Aux data is JSON, too: `committed`, the decision about the command, and `views`. A view has an
-object's version (seqnum of the last committed write, or null), its value after the record (or
-null), and the number of records since a checkpoint. Aux data is a cache derived from the log; data
-of any other form is ignored.
+Aux data is JSON, too: `committed` is the decision about the command, and `views` has object views.
+A view has an object's version (seqnum of the last committed write, or null), its value after the
+record (or null), and the number of records since a checkpoint. Aux data is a cache derived from the
+log; data of any other form is ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from indilog.sdk import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 AUX_BYTES_MAX: Final = 1024 * 1024
-"""Larger aux data is not stored; the log's default limit."""
+"""Largest aux data that is stored, in bytes; the log's default limit."""
 _TAG_PREFIX: Final = "store:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
 _ID_TAG_PREFIX: Final = "txn:"
@@ -49,7 +49,7 @@ class ObjectCheckpoint(msgspec.Struct, frozen=True):
     """An object as of the record at `seqnum`, stored in a later record.
 
     Attributes:
-        version: the last committed write up to there, or None if there was none.
+        version: seqnum of the last committed write up to `seqnum`; None if there was none.
         value: the object, null if it does not exist.
     """
 
@@ -81,11 +81,15 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the order of the log decides its effect; if not, it always takes effect."""
+        """Whether the order of the log decides if the command takes effect; other commands always
+        do.
+        """
         return bool(self.reads) or self.id is not None
 
     def validated_tags(self) -> list[str]:
-        """Return the sub-streams that must have no committed record in [horizon, its seqnum)."""
+        """Return the sub-streams that must have no committed record in [horizon, seqnum of the
+        command).
+        """
         tags = [_TAG_PREFIX + name for name in self.reads]
         return tags if self.id is None else [*tags, _ID_TAG_PREFIX + self.id]
 
@@ -101,10 +105,10 @@ class ObjectView(NamedTuple):
 
     Attributes:
         seqnum: the last applied record of the sub-stream; -1: none.
-        version: the last committed write up to there, or None if there was none.
-        document: its JSON, or None if it does not exist.
-        depth: records of the sub-stream since one that has a view as aux data.
-        age: records since the last checkpoint.
+        version: seqnum of the last committed write up to `seqnum`; None if there was none.
+        document: the object's JSON; None if it does not exist.
+        depth: number of records since the last one that has a view as aux data.
+        age: number of records since the last checkpoint.
     """
 
     seqnum: SeqNum
@@ -143,14 +147,14 @@ def tag_of(name: str) -> str:
     """
     if not _is_name(name):
         raise InvalidObjectError(
-            f"An object's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
+            f"An object's name must be 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
             f"not {name!r:.64}."
         )
     return _TAG_PREFIX + name
 
 
 def object_of(tag: str) -> str | None:
-    """Return the object whose sub-stream a tag names; None: it names none."""
+    """Return the object whose sub-stream a tag names; None: the tag names no object."""
     return tag.removeprefix(_TAG_PREFIX) if tag.startswith(_TAG_PREFIX) else None
 
 
@@ -166,7 +170,7 @@ def id_tag_of(txn_id: str) -> str:
     """
     if not _is_id(txn_id):
         raise InvalidObjectError(
-            f"A transaction's id is 1 to {_ID_BYTES_MAX} bytes of text without U+001F, "
+            f"A transaction's id must be 1 to {_ID_BYTES_MAX} bytes of text without U+001F, "
             f"not {txn_id!r:.64}."
         )
     return _ID_TAG_PREFIX + txn_id
@@ -184,7 +188,7 @@ def command_encoded(
     txn_id: str | None = None,
     result: Json = None,
 ) -> bytes:
-    """Return a record's data; each write is its JSON already."""
+    """Return a record's data; each write is given as JSON text."""
     command: dict[str, Any] = {"store": VERSION, "writes": writes}
     if reads:
         command["reads"] = reads
@@ -196,7 +200,7 @@ def command_encoded(
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, or None if BokiStore did not write the record.
+    """Return the command in a record; None if BokiStore did not write the record.
 
     Raises:
         StoreVersionError: a later version wrote the record.

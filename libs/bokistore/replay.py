@@ -1,8 +1,8 @@
 """Replay of sub-streams to objects (thesis 2.3.3, Tango), with caches.
 
-The order of the log alone determines an object as of a record, alike in every process. Views are
-cached in the process (`ViewCache`) and as aux data of records. If both are empty, replay starts at
-the last checkpoint.
+The order of the log alone determines an object's value as of a record, so every process gets the
+same value. Views are cached in the process (`ViewCache`) and as aux data of records. If neither
+cache has a view, replay starts at the last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, Trimme
 from indilog.sdk import SeqNum, name_loss
 
 AUX_EVERY: Final = 8
-"""A view is stored as aux data after this many records without one. So a process without a cache
-replays about that many records, and most operations need no extra call."""
+"""Records without a view as aux data after which the next write stores one. So a process without a
+cache replays about that many records, and most operations do not need the extra call that stores
+aux data.
+"""
 _PAGE: Final = 256
 _REPLAYED_MAX: Final = 256
 """A read that replayed more records than this appends a checkpoint."""
@@ -56,7 +58,7 @@ class CommittedTransaction(NamedTuple):
 
 
 class ObjectReplay:
-    """Reads objects and decisions of one log."""
+    """Reads the objects of one log, and decides its transactions."""
 
     def __init__(self, log: Log, cache: ViewCache) -> None:
         self._log = log
@@ -67,7 +69,7 @@ class ObjectReplay:
     async def view(
         self, name: str, bound: SeqNum = MAX_SEQNUM, *, may_append: bool = False
     ) -> ObjectView:
-        """Return the object `name` as of the records with seqnum <= `bound` (-1: none).
+        """Return the object `name` as of the records with seqnum <= `bound` (-1: no records).
 
         Args:
             name: the object.
@@ -75,9 +77,9 @@ class ObjectReplay:
             may_append: whether to append a checkpoint after a long replay.
 
         Raises:
-            TrimmedError: its history there was trimmed.
-            DataLossError: a lost record may belong to its history. Replacing the whole object
-                repairs it.
+            TrimmedError: the object's history at `bound` was trimmed.
+            DataLossError: a lost record may belong to the object's history. Replacing the whole
+                object repairs the object.
         """
         floor = 0
         while True:
@@ -86,7 +88,7 @@ class ObjectReplay:
             except TrimmedError as error:
                 if not floor < error.first_seqnum <= bound + 1:
                     raise
-                floor = error.first_seqnum  # it was collected meanwhile
+                floor = error.first_seqnum  # a garbage collection trimmed it meanwhile
             except DataLossError as error:
                 raise name_loss(f"Object {name!r} of log {self._log.name!r}", error) from error
 
@@ -109,7 +111,7 @@ class ObjectReplay:
             if may_append and view.age > _REPLAYED_MAX:
                 await self.checkpoint(name, view)
             assert view.seqnum == newest.seqnum, "a replay ends at the newest record"
-            # The last record of the sub-stream took effect iff it is the object's version.
+            # The last record of the sub-stream took effect iff its seqnum is the object's version.
             committed = view.version == newest.seqnum
             await self.keep({name: view}, newest.seqnum, committed=committed, aux=aux)
         else:
@@ -117,7 +119,9 @@ class ObjectReplay:
         return view
 
     async def checkpoint(self, name: str, view: ObjectView) -> SeqNum | None:
-        """Append a checkpoint of an object; None: that failed, which costs only speed."""
+        """Append a checkpoint of an object; None: the append failed, so later replays take
+        longer.
+        """
         seqnum = await self._checkpoints.append(name, view)
         if seqnum == view.seqnum + 1:
             newest = view._replace(seqnum=seqnum, depth=view.depth + 1, age=0)
@@ -125,11 +129,15 @@ class ObjectReplay:
         return seqnum
 
     async def after(self, name: str, view: ObjectView, record: Record) -> ObjectView:
-        """Return the object as of `record`; `view` is as of the previous one of its sub-stream."""
+        """Return the object as of `record`; `view` is as of the previous record of the object's
+        sub-stream.
+        """
         return await self._folded(name, view, [record])
 
     async def after_all(self, name: str, view: ObjectView, records: Sequence[Record]) -> ObjectView:
-        """Return the object as of the last of `records`, which follow `view` in its sub-stream."""
+        """Return the object as of the last of `records`, which follow `view` in the object's
+        sub-stream.
+        """
         return await self._folded(name, view, records) if records else view
 
     def written(self, view: ObjectView, command: Command, name: str, seqnum: SeqNum) -> ObjectView:
@@ -152,10 +160,11 @@ class ObjectReplay:
         """Cache views as of the record at `seqnum`; periodically also as its aux data.
 
         Args:
-            views: by object, with their depths.
+            views: views by object name.
             seqnum: the record.
-            committed: whether its command took effect.
-            costly: whether the outcome needed reads; storing it saves them for other processes.
+            committed: whether the record's command took effect.
+            costly: whether reads were needed for the outcome; storing the outcome saves other
+                processes these reads.
             aux: the present aux data of the record.
         """
         data = None
@@ -165,7 +174,7 @@ class ObjectReplay:
             try:
                 await self._log.set_aux(seqnum, data)
             except IndilogError:
-                data = None  # only a cache: the caller's operation is done
+                data = None  # aux data is only a cache; the caller's operation has succeeded
         for name, view in views.items():
             kept = view._replace(depth=0) if data is not None else view
             self._cache.keep_view(self._log.name, name, kept)
@@ -173,7 +182,8 @@ class ObjectReplay:
     async def _replayed(self, name: str, newest: Record, base: ObjectView | None) -> ObjectView:
         """Return the view at `newest`, replayed from the nearest earlier view.
 
-        Without a cache this takes two calls, if the last checkpoint is at most a page away.
+        Without a cache, this takes two calls if the last checkpoint is at most one page before
+        `newest`.
         """
         if await self._begins_anew(newest, name):
             return await self._folded(name, UNWRITTEN, [newest])
@@ -195,7 +205,8 @@ class ObjectReplay:
     async def _page(
         self, name: str, base: ObjectView, newest: Record
     ) -> tuple[ObjectView, list[Record]]:
-        """Return records up to `newest`, and the view before them: `base`, or the one at the floor.
+        """Return records up to `newest`, and the view before them, which is `base` or the view at
+        the floor.
 
         Raises:
             TrimmedError: `newest` itself was trimmed meanwhile.
@@ -249,7 +260,9 @@ class ObjectReplay:
     async def _is_effective(
         self, record: Record, command: Command, name: str, version: SeqNum | None
     ) -> bool:
-        """Decide `command`; `version` is the last committed write of `name` before it."""
+        """Tell whether `command` takes effect; `version` is the last committed write of `name`
+        before it.
+        """
         if name in command.reads:
             if version is not None and version >= command.horizon:
                 self._decisions.keep(record.seqnum, committed=False)
@@ -263,11 +276,13 @@ class ObjectReplay:
             try:
                 document = applied(document, write, name=name)
             except MismatchError:
-                continue  # it has no effect; its caller got this error
+                continue  # the write has no effect; its caller got this error
         return document
 
     async def done(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
-        """Return the committed transaction with an id, among records up to `bound`; None: none."""
+        """Return the committed transaction with an id among the records up to `bound`; None if
+        there is none.
+        """
         tag = id_tag_of(txn_id)
         while bound >= 0 and (record := await self._log.read_prev(tag, bound)) is not None:
             command = command_decoded(record.data)

@@ -1,12 +1,17 @@
-"""State machine replication: an application's state, kept equal in many processes by the order of
-the log (CORFU section 3; Scalog section 5.3).
+"""State machine replication: keeps an application's state equal in many processes (CORFU section 3;
+Scalog section 5.3).
 
 A command is a record. Each replica applies the commands in log order, so replicas that have applied
 the same commands have equal states. Snapshots of the state are records of another sub-stream. A
-replica that starts, or that lags so far that its next command is trimmed, loads the newest one.
+replica loads the newest snapshot when it starts, or when it lags so far that its next command is
+trimmed.
 
-A snapshot record's data: a byte for the version of this format, the first seqnum that is not in the
-state and the number of commands that are, 8 bytes each (little-endian), then the state.
+The data of a snapshot record consists of:
+
+- 1 byte: the version of this format;
+- 8 bytes, little-endian: the first seqnum that the state does not include;
+- 8 bytes, little-endian: the number of commands that the state includes;
+- the state.
 """
 
 from __future__ import annotations
@@ -46,19 +51,19 @@ class Replica(Generic[_ResultT]):
     """One replica of a state machine; the caller owns the state.
 
     Args:
-        log: of commands and snapshots; it may also hold other records.
-        apply: applies one command to the state and returns its result. It must be deterministic:
-            no clock, no randomness, no input but the state and the command. An exception
-            is the command's result for the proposer, and every replica continues after it.
+        log: the log with commands and snapshots; it may also hold other records.
+        apply: applies one command to the state and returns its result. It must be deterministic: no
+            clock, no randomness, no input but the state and the command. If it raises, the proposer
+            gets the exception as the command's result, and every replica continues.
         snapshot: returns the state as bytes; equal states as equal bytes.
-        restore: replaces the state by what `snapshot` returned.
-        name: of the state machine, unique in the log.
-        snapshot_every: commands between two snapshots, at least 1; each is appended by the replica
-            that proposed the last of them.
+        restore: replaces the state by one that `snapshot` returned.
+        name: name of the state machine, unique in the log.
+        snapshot_every: commands between two snapshots, at least 1. The replica that proposed the
+            last of these commands appends the snapshot.
 
     Attributes:
-        end: the state is as of the records below this seqnum.
-        commands: applied commands since the first one ever, a count.
+        end: the state includes the commands below this seqnum.
+        commands: number of commands that the state includes.
 
     Raises:
         InvalidObjectError: the name is invalid.
@@ -76,7 +81,8 @@ class Replica(Generic[_ResultT]):
     ) -> None:
         if not can_be_in_tag(name, _NAME_BYTES_MAX):
             raise InvalidObjectError(
-                f"A state machine's name is 1 to {_NAME_BYTES_MAX} bytes of text, not {name!r:.64}."
+                f"A state machine's name must be 1 to {_NAME_BYTES_MAX} bytes of text, not "
+                f"{name!r:.64}."
             )
         self._log = log
         self._apply = apply
@@ -87,7 +93,7 @@ class Replica(Generic[_ResultT]):
         self._snapshot_every = max(1, snapshot_every)
         self._has_begun = False
         self._proposals: dict[object, SeqNum] = {}
-        """For each proposal in flight a seqnum at or below that of its command."""
+        """For each proposal in flight, a seqnum at or below that of its command."""
         self._results: dict[SeqNum, tuple[_ResultT | Exception, int]] = {}
         """Results of commands that a proposal in flight may need, with their numbers."""
         self.end: SeqNum = 0
@@ -99,12 +105,15 @@ class Replica(Generic[_ResultT]):
         When this returns, the command is durable and has its place in the order of all commands.
 
         Raises:
-            Exception: what `apply` raised for it.
-            AppendOutcomeUnknownError: it may be applied; or it is, and the commands up to it could
-                not be read. After a `retryable` error it is not applied. Otherwise as `Log.append`.
+            Exception: the exception that `apply` raised for the command.
+            AppendOutcomeUnknownError: the command may have been appended; or it was, but the
+                commands up to it could not be read. After a `retryable` error it was not appended.
+                Other errors are those of `Log.append`.
             TrimmedError: the command was applied and trimmed at once; its result is unknown here.
         """
-        await self._begin()  # before the append, so that no snapshot includes the command
+        await (
+            self._begin()
+        )  # loads the snapshot before the append, so that it cannot include the command
         proposal = object()
         self._proposals[proposal] = self.end
         try:
@@ -118,7 +127,9 @@ class Replica(Generic[_ResultT]):
             del self._proposals[proposal]
             self._forget()
         if number % self._snapshot_every == 0:
-            with suppress(IndilogError):  # if it fails, a starting replica replays more
+            with suppress(
+                IndilogError
+            ):  # without a snapshot, a starting replica replays more commands
                 await self.save()
         if isinstance(result, Exception):
             raise result
@@ -127,23 +138,23 @@ class Replica(Generic[_ResultT]):
     async def sync(self, until: SeqNum | None = None) -> SeqNum:
         """Apply all commands below `until`, or below the tail, and return `end`.
 
-        Without `until`, the state then includes every command whose `propose` returned before, in
-        any process, so the next read of the state is linearizable. A replica never goes back: its
+        Without `until`, the state then includes every command whose `propose` has returned in any
+        process, so the next read of the state is linearizable. A replica never goes back, so its
         `end` may be above `until`.
 
         Raises:
-            TrimmedError: commands were trimmed, and there is no snapshot of them.
-            DataLossError: a command is lost, or the snapshot of trimmed commands.
+            TrimmedError: commands were trimmed, and no snapshot includes them.
+            DataLossError: a command is lost, or the snapshot that includes trimmed commands.
         """
         tail = await self._log.tail()
         await self._advance(tail if until is None else min(until, tail))
         return self.end
 
     async def follow(self) -> None:
-        """Apply commands as they arrive, without end; load a snapshot if commands were trimmed.
+        """Apply commands as they arrive, until cancelled. Load a snapshot if commands were trimmed.
 
         Raises:
-            TrimmedError: commands were trimmed, and there is no snapshot of them.
+            TrimmedError: commands were trimmed, and no snapshot includes them.
         """
         await self._begin()
         while True:
@@ -163,17 +174,19 @@ class Replica(Generic[_ResultT]):
         return await self._log.append(data, tags=[self._snapshots_tag])
 
     async def trim(self) -> SeqNum:
-        """Trim the commands included in the snapshot that covers most, and the snapshots before it.
+        """Trim the commands included in the snapshot that covers the most, and the snapshots before
+        it.
 
         Returns:
-            The seqnum from which on commands are kept; 0 if there is no snapshot.
+            The first seqnum whose command is kept; 0 if there is no snapshot.
 
         Raises:
-            DataLossError: a lost snapshot may cover most; nothing was trimmed. Once a snapshot that
-                covers more is saved, the lost one is not needed.
+            DataLossError: the lost snapshot may cover the most, so nothing was trimmed. Once a
+                snapshot that covers more is saved, the lost one is not needed.
         """
-        # The one that covers most, not the newest: a lagging replica may save, too. All replicas
-        # that trim agree on it, so it is never replaced by one that covers less than was trimmed.
+        # The snapshot that covers the most, not the newest one, which may be from a lagging
+        # replica. All replicas that trim choose the same snapshot, so the one that remains covers
+        # all that was trimmed.
         best: tuple[SeqNum, SeqNum] = 0, 0
         lost: DataLossError | None = None
         async for record in read_surviving_records(
@@ -192,7 +205,7 @@ class Replica(Generic[_ResultT]):
         return end
 
     def state_hash(self) -> str:
-        """Return a hash of the state: equal for all replicas whose `end` is equal."""
+        """Return a hash of the state, which is equal for all replicas with equal `end`."""
         return hashlib.sha256(self._snapshot()).hexdigest()
 
     async def _begin(self) -> None:
@@ -202,8 +215,8 @@ class Replica(Generic[_ResultT]):
             self._has_begun = True
 
     async def _load(self, at_least: SeqNum = 0) -> DataLossError | None:
-        """Load the newest snapshot that covers `at_least`, if it is ahead of the state. If there is
-        none, return the error of a lost snapshot that may cover it.
+        """Load the newest snapshot that covers the commands below `at_least`, if it is ahead of the
+        state. If there is none, return the error of a lost snapshot that may cover them.
         """
         bound, floor = MAX_SEQNUM, 0
         lost: DataLossError | None = None
@@ -213,12 +226,12 @@ class Replica(Generic[_ResultT]):
             except TrimmedError as error:
                 if error.first_seqnum <= floor:
                     break
-                bound, floor = MAX_SEQNUM, error.first_seqnum  # a better one was appended meanwhile
+                bound, floor = MAX_SEQNUM, error.first_seqnum  # a newer one was appended meanwhile
                 continue
             except DataLossError as error:
                 if error.seqnum is None:
                     raise
-                bound, lost = error.seqnum - 1, error  # an earlier one may suffice
+                bound, lost = error.seqnum - 1, error  # an earlier snapshot may suffice
                 continue
             if found is None:
                 break
@@ -232,11 +245,11 @@ class Replica(Generic[_ResultT]):
         return lost
 
     async def _advance(self, until: SeqNum, *, own: SeqNum = -1) -> None:
-        """Apply the commands below `until`; several may do so at once.
+        """Apply the commands below `until`. Concurrent calls are safe.
 
         Raises:
-            NotReadyError: the command at `own`, appended here, is missing in the read; the state is
-                as of the records before it.
+            NotReadyError: the read did not return the command at `own`, which this replica
+                appended; the state includes the commands before it.
         """
         await self._begin()
         while self.end < until:
@@ -271,7 +284,7 @@ class Replica(Generic[_ResultT]):
             return
         try:
             result: _ResultT | Exception = self._apply(record.data)
-        except Exception as failure:  # noqa: BLE001, it is the command's result
+        except Exception as failure:  # noqa: BLE001, the exception is the command's result
             result = failure
         self.end, self.commands = record.seqnum + 1, self.commands + 1
         if self._proposals:

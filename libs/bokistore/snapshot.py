@@ -1,5 +1,5 @@
-"""Objects as of one place in the log: read-only snapshots, and time travel (thesis 2.3.3: state is
-replayed, so any earlier state can be read).
+"""Reads objects as of one seqnum: snapshots and time travel (thesis 2.3.3: state is replayed, so
+any earlier state can be read).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _TypedT = TypeVar("_TypedT")
 
 
 class Snapshot:
-    """All objects as of the records below `end`. Never conflicts, and appends nothing.
+    """All objects as of the records below `end`. Reads of a snapshot never conflict, and append no
+    writes.
 
     Args:
-        log: of the store.
-        replay: of the store.
-        end: the seqnum; None: the tail at the first read.
+        log: the store's log.
+        replay: the store's replay.
+        end: the first seqnum that is not visible; None: the tail at the first read.
         may_append: whether to append a checkpoint after a long replay.
     """
 
@@ -42,7 +43,9 @@ class Snapshot:
 
     @property
     def end(self) -> SeqNum | None:
-        """The first seqnum that is not visible; None before the first read, if not given."""
+        """The first seqnum that is not visible; None if it was not given and nothing was read
+        yet.
+        """
         return self._ends[0] if self._ends else None
 
     async def __aenter__(self) -> Self:
@@ -58,7 +61,7 @@ class Snapshot:
         """Do nothing: a snapshot holds no resources."""
 
     async def _place(self) -> SeqNum:
-        """Return `end`, decided once.
+        """Return `end`; the first call decides it.
 
         Raises:
             ValueError: `at` is above the tail.
@@ -82,14 +85,14 @@ class Snapshot:
         name: str,
         type: type[_TypedT] | None = None,  # noqa: A002
     ) -> Obj | _TypedT | None:
-        """Return an object, or its value as of a type; see `Store.get`."""
+        """Return an object, or its value as type `type`; see `Store.get`."""
         tag_of(name)
         bound = await self._place() - 1
         view = await self._replay.view(name, bound, may_append=self._may_append)
         return Obj(name, view).as_asked(type)
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
-        """Return several objects by name, all as of the same place."""
+        """Return several objects by name, all as of `end`."""
         return {name: await self.get(name) for name in dict.fromkeys(names)}
 
     async def find(self, tag: str) -> dict[str, Obj]:
@@ -104,9 +107,9 @@ class Version:
     """One committed write of an object.
 
     Attributes:
-        seqnum: of its record; `store.at(seqnum)` has all objects as of that record.
-        time: `Record.ordered_at` of its record, seconds since 1970.
-        object: the object after it.
+        seqnum: seqnum of its record; `store.at(seqnum)` reads all objects as of that record.
+        time: when its record was ordered (`Record.ordered_at`), seconds since 1970.
+        object: the object after the write.
     """
 
     seqnum: SeqNum

@@ -51,7 +51,7 @@ from indilog.sdk import SeqNum, append_outcome_unknown, check_bound
 
 RETRIES: Final = 16
 KEEP_S: Final = 86_400.0
-"""Seconds that time travel goes back after a collection, by default."""
+"""Seconds of history that a garbage collection keeps by default."""
 
 _ResultT = TypeVar("_ResultT")
 _TypedT = TypeVar("_TypedT")
@@ -59,17 +59,18 @@ _decode_write = msgspec.json.Decoder(Write).decode
 
 
 class Store:
-    """Objects on one log. Store objects are cheap; all stores of a platform share a cache.
+    """Named JSON objects on one log. `Store` instances are cheap: those of one platform share a
+    cache.
 
-    An operation returns the value at the path before it, in log order; None if there was none. When
-    it returns, its effect is durable and visible in this session. It raises what `Log.append`
-    raises. After `AppendOutcomeUnknownError` it may have taken effect. This error is also raised if
-    the record was appended, but the value before it could not be read. After a `retryable` error
-    nothing was done.
+    An operation returns the value that was at the path before the operation, in log order; None if
+    there was none. When an operation returns, its effect is durable and visible in this session. It
+    raises the errors of `Log.append`. After `AppendOutcomeUnknownError` the operation may have
+    taken effect. This error is also raised if the record was appended, but the previous value could
+    not be read. After a `retryable` error nothing was done.
 
     Args:
-        log: of the objects; it may also hold other records.
-        cache: used instead of the shared one.
+        log: the log with the objects; it may also hold other records.
+        cache: cache to use instead of the shared one.
     """
 
     def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
@@ -87,10 +88,10 @@ class Store:
         name: str,
         type: type[_TypedT] | None = None,  # noqa: A002
     ) -> Obj | _TypedT | None:
-        """Return a snapshot of an object; false if it does not exist.
+        """Return a snapshot of an object. The snapshot is false if the object does not exist.
 
-        With `type` (a dataclass, a pydantic model, a TypedDict, a msgspec Struct), return its value
-        as of that type, None if it does not exist.
+        With `type` (a dataclass, a pydantic model, a TypedDict, a msgspec Struct), return the
+        object as a value of that type, or None if it does not exist.
 
         Raises:
             ObjectTypeError: the object does not fit the type.
@@ -98,18 +99,18 @@ class Store:
         return Obj(name, await self._replay.view(name, may_append=True)).as_asked(type)
 
     def snapshot(self) -> Snapshot:
-        """Read several objects as of one place: `async with store.snapshot() as view`.
+        """Read several objects as of one seqnum: `async with store.snapshot() as view`.
 
-        It sees all transactions that committed before the block began; nothing is appended.
+        The snapshot includes all transactions that committed before the block began.
         """
         return Snapshot(self.log, self._replay)
 
     def at(self, seqnum: SeqNum) -> Snapshot:
-        """Return all objects as of the record at `seqnum`, that record included.
+        """Return a snapshot of all objects as of the record at `seqnum`, including that record.
 
         Raises:
-            ValueError: `seqnum` is negative; on reading: it is above the tail.
-            TrimmedError: on reading: a needed record was trimmed.
+            ValueError: `seqnum` is negative; or, when reading, it is above the tail.
+            TrimmedError: when reading: a needed record was trimmed.
         """
         return Snapshot(self.log, self._replay, check_bound(seqnum) + 1)
 
@@ -118,17 +119,18 @@ class Store:
         return versions(self.log, self._replay, name, check_bound(start))
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
-        """Return several objects by name, all as of the same place of the log."""
+        """Return several objects by name, all as of the same seqnum."""
         return await self.snapshot().multi_get(names)
 
     async def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> Json:
         """Replace the whole object by `value`: a dict, a dataclass, a model or a Struct.
 
-        The object then has exactly the given tags. `find(tag)` finds it by each of them until the
-        next `put`, `set` or `delete` of the whole object; a change of a part keeps the tags.
+        The object then has exactly the given tags, and `find(tag)` finds it by each of them. The
+        next `put`, `set` or `delete` of the whole object replaces the tags; a change of a part
+        keeps them.
 
         Raises:
-            InvalidObjectError: the value is none of these, or a tag is no text; nothing was
+            InvalidObjectError: the value is none of these, or a tag is not text; nothing was
                 appended.
         """
         document, indexes = tagged(as_document(value), tags)
@@ -136,13 +138,13 @@ class Store:
         return await self._operate(name, Set((), document), indexes)
 
     async def find(self, tag: str) -> dict[str, Obj]:
-        """Return the objects that have a tag, by name, all as of the same place of the log.
+        """Return the objects that have a tag, by name, all as of the same seqnum.
 
-        It reads each of them. In a transaction, `txn.find` also makes the commit fail if another
-        object has got or lost the tag meanwhile.
+        It reads each of these objects. In a transaction, use `txn.find`: the commit then fails if
+        an object has got or lost the tag meanwhile.
 
         Raises:
-            InvalidObjectError: the tag is no text.
+            InvalidObjectError: the tag is not text.
         """
         view = Snapshot(self.log, self._replay, may_append=True)
         found = await view.find(tag)
@@ -157,13 +159,16 @@ class Store:
         async def body(txn: Transaction) -> None:
             await txn.tidy(tag, names)
 
-        with suppress(IndilogError):  # the lookup itself succeeded; the next one retries this
+        with suppress(
+            IndilogError
+        ):  # the lookup itself succeeded; the next lookup retries the removal
             await self.transact(body, retries=0)
 
     async def multi_put(self, values: Mapping[str, object]) -> None:
-        """Replace several objects atomically, by one record; the last writer wins.
+        """Replace several objects atomically, with one record. The last writer wins.
 
-        Raises: as `put`.
+        Raises:
+            InvalidObjectError: as `put`.
         """
         async with self.transaction() as txn:
             for name, value in values.items():
@@ -179,15 +184,16 @@ class Store:
         """Replace several objects if others are as expected, atomically (CORFU section 3.1).
 
         Args:
-            tests: by name the expected whole object; None: it must not exist.
-            values: by name the new whole object.
-            retries: as `transact`.
+            tests: the expected whole object by name; None: the object must not exist.
+            values: the new whole object by name.
+            retries: as in `transact`.
 
         Returns:
             Whether the tests held; if not, nothing was changed.
 
         Raises:
-            ConflictError: as `transact`. InvalidObjectError: as `put`.
+                ConflictError: as `transact`.
+                InvalidObjectError: as `put`.
         """
         wanted = {name: None if w is None else as_document(w) for name, w in tests.items()}
 
@@ -203,10 +209,11 @@ class Store:
         return await self.transact(body, retries=retries)
 
     async def set(self, name: str, path: Path, value: Json) -> Json:
-        """Set the value at `path`; missing objects on the way are created.
+        """Set the value at `path`; missing objects along the path are created.
 
         Raises:
-            MismatchError: something on the way is no object, or an element of a list is missing.
+            MismatchError: a value along the path is not an object, or an element of a list is
+                missing.
         """
         return await self._operate(name, set_at(path, value))
 
@@ -248,7 +255,8 @@ class Store:
         return old
 
     async def pop(self, name: str, path: Path) -> Json:
-        """Remove the last element of the list at `path` and return it; None: empty or missing list.
+        """Remove the last element of the list at `path` and return it; None if the list is empty or
+        missing.
 
         Raises:
             MismatchError: the value is not a list.
@@ -259,7 +267,7 @@ class Store:
         """Merge `patch` into the value at `path` (RFC 7396: null removes a key).
 
         Raises:
-            MismatchError: something on the way is no object.
+            MismatchError: a value along the path is not an object.
         """
         return await self._operate(name, merge_at(path, patch))
 
@@ -271,12 +279,12 @@ class Store:
         """Garbage-collect history: trim records superseded more than `keep` seconds ago, and
         objects deleted before.
 
-        Objects do not change, and time travel goes back `keep` seconds. Earlier reads raise
-        `TrimmedError`; a transaction that began earlier gets `ConflictError`. Ids of transactions
-        older than `keep` are forgotten: reusing one raises `TrimmedError`.
+        Objects do not change. Time travel reaches back `keep` seconds: earlier reads raise
+        `TrimmedError`, and a transaction that began earlier gets `ConflictError`. Ids of
+        transactions older than `keep` are no longer known: reusing one raises `TrimmedError`.
 
-        Call it periodically, from any process. It reads each record of the log once, and continues
-        where the last call ended. It may be interrupted.
+        Call it periodically, from any process. Each call continues where the last one ended, so
+        each record of the log is read once. A call may be interrupted.
 
         Returns:
             The seqnum below which all records are processed.
@@ -285,18 +293,19 @@ class Store:
             ValueError: `keep` is negative.
         """
         if not keep >= 0:
-            raise ValueError(f"keep is a number of seconds, 0 or greater, not {keep!r}.")
+            raise ValueError(f"keep must be a number of seconds, 0 or greater, not {keep!r}.")
         return await Collection(self.log, self._replay).run(keep)
 
     def transaction(self, *, id: str | None = None) -> Transaction:  # noqa: A002
         """Begin a transaction: `async with store.transaction() as txn`.
 
         Args:
-            id: makes it take effect at most once: of all transactions with this id the first one
-                commits, and the others get `DoneBeforeError`.
+            id: idempotency key, so that the transaction takes effect at most once. Of all
+                transactions with this id the first one commits, and the others get
+                `DoneBeforeError`.
 
         Raises:
-            InvalidObjectError: the id is invalid (it is 1 to 252 bytes of text).
+            InvalidObjectError: the id is not 1 to 252 bytes of text.
         """
         return Transaction(self.log, self._replay, id)
 
@@ -309,18 +318,19 @@ class Store:
     ) -> _ResultT:
         """Run `body` in a transaction, retry it after each conflict, and return its result.
 
-        `body` may run several times; only the writes of the last run take effect. Of conflicting
-        transactions one always commits, so there is always progress.
+        `body` may run several times; only the writes of the last run take effect. Of several
+        conflicting transactions, one always commits, so there is always progress.
 
-        With `id` it takes effect exactly once, however often it is called, also after a crash. The
-        result is recorded with the writes. If a transaction with the id has committed, `body` does
-        not run, and the call returns that one's result. The result is converted to JSON and back, a
-        tuple to a list. This costs one more read; the id is known as long as its record is kept.
+        With `id`, the transaction takes effect exactly once, however often this is called, also
+        after a crash. The result is recorded with the writes. If a transaction with the id has
+        already committed, `body` does not run, and the call returns the recorded result. The result
+        is converted to JSON and back, so a tuple becomes a list. An id costs one more read, and is
+        known as long as its record is kept.
 
         Raises:
             ConflictError: the transaction conflicted more than `retries` times.
-            AppendOutcomeUnknownError: with `id` only after `retries`; call it again.
-            InvalidObjectError: with `id`: the id or the result is invalid; nothing was changed.
+            AppendOutcomeUnknownError: with `id` only after `retries` attempts; repeat the call.
+            InvalidObjectError: with `id`: the id or the result is invalid. Nothing was changed.
         """
         for _ in range(retries):
             try:
@@ -341,7 +351,7 @@ class Store:
                 result = txn.result = await body(txn)
         except DoneBeforeError as done:
             if done is not txn.refusal:
-                raise  # it is of another transaction, inside the body
+                raise  # the error is of another transaction, inside the body
             return done.result  # type: ignore[no-any-return]
         return result if txn_id is None else txn.result
 
@@ -361,7 +371,7 @@ class Store:
         """Return the value at the path before the write at `seqnum`.
 
         Raises:
-            MismatchError: the write does not fit it.
+            MismatchError: the write does not fit the object.
         """
         before = await self._operations.before(name, seqnum)
         document: Document | None = (

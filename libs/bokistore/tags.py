@@ -1,9 +1,10 @@
-"""Tags of objects, and the objects with a tag.
+"""Tags of objects, and indexes that find the objects with a tag.
 
-The tags of an object are part of it, and so of its history, checkpoints and transactions. For each
-tag there is an index object, `$tag:` and the tag. The record that sets a tag also writes the index,
-without reading it. So the index names at least the objects that have the tag. A lookup reads each
-of them and returns those that have it. Names that have lost the tag are removed once they are many.
+The tags of an object are part of its JSON, so its history, checkpoints and transactions include
+them. Each tag has an index object, named `$tag:` and the tag. The record that sets a tag also
+writes the index, without reading it. So the index names all objects that have the tag, and maybe
+others. A lookup reads each named object and returns those that have the tag. Names of objects that
+have lost the tag are removed when there are many.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from bokistore.records import tag_of
 
 _INDEX_PREFIX: Final = "$tag:"
 TIDIED_MAX: Final = 256
-"""Names that one lookup removes, at most."""
+"""Largest number of names that one lookup removes."""
 STALE_MAX: Final = 16
-"""Names without the tag that a lookup tolerates; more are removed, if they are the majority."""
+"""Stale names that a lookup tolerates. More are removed if they are the majority."""
 
 
 def index_of(tag: str) -> str:
     """Return the name of the index object of a tag.
 
     Raises:
-        InvalidObjectError: the tag is empty, too long, or no text.
+        InvalidObjectError: the tag is empty, too long, or not text.
     """
     if not _is_tag(tag):
-        raise InvalidObjectError(f"An object's tag is text, not {tag!r:.64}.")
+        raise InvalidObjectError(f"An object's tag must be text, not {tag!r:.64}.")
     index = _INDEX_PREFIX + tag
     tag_of(index)
     return index
@@ -40,19 +41,19 @@ def _is_tag(tag: object) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Tell whether an object is the store's own: the index of a tag."""
+    """Tell whether an object is the index of a tag, which only the store writes."""
     return name.startswith(_INDEX_PREFIX)
 
 
 def check_own(name: object) -> None:
-    """Refuse a write to an index.
+    """Raise for a write to an index.
 
     Raises:
-        InvalidObjectError: the name is that of an index.
+        InvalidObjectError: the object is the index of a tag.
     """
     if isinstance(name, str) and is_own(name):
         raise InvalidObjectError(
-            f"Objects whose names begin with {_INDEX_PREFIX} are the store's own; choose another "
+            f"Object names that begin with {_INDEX_PREFIX} are reserved; choose another "
             f"name than {name!r}."
         )
 
@@ -61,10 +62,10 @@ def tagged(document: Document, tags: Iterable[str]) -> tuple[Document, list[str]
     """Return a document with its tags, and the names of their index objects.
 
     Raises:
-        InvalidObjectError: the tags are no list, or one of them is invalid.
+        InvalidObjectError: the tags are not a list, or one of them is invalid.
     """
     if isinstance(tags, str):
-        raise InvalidObjectError(f"tags is a list of tags; write tags=[{tags!r}].")
+        raise InvalidObjectError(f"tags must be a list of tags; write tags=[{tags!r}].")
     listed = list(dict.fromkeys(tags))
     indexes = [index_of(tag) for tag in listed]
     return ({**document, TAGS_KEY: listed} if listed else document), indexes

@@ -1,12 +1,13 @@
-"""Transactions: read a snapshot, buffer writes, append one record, let the log's order decide.
+"""Transactions: read a snapshot, buffer writes, append one record; the log's order decides the
+outcome.
 
-Transactions are serializable in log order. A transaction takes effect at the place of its record,
-if no object that it read has changed between its snapshot and that place. A transaction that writes
-nothing appends nothing. Its snapshot is as of `Log.tail`, so it sees all transactions that
-committed before its first read (strictly serializable).
+Transactions are serializable in log order. A transaction takes effect at its record, if no object
+that it read has changed between its snapshot and that record. A transaction that writes nothing
+appends nothing. A snapshot is as of `Log.tail`, so it includes all transactions that committed
+before the first read (strictly serializable).
 
 A transaction with an id takes effect at most once, however often it runs. Of all records with the
-id only the first valid one commits, in every replay.
+id, only the first valid one commits, and every replay agrees.
 """
 
 from __future__ import annotations
@@ -60,26 +61,27 @@ class Transaction:
     """One transaction: `async with store.transaction() as txn`.
 
     Leaving the block commits; if the block raises, nothing is appended. `get` returns an object to
-    read and write. A write without `get` (a blind write) never conflicts. If it does not fit the
-    object's value, it has no effect.
+    read and write. A write without `get` (a blind write) never conflicts, and has no effect if it
+    does not fit the object's value.
 
     With an id, the snapshot is taken on entering, and a record is appended even without writes. Its
-    `result` is then decided for all transactions with this id.
+    `result` is then the result of all transactions with this id.
 
     Attributes:
-        seqnum: of its record, once it committed; None if it wrote nothing.
-        result: with an id: a JSON value to record; set it inside the block.
-        refusal: the error that it raised because another one with its id had committed before.
+        seqnum: seqnum of its record after it has committed; None if it wrote nothing.
+        result: with an id, the JSON value to record; set it inside the block.
+        refusal: the error raised because a transaction with its id had already committed.
 
     Raises:
         ConflictError: on leaving: another transaction has changed an object that this one read.
             Nothing was changed; run it again (`Store.transact` does).
-        DoneBeforeError: with an id, on entering or leaving: one with this id committed before, and
-            this one changed nothing.
-        AppendOutcomeUnknownError: on leaving: it may have taken effect. With an id, run it again:
-        it
-            takes effect once.
-        InvalidObjectError: on leaving: the result is no JSON; nothing was changed.
+            DoneBeforeError: with an id, on entering or leaving: a transaction with this id has
+                already
+                committed, and this one changed nothing.
+            AppendOutcomeUnknownError: on leaving: the transaction may have taken effect. With an
+                id, run it
+                again: it takes effect once.
+            InvalidObjectError: on leaving: the result is not JSON; nothing was changed.
     """
 
     def __init__(self, log: Log, replay: ObjectReplay, txn_id: str | None = None) -> None:
@@ -104,7 +106,7 @@ class Transaction:
         It may be called for several objects concurrently. Repeated calls return the same object.
 
         Raises:
-            MismatchError: an earlier blind write of this transaction does not fit it.
+            MismatchError: an earlier blind write of this transaction does not fit the object.
             ConflictError: the object's history at the snapshot was trimmed.
         """
         self._check_open()
@@ -120,7 +122,7 @@ class Transaction:
             raise ConflictError(
                 f"The value of {name!r} when the transaction began was trimmed; run it again."
             ) from error
-        self._check_open()  # it may have ended meanwhile
+        self._check_open()  # the transaction may have ended meanwhile
         self._reads[name] = None
         if name not in self._objects:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
@@ -128,7 +130,7 @@ class Transaction:
 
     async def find(self, tag: str) -> dict[str, TxnObject]:
         """Return the objects that have a tag, by name, as of the snapshot, with the transaction's
-        own writes. Each is read as by `get`, and so is the set of them.
+        own writes. `get` reads each of them, and the set of names counts as read, too.
 
         Raises:
             ConflictError: as `get`.
@@ -145,7 +147,7 @@ class Transaction:
                 self._buffer(index, Delete((name,)))
 
     async def _horizon(self) -> SeqNum:
-        """Return the first seqnum that is not visible, decided once."""
+        """Return the first seqnum that is not visible; the first call decides it."""
         if not self._horizons:
             self._horizons.append(await self._log.tail())
         return self._horizons[0]
@@ -175,7 +177,9 @@ class Transaction:
         self._write(name, add_to_set_at(path, value))
 
     def pop(self, name: str, path: Path) -> None:
-        """Remove the last element of the list at `path`; to read it, `get` the object first."""
+        """Remove the last element of the list at `path`; to get that element, `get` the object
+        first.
+        """
         self._write(name, Pop(steps_of(path)))
 
     def merge(self, name: str, path: Path, patch: Document) -> None:
@@ -222,7 +226,7 @@ class Transaction:
             await self._commit()
 
     async def _commit(self) -> None:
-        """Append the record; errors as in the docstring of the class."""
+        """Append the record. It raises the errors named in the docstring of the class."""
         writes = {name: listed for name, listed in self._writes.items() if listed}
         if not writes and self._id is None:
             return
@@ -237,7 +241,7 @@ class Transaction:
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
         """Decide the transaction of the record at `seqnum`, and cache the result."""
         command = command_decoded(data)
-        assert command is not None, "what we encode we can decode"
+        assert command is not None, "we encoded this command"
         assert self._is_over, "a transaction is decided after its block"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0, 0.0), command)
         views = self._views_after(seqnum, command) if committed else {}
@@ -276,7 +280,7 @@ class Transaction:
     def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
         """Return the views of the objects that were read or written, after the commit.
 
-        They are computed from the record, as in every replay.
+        They are computed from the record, as every replay does.
         """
         return {
             name: self._replay.written(held.view, command, name, seqnum)

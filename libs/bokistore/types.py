@@ -1,5 +1,5 @@
-"""Objects as values of Python types, and back: dataclasses, pydantic models, TypedDicts, msgspec
-Structs (API.md, "BokiStore").
+"""Converts objects to values of Python types and back: dataclasses, pydantic models, TypedDicts,
+msgspec Structs (API.md, "BokiStore").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def as_type(name: str, document: Document | None, kind: type[_TypedT]) -> _Typed
     """Return a document as a value of type `kind`.
 
     Raises:
-        ObjectTypeError: there is no document, or it does not fit.
+        ObjectTypeError: there is no document, or it does not fit the type.
     """
     label = getattr(kind, "__name__", str(kind))
     if document is None:
@@ -57,10 +57,10 @@ def as_document(value: object) -> Document:
         try:
             document = msgspec.to_builtins(value)
         except TypeError as error:
-            raise InvalidObjectError(f"This cannot be an object: {error}.") from error
+            raise InvalidObjectError(f"This value cannot be an object: {error}.") from error
     if not isinstance(document, dict):
         raise InvalidObjectError(
-            f"An object is a JSON object, a dataclass or a model, not {type(value).__name__}."
+            f"An object must be a JSON object, a dataclass or a model, not {type(value).__name__}."
         )
     check_whole(document)
     return document

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import TYPE_CHECKING, Final
 
 from indilog.base.errors import IndilogError
 from indilog_pipeline.session import start
+from indilog_pipeline.spark_errors import sentence_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,12 +29,6 @@ def records_by_log(spark: SparkSession, data: str) -> list[tuple[str, int, int, 
     )
     rows = spark.sql(QUERY).limit(_ROWS).collect()
     return [(row.log, row.records, row.bytes, f"{row.newest:%H:%M:%S}") for row in rows]
-
-
-def sentence_in(message: str) -> str | None:
-    """Return the message of an IndiLog error in a process of Spark; None: no such error."""
-    found = re.findall(r"^indilog\S*Error: (.*)$", message, flags=re.MULTILINE)
-    return found[-1] if found else None
 
 
 def main() -> None:

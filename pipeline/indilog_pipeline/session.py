@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from indilog.base.errors import IndilogError
+from indilog_pipeline.spark_errors import sentence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,9 +35,10 @@ _ALWAYS: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.log.level": "ERROR",
 }
+_LOOPBACK: Final = "127.0.0.1"
 _LOCAL: Final = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.driver.host": _LOOPBACK,
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "8",
 }
@@ -83,23 +85,34 @@ def start(
         settings: further settings of Spark; they override those of this function.
 
     Raises:
-        NoSparkError: PySpark or Java is missing.
+        NoSparkError: PySpark or Java is missing, or Spark does not start, for example because no
+            master answers.
     """
     if reason := why_not():
         raise NoSparkError(reason)
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     wanted = dict(_ALWAYS)
     if _SUBMITTED not in os.environ:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         wanted |= {"spark.master": master, "spark.driver.memory": memory}
-        wanted |= _LOCAL if master.startswith("local") else {}
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+            wanted |= _LOCAL
         if short:
             wanted["spark.driver.extraJavaOptions"] = _SHORT
     builder = SparkSession.builder.appName(name)
     for key, value in (wanted | dict(settings or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        raise NoSparkError(
+            f"Spark does not start with master {master!r}: {sentence_of(error)} Lines of Spark "
+            "above may say more."
+        ) from error
 
 
 def _java_version(environment: Mapping[str, str]) -> int:

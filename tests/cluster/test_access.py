@@ -172,7 +172,7 @@ async def test_clients_find_the_token_by_themselves(up: PlatformProcess) -> None
     async with indilog.connect(up.url, token=known) as client:
         assert await client.log("edge").tail() >= 0
     for wrong in ("", "wrong", known[:-1]):
-        with pytest.raises(UnauthorizedError, match="`indilog token` on its machine prints it"):
+        with pytest.raises(UnauthorizedError, match="run `indilog token` as the user that runs it"):
             async with indilog.connect(up.url, token=wrong):
                 raise AssertionError("it was taken")
 

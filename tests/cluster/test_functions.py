@@ -150,7 +150,7 @@ async def test_a_parent_sees_what_its_child_wrote(platform: Platform) -> None:
 async def test_functions_that_call_each_other_without_end_are_stopped(platform: Platform) -> None:
     answer = await platform.call("demo.recurse", n=0)
     assert answer.status_code == 500
-    assert "call each other without end" in answer.json()["detail"]
+    assert "call each other endlessly" in answer.json()["detail"]
 
 
 async def test_the_outcome_of_an_asynchronous_call_is_readable(platform: Platform) -> None:

@@ -137,7 +137,7 @@ async def test_the_error_of_a_too_large_result_does_not_say_that_nothing_was_don
     reported = await outcome(there.http, invoked.json()["invocation"])
     for problem in (keyed.json(), reported["problem"]):
         assert (problem["status"], problem["kind"]) == (500, "TooLargeError")
-        assert "demo.large ran, and what it did stays, but its result" in problem["detail"]
+        assert "demo.large ran, and its effects remain, but its result" in problem["detail"]
         assert "the limit is 1,048,576" in problem["detail"]
         assert "nothing was done" not in problem["detail"]
     async with indilog.connect(there.url) as client:

@@ -131,7 +131,7 @@ async def test_a_client_undeploys_as_the_owner_who_deployed(tmp_path: Path) -> N
         assert [f.name for f in gone.functions] == ["count", "wait_for_release"]
         with pytest.raises(UnknownFunctionError, match=SENTENCE):
             await client.call("demo.count")
-        with pytest.raises(UnknownFunctionError, match="is undeployed already, since 20"):
+        with pytest.raises(UnknownFunctionError, match="was already undeployed at 20"):
             await client.undeploy("demo", owner="ann")
         again = await client.deploy({"demo.py": SOURCE}, owner="eve")
         assert (again.version, again.owner) == (2, "eve")

@@ -483,7 +483,7 @@ async def test_a_wait_for_an_outcome_trimmed_by_another_node_fails_at_once() -> 
         over = service._fold.get(id_)
         assert over is not None
         await service._log.trim(service._fold.end, tag=over.stream)
-        with pytest.raises(CallOutcomeUnknownError, match="not kept any more"):
+        with pytest.raises(CallOutcomeUnknownError, match="no longer kept"):
             await service.outcome(id_)
 
 

@@ -55,9 +55,11 @@ async def test_trimming_a_log_leaves_its_policy(log: Log) -> None:
 @pytest.mark.parametrize("bad", [0, -1, -0.5, float("nan"), float("inf"), True, "7d"])
 async def test_an_invalid_policy_bound_is_refused(log: Log, bad: object) -> None:
     await log.set_retention(age_s=DAY_S)
-    with pytest.raises(ValueError, match="age_s is a number of seconds, 1 or more, not"):
+    with pytest.raises(ValueError, match="age_s must be a number of seconds, 1 or more, not"):
         await log.set_retention(age_s=bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="size_bytes is a number of bytes greater than 0, not"):
+    with pytest.raises(
+        ValueError, match="size_bytes must be a number of bytes greater than 0, not"
+    ):
         await log.set_retention(size_bytes=bad)  # type: ignore[arg-type]
     assert await log.retention() == Retention(age_s=DAY_S)
 

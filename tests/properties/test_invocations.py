@@ -17,10 +17,10 @@ from indilog_compute.invocations.records import (
     Accepted,
     Checkpointed,
     Claimed,
+    DeclaredDead,
     Ended,
     Event,
     Freed,
-    GivenUp,
     Heartbeat,
 )
 
@@ -53,7 +53,7 @@ EVENTS = st.one_of(
     st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
     st.builds(Heartbeat, EXECUTORS),
-    st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
+    st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0, 20)), max_size=40)
 
@@ -100,7 +100,7 @@ class Model:
     def _heartbeat(self, place: int, event: Heartbeat) -> None:
         pass
 
-    def _givenup(self, place: int, event: GivenUp) -> None:
+    def _declareddead(self, place: int, event: DeclaredDead) -> None:
         if event.executor not in self.runs.values():
             return
         said = [n for n, e in enumerate(self._history[:place]) if _by(e) == event.executor]
@@ -112,7 +112,7 @@ class Model:
 
 def _by(event: Any) -> str | None:  # noqa: ANN401
     """Return the executor that wrote the record; None: no executor did."""
-    return None if isinstance(event, GivenUp) else event.executor
+    return None if isinstance(event, DeclaredDead) else event.executor
 
 
 @given(st.lists(EVENTS, max_size=40))

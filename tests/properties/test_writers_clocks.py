@@ -42,8 +42,8 @@ from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
     Accepted,
     Claimed,
+    DeclaredDead,
     Ended,
-    GivenUp,
     Heartbeat,
 )
 from indilog_compute.invocations.records import encode as invocation_encoded
@@ -229,7 +229,7 @@ INVOCATIONS = st.one_of(
     st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(Ended, EXECUTORS, IDS, st.just(0), st.just(b"1")),
     st.builds(Heartbeat, EXECUTORS),
-    st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
+    st.builds(DeclaredDead, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 RUN = st.one_of(
     st.just(flow.RunStarted("w", b"{}", "e", "v")),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections import Counter, defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ import pytest
 import bokiflow
 import indilog
 from bokistore import Store
-from indilog_pipeline.analytics.jobs import JobError, Report, Source, analyse
+from indilog_pipeline.analytics.jobs import LAG, JobError, Report, Source, analyse
 from indilog_pipeline.analytics.objects import objects
 from tests.spark.test_directory_read import damage
 
@@ -134,6 +136,35 @@ def test_lag_is_from_the_writers_time_to_the_order(
         )
 
 
+def test_lag_has_percentiles_and_counts_negative_values(spark: SparkSession) -> None:
+    lags = [-2.0, 1.0, 2.0, 4.0, 100.0]
+    frame = spark.createDataFrame(
+        [("a", 1_000_000 + round(lag * 1_000), 1_000_000) for lag in lags],
+        "log string, o long, t long",
+    ).selectExpr("log", "timestamp_micros(o) AS ordered_at", "timestamp_micros(t) AS time")
+    (row,) = spark.sql(LAG, records=frame).collect()
+    assert (row.records, row.negative, row.p50_ms, row.max_ms) == (5, 1, 2.0, 100.0)
+    assert row.p95_ms == pytest.approx(4 + 0.8 * 96)
+
+
+def test_hours_are_of_utc_and_long_values_are_cut(spark: SparkSession, tmp_path: Path) -> None:
+    async def fill_one() -> None:
+        async with indilog.open(tmp_path / "data") as client:
+            await Store(client.log("shop")).put("tea", {"text": "x" * 500})
+
+    asyncio.run(fill_one())
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")  # 05:45 east
+    try:
+        hours = {row["hour"] for row in rows_of(run(spark, "volume", tmp_path / "data"))}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0, tzinfo=None)
+    assert hours <= {now, now - timedelta(hours=1)}
+    (row,) = rows_of(run(spark, "objects", tmp_path / "data"))
+    assert (row["bytes"], len(str(row["value"])), str(row["value"])[-1]) == (511, 60, "…")
+
+
 def test_workflows_have_durations_and_failure_rates(
     spark: SparkSession, filled: tuple[Path, Records]
 ) -> None:
@@ -191,3 +222,22 @@ def test_damage_is_one_sentence_or_skipped(spark: SparkSession, tmp_path: Path) 
     source = Source(str(tmp_path / "data"), skips_gaps=True)
     (row,) = rows_of(analyse(spark, "volume", source))
     assert row["records"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{data}", "--master", "nonsense"], "Spark does not start with master 'nonsense': "),
+        (["http://", "--log", "a"], "A platform's URL is like http://127.0.0.1:8080"),
+        (["{data}", "--out", "/proc/none"], "/proc/none/tags.svg cannot be written: "),
+    ],
+)
+def test_a_command_that_cannot_run_ends_with_one_sentence(
+    filled: tuple[Path, Records], arguments: list[str], sentence: str
+) -> None:
+    given = [argument.format(data=filled[0]) for argument in arguments]
+    command = [sys.executable, "-m", "indilog", "analyse", "tags", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr.partition("most recent call last")[2]
+    assert done.stderr.splitlines()[-1].startswith(sentence)

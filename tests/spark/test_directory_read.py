@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import indilog
-from indilog_pipeline.first_query import records_by_log, sentence_in
+from indilog_pipeline.first_query import records_by_log
+from indilog_pipeline.spark_errors import sentence_in
 from tests.spark.test_streams import Sink
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ def damage(directory: Path, data: bytes) -> None:
 
 
 def test_an_error_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="is no data directory") as error:
+    with pytest.raises(Exception, match="is not the data directory") as error:
         records_by_log(spark, str(tmp_path))
-    assert (sentence_in(str(error.value)) or "").startswith(f"{tmp_path} is no data directory")
+    assert (sentence_in(str(error.value)) or "").startswith(f"{tmp_path} is not the data directory")
     assert sentence_in("java.lang.OutOfMemoryError: Java heap space") is None
 
 

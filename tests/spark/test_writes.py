@@ -88,6 +88,10 @@ def test_a_mistake_is_one_sentence(spark: SparkSession, url: str) -> None:
         frame.write.format("indilog").option("url", url).option("log", "x").mode("append").save()
     with pytest.raises(Exception, match="There is no column id to write"):
         write(spark.range(1), url, "x", 0)
+    for tag, sentence in (("null", "A tag in column tag_names of a row is null"), ("''", "empty")):
+        tagged = spark.sql(f"select 'x' as data, array(cast({tag} as string)) as tag_names")
+        with pytest.raises(Exception, match=sentence):
+            write(tagged, url, "x", 0)
     with pytest.raises(Exception, match=r'A log only grows: write with mode\("append"\)'):
         (
             frame.write.format("indilog").option("url", url).option("log", "x")

@@ -144,9 +144,9 @@ class GatewayApp(FastAPI):
         """Return the OpenAPI description, including the functions that are deployed now."""
         if self._base is None:
             self._base = super().openapi()
-        if self._described_at != self._host.generation:
+        if self._described_at != self._host.change_count:
             self.openapi_schema = describe(self._base, self._host.apps())
-            self._described_at = self._host.generation
+            self._described_at = self._host.change_count
         assert self.openapi_schema is not None, "the branch above sets it if it was unset"
         return self.openapi_schema
 

@@ -1,4 +1,4 @@
-"""Limits the number of open recorded invocations, of the platform and of each application
+"""Limits the number of open recorded invocations, for the platform and for each application
 (docs/decisions/0033).
 """
 
@@ -18,8 +18,8 @@ from indilog_compute.shares import limit_of_one
 class OpenLimits(NamedTuple):
     """Limits on open invocations: those that wait or run.
 
-    An application gets a share of what the others leave, even while no other one is deployed: an
-    invocation may wait for a year, and others may be deployed until then.
+    An application gets a share of what the others leave, even while it is the only one. An
+    invocation may wait for a year, and other applications may be deployed meanwhile.
 
     Attributes:
         total: open invocations of all applications.
@@ -31,15 +31,15 @@ class OpenLimits(NamedTuple):
 
     @classmethod
     def of(cls, config: NodeConfig) -> OpenLimits:
-        """Return the limits of a configuration."""
+        """Return the limits that a configuration sets."""
         return cls(
             config.invocations.invocations_open_max,
             config.invocations.app_invocations_open_share_max,
         )
 
     def of_one(self, open_: Mapping[str, int], application: str) -> int:
-        """Return how many open invocations an application may have; `open_` counts those of each
-        application.
+        """Return how many open invocations an application may have. `open_` counts the open
+        invocations of each application.
         """
         others = sum(open_.values()) - open_.get(application, 0)
         return limit_of_one(self.share, self.total, others, is_shared=True)
@@ -53,14 +53,14 @@ class OpenLimits(NamedTuple):
 class Admission:
     """Refuses invocations beyond the limits.
 
-    An admitted invocation counts here until the fold has its record, and counts it there.
+    An admitted invocation is counted here until the fold has read its record and counts it.
     """
 
     def __init__(self, limits: OpenLimits) -> None:
         self._limits = limits
-        self._under_way: Counter[str] = Counter()
+        self._admitted: Counter[str] = Counter()
         self._appended: list[tuple[SeqNum, str]] = []
-        """A heap of records that are appended and not in the fold yet."""
+        """A heap of the seqnums of records that are appended and not yet read by the fold."""
 
     def admit(self, application: str, open_: Counter[str]) -> None:
         """Count a further invocation of an application, in addition to those in the fold (`open_`).
@@ -68,7 +68,7 @@ class Admission:
         Raises:
             OverloadedError: a limit is reached; the invocation is not counted.
         """
-        counted = open_ + self._under_way
+        counted = open_ + self._admitted
         if counted.total() >= self._limits.total:
             raise OverloadedError(
                 f"{counted.total():,} recorded invocations wait or run, which is the limit "
@@ -81,22 +81,22 @@ class Admission:
                 "invocations_open_max); try again later, or cancel some: "
                 "`indilog invocation cancel`."
             )
-        self._under_way[application] += 1
+        self._admitted[application] += 1
 
     def appended(self, application: str, seqnum: SeqNum) -> None:
         """Note that an admitted invocation was recorded at `seqnum`."""
-        assert self._under_way[application] > 0, "it was admitted"
+        assert self._admitted[application] > 0, "only admitted invocations are appended"
         heapq.heappush(self._appended, (seqnum, application))
 
     def withdraw(self, application: str) -> None:
         """Uncount an admitted invocation whose append failed or has an unknown outcome."""
-        self._under_way[application] -= 1
-        assert self._under_way[application] >= 0, "it was admitted"
-        if not self._under_way[application]:
-            del self._under_way[application]
+        self._admitted[application] -= 1
+        assert self._admitted[application] >= 0, "only admitted invocations are withdrawn"
+        if not self._admitted[application]:
+            del self._admitted[application]
 
     def read(self, end: SeqNum) -> None:
         """Uncount the invocations with records below `end`: the fold counts them now."""
         while self._appended and self._appended[0][0] < end:
             self.withdraw(heapq.heappop(self._appended)[1])
-        assert len(self._appended) <= self._under_way.total(), "each recorded one is counted"
+        assert len(self._appended) <= self._admitted.total(), "each recorded invocation is counted"

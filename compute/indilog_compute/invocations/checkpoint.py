@@ -1,6 +1,6 @@
-"""A checkpoint of `$invocations`: the state of the fold, as records of the same log. A reader that
-starts from a checkpoint gets the same state as one that has read all records, so older records can
-be trimmed.
+"""Encodes a checkpoint of `$invocations`: the state of the fold, as records of the same log. A node
+that starts from a checkpoint gets the same state as a node that has read all records, so older
+records can be trimmed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RecordedInvocation(msgspec.Struct, array_like=True, eq=False):
     """One invocation.
 
     Attributes:
-        seqnum: of its `Accepted` record, which has the arguments.
+        seqnum: seqnum of its `Accepted` record, which has the arguments.
         due: time before which no executor claims it; seconds since 1970 by the log's time.
         node: the compute node whose executors may claim it first.
         size: bytes of its arguments and result.
@@ -60,18 +60,18 @@ class FoldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """The state of a `Fold`.
 
     Attributes:
-        count: number of applied records: those below seqnum `end`.
-        over: ended invocations that are remembered, oldest outcome first.
-        executors: of each executor that runs an invocation, the seqnum of its last record.
+        count: number of applied records, which are the records below seqnum `end`.
+        kept: ended invocations whose outcome is kept, oldest outcome first.
+        executors: the seqnum of the last record of each executor that runs an invocation.
     """
 
     end: SeqNum
     count: int
     clock: float
     open: tuple[RecordedInvocation, ...]
-    over: tuple[RecordedInvocation, ...]
+    kept: tuple[RecordedInvocation, ...]
     executors: dict[str, SeqNum]
-    given_up: tuple[str, ...]
+    dead_executors: tuple[str, ...]
     last_due: dict[str, LastDue]
 
 
@@ -87,11 +87,11 @@ class NewestCheckpoint(NamedTuple):
 
 def checkpoint_parts(
     checkpoint: FoldCheckpoint,
-    id: str,  # noqa: A002 - it is called so
+    id: str,  # noqa: A002 - the field's name
     follows: SeqNum = 0,
     part_bytes: int = PART_BYTES,
 ) -> list[Checkpointed]:
-    """Return the records that hold a checkpoint; `follows` as in `Checkpointed`."""
+    """Return the records that hold a checkpoint; `follows` is as in `Checkpointed`."""
     data = msgspec.msgpack.encode(checkpoint)
     pieces = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
     return [
@@ -103,10 +103,15 @@ def checkpoint_parts(
 def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestCheckpoint | None:
     """Return the newest valid checkpoint.
 
-    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
-    it is complete and follows the newest valid one before it. The oldest one in the log is valid,
-    because a valid checkpoint trims everything before its first part. A checkpoint is also valid if
-    it follows one that is newer than all earlier ones in `records`: that one was lost.
+    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is
+    valid if
+    it is complete and one of these holds:
+
+    - It follows the newest valid checkpoint before it.
+    - It is the oldest in the log, because a valid checkpoint trims everything before its first
+      part.
+    - It follows a checkpoint newer than all earlier ones in `records`: that checkpoint was
+      lost.
     """
     newest: SeqNum | None = None
     found: NewestCheckpoint | None = None

@@ -23,15 +23,15 @@ from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decode, encode
 
 _PART_OVERHEAD_BYTES: Final = 128
-"""Largest size of a record without its part of the checkpoint."""
+"""Largest size of a record, in bytes, without its part of the checkpoint."""
 
 
 class CheckpointLog:
-    """The checkpoints of one log.
+    """Writes and reads the checkpoints of one log.
 
     Args:
         current: returns the fold that the node uses now.
-        record_bytes_max: most bytes of data in a record.
+        record_bytes_max: largest number of data bytes in a record.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class CheckpointLog:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record the state of the fold, and trim the records that a reader of it does not need.
+        """Record the state of the fold, and trim the records that a node starting from it does not
+        need.
 
-        An invalid checkpoint trims nothing: one that is incomplete, or whose author has found in
-        the meantime that it missed records. The next checkpoint then trims.
+        A checkpoint is invalid if it is incomplete, or if this node finds meanwhile that it missed
+        records. After an invalid checkpoint nothing is trimmed; the next valid one trims.
         """
         fold = self._current()
         checkpoint = fold.checkpoint()
@@ -89,7 +90,7 @@ class CheckpointLog:
             except TrimmedError as error:
                 found, bound = [], error.first_seqnum
                 continue
-            except DataLossError as error:  # an older one may be readable
+            except DataLossError as error:  # an older checkpoint may be readable
                 if error.next_seqnum is None or error.next_seqnum <= bound:
                     raise
                 structlog.get_logger().error("part of a checkpoint lost", reason=str(error))

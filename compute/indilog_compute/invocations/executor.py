@@ -1,12 +1,13 @@
 """Decides what one compute node does next: which invocations it begins and claims, which executors
-it gives up, and when it writes a checkpoint. `Now` in, actions out.
+it declares dead, and when it writes a checkpoint. `Now` in, actions out.
 
 The node that accepted or freed an invocation may claim it first; other nodes may claim it one lease
-later. An executor with running invocations appends three heartbeats per lease. An executor without
-a record for a lease is *given up*: all nodes treat it as dead, and its invocations are due again.
-An executor may be silent because the log takes no appends. So a node first appends a heartbeat of
-its own. If that succeeds, it waits for a third of a lease before it gives up the other executor. A
-restarted node gives up its own earlier executors at once, because they are dead.
+later. An executor with running invocations appends three heartbeats per lease. If an executor has
+appended no record for a lease, another node appends a record that declares it dead. All nodes then
+treat the executor as dead, and its invocations are due again. An executor may also be silent
+because the log takes no appends. So a node first appends a heartbeat of its own. If that succeeds,
+the node waits for a third of a lease before it declares the other executor dead. A restarted node
+declares its own earlier executors dead at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from indilog_compute.invocations.fold import Fold, node_of
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Claimed,
+    DeclaredDead,
     Ended,
     Event,
     Failure,
-    GivenUp,
     Heartbeat,
     application_of,
 )
@@ -32,9 +33,9 @@ from indilog_compute.invocations.scheduling import Schedules
 
 _BEATS_PER_LEASE: Final = 3
 CLAIMS_MAX: Final = 100
-"""Most invocations in one claim."""
+"""Largest number of invocations in one claim."""
 _STREAMS_MAX: Final = 16
-"""Most streams (tags) of the invocations in one claim."""
+"""Largest number of streams (tags) of the invocations in one claim."""
 _CHECKPOINT_RECORDS_MIN: Final = 1000
 
 
@@ -42,9 +43,9 @@ class Now(NamedTuple):
     """The time by each of three clocks, in seconds.
 
     Attributes:
-        monotonic: of this process's monotonic clock: for the leases that it watches.
-        log: of the log (`Record.ordered_at`), since 1970: for due invocations.
-        wall: of the machine, since 1970: for the calendar of schedules only.
+        monotonic: this process's monotonic clock, for the leases of other executors.
+        log: the log's time (`Record.ordered_at`) since 1970, for due invocations.
+        wall: the machine's wall clock since 1970, only for the calendar of schedules.
     """
 
     monotonic: float
@@ -53,35 +54,36 @@ class Now(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Append this event, with these tags."""
+    """Append the event, with these tags."""
 
     event: Event
     tags: tuple[str, ...]
 
 
 class Begin(NamedTuple):
-    """Run this invocation; this executor owns it."""
+    """Run the invocation; this executor owns it."""
 
     invocation: RecordedInvocation
 
 
 class Abandon(NamedTuple):
-    """Stop running this invocation; this executor does not own it any more."""
+    """Stop running the invocation; this executor no longer owns it."""
 
     id: str
 
 
 class WriteCheckpoint(NamedTuple):
-    """Record the state of the fold, and trim the records that it replaces."""
+    """Write a checkpoint of the fold, and trim the records that it replaces."""
 
 
 Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _LastRecord(NamedTuple):
-    """The last record of an executor, and when this process read it (monotonic clock).
+    """The last record of an executor, and when this process read that record (monotonic clock).
 
-    `proven_at`: when a record of this node was appended while the executor was silent.
+    `proven_at`: when this node appended a record while the executor was silent, which shows that
+    the log takes appends.
     """
 
     last: SeqNum
@@ -90,16 +92,16 @@ class _LastRecord(NamedTuple):
 
 
 class Executor:
-    """Decides for one compute node.
+    """Decides what one compute node does next.
 
     Args:
-        name: `node#incarnation`, unique for ever.
-        config: the limits. Of each application it claims and runs at most `invocations_running_max`
-            together.
+        name: `node#incarnation`, unique forever.
+        config: settings with the limits. The executor runs at most `invocations_running_max`
+            invocations of an application at a time.
 
     Attributes:
-        begun: ids of the invocations that it runs; updated by the shell that performs `Begin` and
-            `Abandon`.
+        begun: ids of the invocations that run here; the shell updates them when it performs `Begin`
+            and `Abandon`.
     """
 
     def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
@@ -119,22 +121,24 @@ class Executor:
         """The compute node's name."""
         return node_of(self.name)
 
-    def follow(self, fold: Fold) -> None:
-        """Use another fold from now on."""
+    def use_fold(self, fold: Fold) -> None:
+        """Read the state from another fold from now on."""
         self._fold = fold
 
     def rename(self, name: str) -> list[Abandon]:
-        """Continue under another name, because the log says that this executor is dead."""
+        """Continue under another name, because a record of the log declares this executor dead."""
         stopped = [Abandon(id_) for id_ in sorted(self.begun)]
         self.name = name
         self.begun.clear()
         return stopped
 
     def actions(self, now: Now) -> list[Action]:
-        """Return the actions to perform now; call it again when their records were read."""
+        """Return the actions to perform now. Call it again after the records of these actions were
+        read.
+        """
         return [
             *self._begin_and_abandon(),
-            *self._give_up(now.monotonic),
+            *self._declare_dead(now.monotonic),
             *self._claim(now.log),
             *self._heartbeat(now.monotonic),
             *self._run_scheduled(now.wall),
@@ -160,17 +164,17 @@ class Executor:
         return max(0.0, min(rests)) if rests else None
 
     def note_recorded(self, now: float) -> None:
-        """Note that own appends succeeded and were read at `now` (monotonic clock). The log takes
-        records, so a silent executor could have appended a heartbeat.
+        """Note that records of this node were appended, and read at `now` (monotonic clock). They
+        show that the log takes appends, so a silent executor could have appended a heartbeat.
         """
         for name, record in self._lasts.items():
             if record.proven_at is None and now >= self._next_look(record):
                 self._lasts[name] = record._replace(proven_at=now)
 
-    # --- inside
+    # --- internal
 
     def _next_look(self, record: _LastRecord) -> float:
-        """Return when to probe the log with a heartbeat, or to give up an executor."""
+        """Return when to probe the log with a heartbeat, or to declare the executor dead."""
         beat_s = self._lease_s / _BEATS_PER_LEASE
         if record.proven_at is None:
             return record.at + self._lease_s - beat_s
@@ -183,7 +187,7 @@ class Executor:
         actions += [Begin(self._fold.open[id_]) for id_ in sorted(own - self.begun)]
         return actions
 
-    def _give_up(self, now: float) -> Iterable[Action]:
+    def _declare_dead(self, now: float) -> Iterable[Action]:
         executors = self._fold.executors
         self._lasts = {e: record for e, record in self._lasts.items() if e in executors}
         for executor, running in executors.items():
@@ -194,7 +198,7 @@ class Executor:
                 continue
             is_due = now >= self._next_look(record)
             if node_of(executor) == self.node or (is_due and record.proven_at is not None):
-                yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
+                yield Append(DeclaredDead(executor, running.last, self.name), (EXECUTORS_TAG,))
             elif is_due:
                 yield Append(Heartbeat(self.name), (EXECUTORS_TAG,))
 
@@ -206,17 +210,17 @@ class Executor:
         ids: list[str] = []
         streams: set[str] = set()
         running = self._fold.running_by_application(self.name).copy()
-        given_up = 0
+        failed = 0
 
         def is_full(application: str) -> bool:
             return running[application] >= self._running_max
 
         for free in self._fold.claimable(now, self.node, self._lease_s, is_full):
-            if len(ids) + given_up == CLAIMS_MAX:
+            if len(ids) + failed == CLAIMS_MAX:
                 break
             if free.tries >= self._tries_max:
-                given_up += 1
-                yield Append(_gave_up(self.name, free), (free.stream,))
+                failed += 1
+                yield Append(_tried_too_often(self.name, free), (free.stream,))
             elif len(streams | {free.stream}) <= _STREAMS_MAX:
                 ids.append(free.id)
                 streams.add(free.stream)
@@ -235,9 +239,10 @@ class Executor:
                 yield Append(accepted, (accepted.stream,))
 
     def _write_checkpoint(self) -> Iterable[Action]:
-        """Write a checkpoint when there are enough new records.
+        """Return a `WriteCheckpoint` when there are enough new records.
 
-        Node 0 needs the fewest, so other nodes write one only if node 0 does not.
+        Node 0 needs the fewest new records, so other nodes write a checkpoint only if node 0 does
+        not.
         """
         new = self._fold.count - self._fold.checkpointed
         enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._fold.size)
@@ -245,9 +250,9 @@ class Executor:
             yield WriteCheckpoint()
 
 
-def _gave_up(executor: str, invocation: RecordedInvocation) -> Ended:
+def _tried_too_often(executor: str, invocation: RecordedInvocation) -> Ended:
     message = (
         f"{invocation.function} was begun {invocation.tries} times, and each time its worker or "
-        "compute node was lost; the platform gave up. The function may have had effects."
+        "compute node failed; it is not retried again. The function may have had effects."
     )
     return Ended(executor, invocation.id, 0, None, Failure("WorkerCrashedError", message, {}))

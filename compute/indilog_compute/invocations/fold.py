@@ -1,9 +1,9 @@
-"""The state of all invocations (open or ended, executor, outcome): a pure fold over the records of
-`$invocations`, the same on every compute node.
+"""Derives the state of all invocations (open or ended, executor, outcome) as a pure fold over the
+records of `$invocations`. Every compute node derives the same state.
 
-The order of the log decides everything: of several records, the first one counts. That holds for
-records with the same key, for claims of an invocation, and for outcomes. Time is the log's own
-(`Record.ordered_at`), never a writer's or reader's.
+Conflicts are decided by the order of the log: the first record takes effect. That holds for records
+with the same key, for claims of an invocation, and for outcomes. Time is the log's time
+(`Record.ordered_at`), never the clock of a writer or reader.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from indilog_compute.invocations.records import (
     Accepted,
     Checkpointed,
     Claimed,
+    DeclaredDead,
     Ended,
     Event,
     Freed,
-    GivenUp,
     Heartbeat,
     application_of,
     digest_of,
 )
 from indilog_compute.invocations.states import Change, InvocationState, next_state, state_of
 
-_GIVEN_UP_REMEMBERED: Final = 1000
+_DEAD_EXECUTORS_KEPT: Final = 1000
 _RECENT: Final = 100_000
-"""Number of applied seqnums that are remembered, to compare them with a checkpoint."""
+"""Number of applied seqnums that are kept, to compare them with a checkpoint."""
 
 
 class FoldLimits(NamedTuple):
@@ -54,7 +54,7 @@ class FoldLimits(NamedTuple):
     retry_s_min: float
     retry_s_max: float
     app_kept_share_max: float = 1.0
-    """The share of one application in the ended invocations that are kept."""
+    """Largest share of one application in the ended invocations that are kept (0 to 1)."""
 
 
 _Place: TypeAlias = tuple[float, SeqNum, str]
@@ -68,44 +68,46 @@ class Running:
     last: SeqNum
     ids: set[str] = field(default_factory=set)
     by_application: Counter[str] = field(default_factory=Counter)
-    """The number of `ids` of each application."""
+    """How many of `ids` belong to each application."""
 
     def add(self, invocation: RecordedInvocation) -> None:
-        """Add an invocation that the executor runs."""
+        """Add an invocation that the executor now runs."""
         self.ids.add(invocation.id)
         self.by_application[application_of(invocation.function)] += 1
 
     def remove(self, invocation: RecordedInvocation) -> None:
-        """Remove an invocation that the executor does not run any more."""
+        """Remove an invocation that the executor no longer runs."""
         self.ids.remove(invocation.id)
         self.by_application[application_of(invocation.function)] -= 1
-        assert self.by_application[application_of(invocation.function)] >= 0, "each was added"
+        assert self.by_application[application_of(invocation.function)] >= 0, (
+            "only added invocations are removed"
+        )
 
 
 class _Kept:
     """Ended invocations, oldest outcome first."""
 
     def __init__(self) -> None:
-        self.over: OrderedDict[str, RecordedInvocation] = OrderedDict()
+        self.invocations: OrderedDict[str, RecordedInvocation] = OrderedDict()
         self.size = 0
 
     @property
     def oldest(self) -> RecordedInvocation:
         """The invocation that ended first."""
-        return next(iter(self.over.values()))
+        return next(iter(self.invocations.values()))
 
-    def add(self, over: RecordedInvocation) -> None:
-        self.over[over.id] = over
-        self.size += over.size
+    def add(self, invocation: RecordedInvocation) -> None:
+        self.invocations[invocation.id] = invocation
+        self.size += invocation.size
 
-    def remove(self, over: RecordedInvocation) -> None:
-        del self.over[over.id]
-        self.size -= over.size
-        assert self.size >= 0, "what is removed was counted"
+    def remove(self, invocation: RecordedInvocation) -> None:
+        del self.invocations[invocation.id]
+        self.size -= invocation.size
+        assert self.size >= 0, "only counted invocations are removed"
 
 
 class Fold:
-    """Applies the records in order.
+    """Applies the records in the order of the log.
 
     Attributes:
         end: records below this seqnum are applied.
@@ -130,17 +132,19 @@ class Fold:
         self.last_due: dict[str, LastDue] = {}
         self.open_by_application: Counter[str] = Counter()
         self._limits = limits
-        self._over: dict[str, RecordedInvocation] = {}
+        self._ended: dict[str, RecordedInvocation] = {}
         self._keys: dict[tuple[str, str], RecordedInvocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
-        """Ended invocations, by whether they have a key: those without a key never evict those with
-        one.
+        """Ended invocations, by whether they have a key. An invocation without a key never evicts
+        one with a key.
         """
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
-        """The same by application: beyond its share, an application evicts its own invocations."""
+        """The same by application. An application that exceeds its share evicts its own
+        invocations.
+        """
         self._free: dict[str, SortedList[_Place]] = {}
         """Open invocations without an executor, by application, earliest due first."""
-        self._given_up: OrderedDict[str, None] = OrderedDict()
+        self._declared_dead: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
         self._grown: set[str] = set()
         self._recent: deque[SeqNum] = deque()
@@ -172,9 +176,9 @@ class Fold:
             case Heartbeat(executor):
                 self._grown.add(EXECUTORS_TAG)
                 self._note_record(executor, seqnum)
-            case GivenUp(executor, seen, by):
+            case DeclaredDead(executor, seen, by):
                 self._grown.add(EXECUTORS_TAG)
-                self._give_up(executor, seen, node_of(by))
+                self._declare_dead(executor, seen, node_of(by))
             case Checkpointed():
                 self._cover(seqnum, event)
             case unreachable:
@@ -187,9 +191,9 @@ class Fold:
         if event.schedule:
             last = self.last_due.get(event.schedule)
             if event.after != (last.at if last is not None else 0.0):
-                return  # another node was first
+                return  # another node recorded this due time first
             self.last_due[event.schedule] = LastDue(event.at, self.clock)
-        is_free = bool(event.delay_s) or event.executor in self._given_up
+        is_free = bool(event.delay_s) or event.executor in self._declared_dead
         change = Change.DELAYED if is_free else Change.ACCEPTED
         target = next_state(self.get(event.id), change)
         if target is None or (event.function, event.key) in self._keys:
@@ -214,7 +218,7 @@ class Fold:
         assert state_of(made) is target
 
     def _claim(self, seqnum: SeqNum, executor: str, ids: tuple[str, ...]) -> None:
-        if executor in self._given_up:
+        if executor in self._declared_dead:
             return
         for claimed in (self.open[i] for i in ids if i in self.open):
             target = next_state(claimed, Change.CLAIMED)
@@ -226,19 +230,25 @@ class Fold:
 
     def _end(self, seqnum: SeqNum, event: Ended) -> None:
         self._note_record(event.executor, seqnum)
-        over = self.get(event.id)
+        invocation = self.get(event.id)
         change = Change.FAILED if event.result is None else Change.RETURNED
-        target = next_state(over, change)
-        if over is None or target is None:
-            return  # not the first outcome
-        del self.open[over.id]
-        self.open_by_application[application_of(over.function)] -= 1
-        assert self.open_by_application[application_of(over.function)] >= 0, "it was counted"
-        self._stop(over)
-        over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
-        over.size += len(event.result or b"")
-        assert state_of(over) is target
-        self._keep(over)
+        target = next_state(invocation, change)
+        if invocation is None or target is None:
+            return  # an earlier record is the outcome
+        del self.open[invocation.id]
+        self.open_by_application[application_of(invocation.function)] -= 1
+        assert self.open_by_application[application_of(invocation.function)] >= 0, (
+            "each open invocation is counted"
+        )
+        self._stop(invocation)
+        invocation.ended, invocation.ended_at, invocation.failed = (
+            seqnum,
+            self.clock,
+            event.result is None,
+        )
+        invocation.size += len(event.result or b"")
+        assert state_of(invocation) is target
+        self._keep(invocation)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
         self._note_record(event.executor, seqnum)
@@ -252,17 +262,17 @@ class Fold:
             self.checkpointed = event.count
             self.checkpoint_place = seqnum + 1
 
-    def _give_up(self, executor: str, seen: SeqNum, node: str) -> None:
+    def _declare_dead(self, executor: str, seen: SeqNum, node: str) -> None:
         running = self.executors.get(executor)
         if running is None or running.last > seen:
             return
-        self._given_up[executor] = None
-        while len(self._given_up) > _GIVEN_UP_REMEMBERED:
-            self._given_up.popitem(last=False)
+        self._declared_dead[executor] = None
+        while len(self._declared_dead) > _DEAD_EXECUTORS_KEPT:
+            self._declared_dead.popitem(last=False)
         for id_ in sorted(running.ids):
-            self._release(self.open[id_], node, Change.EXECUTOR_GIVEN_UP, is_lost=True)
+            self._release(self.open[id_], node, Change.EXECUTOR_DECLARED_DEAD, is_lost=True)
 
-    # --- what can happen to an invocation
+    # --- transitions of an invocation
 
     def _open(self, invocation: RecordedInvocation) -> None:
         assert invocation.id not in self.open, "an invocation is accepted once"
@@ -290,13 +300,13 @@ class Fold:
     def _release(
         self, invocation: RecordedInvocation, node: str, change: Change, *, is_lost: bool
     ) -> None:
-        """Remove an invocation from its executor. It is due again, after a pause that doubles with
-        its tries.
+        """Remove an invocation from its executor. The invocation is due again after a pause that
+        doubles with each try.
 
         The executors of `node` may claim it first.
         """
         target = next_state(invocation, change)
-        assert target is InvocationState.SCHEDULED, "what an executor has is running"
+        assert target is InvocationState.SCHEDULED, "an invocation with an executor is running"
         self._stop(invocation)
         invocation.node = node
         pause_s = 0.0
@@ -327,20 +337,20 @@ class Fold:
             assert seqnum >= running.last, "records are applied in order"
             running.last = seqnum
 
-    def _keep(self, over: RecordedInvocation) -> None:
-        """Remember an ended invocation; an application above its share forgets its oldest one."""
-        assert over.ended is not None, "only ended invocations are kept apart"
-        assert over.executor is None, "no executor runs an ended invocation"
+    def _keep(self, invocation: RecordedInvocation) -> None:
+        """Keep an ended invocation. An application above its share drops its oldest one."""
+        assert invocation.ended is not None, "only ended invocations are kept here"
+        assert invocation.executor is None, "no executor runs an ended invocation"
         limits = self._limits
-        self._over[over.id] = over
-        self._kept[bool(over.key)].add(over)
-        place = (bool(over.key), application_of(over.function))
+        self._ended[invocation.id] = invocation
+        self._kept[bool(invocation.key)].add(invocation)
+        place = (bool(invocation.key), application_of(invocation.function))
         own = self._kept_of.setdefault(place, _Kept())
-        own.add(over)
-        most = limits.keys_kept_max if over.key else limits.results_kept_max
+        own.add(invocation)
+        most = limits.keys_kept_max if invocation.key else limits.results_kept_max
         share = limits.app_kept_share_max
-        while len(own.over) > max(1, most * share) or (
-            own.size > limits.results_kept_bytes_max * share and len(own.over) > 1
+        while len(own.invocations) > max(1, most * share) or (
+            own.size > limits.results_kept_bytes_max * share and len(own.invocations) > 1
         ):
             self._forget(own.oldest)
 
@@ -348,48 +358,48 @@ class Fold:
         limits = self._limits
         for has_key, kept in self._kept.items():
             most = limits.keys_kept_max if has_key else limits.results_kept_max
-            while kept.over and (
-                len(kept.over) > most
+            while kept.invocations and (
+                len(kept.invocations) > most
                 or kept.size > limits.results_kept_bytes_max
                 or kept.oldest.ended_at + limits.results_kept_s <= self.clock
             ):
                 self._forget(kept.oldest)
 
-    def _forget(self, over: RecordedInvocation) -> None:
-        assert over.ended is not None, "what is open is kept"
-        self._kept[bool(over.key)].remove(over)
-        place = (bool(over.key), application_of(over.function))
+    def _forget(self, invocation: RecordedInvocation) -> None:
+        assert invocation.ended is not None, "open invocations are never dropped"
+        self._kept[bool(invocation.key)].remove(invocation)
+        place = (bool(invocation.key), application_of(invocation.function))
         own = self._kept_of[place]
-        own.remove(over)
-        if not own.over:
+        own.remove(invocation)
+        if not own.invocations:
             del self._kept_of[place]
-        del self._over[over.id]
-        self._needed[over.stream].remove(over.seqnum)
-        if over.key:
-            del self._keys[over.function, over.key]
+        del self._ended[invocation.id]
+        self._needed[invocation.stream].remove(invocation.seqnum)
+        if invocation.key:
+            del self._keys[invocation.function, invocation.key]
 
     # --- questions
 
     @property
     def kept(self) -> int:
-        """Number of ended invocations that are remembered."""
-        return len(self._over)
+        """Number of ended invocations that are kept."""
+        return len(self._ended)
 
-    def get(self, id: str) -> RecordedInvocation | None:  # noqa: A002 - it is called so
-        """Return an invocation; None if it never existed or was forgotten."""
-        return self.open.get(id) or self._over.get(id)
+    def get(self, id: str) -> RecordedInvocation | None:  # noqa: A002 - the field's name
+        """Return an invocation; None if it never existed or is no longer kept."""
+        return self.open.get(id) or self._ended.get(id)
 
     def with_key(self, function: str, key: str) -> RecordedInvocation | None:
         """Return the invocation of a function with this key."""
         return self._keys.get((function, key))
 
-    def is_given_up(self, executor: str) -> bool:
-        """Tell whether the log says that `executor` is dead."""
-        return executor in self._given_up
+    def is_declared_dead(self, executor: str) -> bool:
+        """Tell whether a record declares `executor` dead."""
+        return executor in self._declared_dead
 
     def running_by_application(self, executor: str) -> Counter[str]:
-        """Return the number of running invocations of an executor, by application; do not change
-        it.
+        """Return the number of running invocations of an executor, by application. The caller must
+        not change the result.
         """
         running = self.executors.get(executor)
         return running.by_application if running is not None else Counter()
@@ -400,9 +410,10 @@ class Fold:
         """Yield the invocations that `node` may claim at `now` (the log's time), earliest due
         first.
 
-        The node may claim invocations with its name when they are due, others `later_s` after that.
-        `is_full` is called before each invocation; once it is true, no further invocation of that
-        application is yielded.
+        The node may claim an invocation that names it (`RecordedInvocation.node`) when the
+        invocation is due, and any other invocation `later_s` seconds after that. `is_full` is
+        called before each invocation; once it is true, no further invocation of that application is
+        yielded.
         """
         queues = [self._due(application, now, is_full) for application in self._free]
         for _, _, id_ in heapq.merge(*queues):
@@ -413,7 +424,7 @@ class Fold:
     def _due(
         self, application: str, now: float, is_full: Callable[[str], bool]
     ) -> Iterator[_Place]:
-        if is_full(application):  # its queue may be long
+        if is_full(application):  # checked first, because the queue may be long
             return
         for place in self._free[application].irange(maximum=(now, self.end, "")):
             if is_full(application):
@@ -423,8 +434,8 @@ class Fold:
     def next_free(
         self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
     ) -> float | None:
-        """Return the earliest time of the log at which `node` may claim a further invocation,
-        besides those that it may claim now; None if none waits. Full applications do not count.
+        """Return the earliest time of the log at which `node` may claim an invocation that it may
+        not claim yet; None if no such invocation waits. Applications at their limit do not count.
         """
         times = [
             self._next_of(queue, node, later_s)
@@ -444,20 +455,20 @@ class Fold:
 
     @property
     def size(self) -> int:
-        """Number of invocations that are remembered, open or ended."""
-        return len(self.open) + len(self._over)
+        """Number of invocations in the fold, open or ended."""
+        return len(self.open) + len(self._ended)
 
     def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
-        """Return streams to trim, each with the first seqnum to keep after a checkpoint of the
-        records below `end`.
+        """Return the streams to trim after a checkpoint of the records below `end`, each with the
+        first seqnum to keep.
 
-        These are the streams with new records since the last call.
+        Only streams with new records since the last call are returned.
         """
         streams, self._grown = sorted(self._grown), set()
         return [(stream, min(self._needed_from(stream), end)) for stream in streams]
 
     def not_trimmed(self, streams: Iterable[str]) -> None:
-        """Return these streams again with the next `trimmable`: trimming them failed."""
+        """Make the next `trimmable` return these streams again, because trimming them failed."""
         self._grown.update(streams)
 
     def _needed_from(self, stream: str) -> SeqNum:
@@ -465,12 +476,12 @@ class Fold:
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
-        """Tell whether a checkpoint covers exactly the records that were applied here.
+        """Tell whether a checkpoint covers exactly the records that this fold has applied.
 
-        Also True for an invalid checkpoint, and for one so old that this is not known any more.
+        Also True for an invalid checkpoint, and for one so old that the fold can no longer tell.
         """
         if checkpoint.follows > self.checkpoint_place:
-            return False  # a record was missed
+            return False  # this node missed a record
         if checkpoint.follows < self.checkpoint_place or checkpoint.end < self._recent_from:
             return True
         later = len(self._recent) - bisect_left(self._recent, checkpoint.end)
@@ -479,21 +490,21 @@ class Fold:
     # --- checkpoints
 
     def checkpoint(self) -> FoldCheckpoint:
-        """Return the whole state."""
+        """Return the whole state as a checkpoint."""
         return FoldCheckpoint(
             end=self.end,
             count=self.count,
             clock=self.clock,
             open=tuple(self.open.values()),
-            over=tuple(self._over.values()),
+            kept=tuple(self._ended.values()),
             executors={name: running.last for name, running in self.executors.items()},
-            given_up=tuple(self._given_up),
+            dead_executors=tuple(self._declared_dead),
             last_due=dict(self.last_due),
         )
 
     @classmethod
     def restored(cls, limits: FoldLimits, found: NewestCheckpoint) -> Fold:
-        """Return the fold of a checkpoint."""
+        """Return a fold with the state of a checkpoint."""
         checkpoint, place = found
         fold = cls(limits)
         fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
@@ -504,7 +515,7 @@ class Fold:
 
     def _restore(self, checkpoint: FoldCheckpoint) -> None:
         self.last_due = dict(checkpoint.last_due)
-        self._given_up.update(dict.fromkeys(checkpoint.given_up))
+        self._declared_dead.update(dict.fromkeys(checkpoint.dead_executors))
         for name, last in checkpoint.executors.items():
             self.executors[name] = Running(last)
         for invocation in checkpoint.open:
@@ -514,9 +525,9 @@ class Fold:
                 self._enqueue(invocation)
             else:
                 self.executors[invocation.executor].add(invocation)
-        for over in checkpoint.over:
-            self._remember(over)
-            self._keep(over)
+        for invocation in checkpoint.kept:
+            self._remember(invocation)
+            self._keep(invocation)
 
     def _remember(self, invocation: RecordedInvocation) -> None:
         self._grown.add(invocation.stream)
@@ -535,16 +546,16 @@ class Fold:
         assert len(running) == len(set(running)), "one executor at a time"
         assert free.isdisjoint(running)
         assert free | set(running) == set(self.open)
-        assert not set(self.open) & set(self._over)
-        assert sum(map(len, self._needed.values())) == len(self.open) + len(self._over)
+        assert not set(self.open) & set(self._ended)
+        assert sum(map(len, self._needed.values())) == len(self.open) + len(self._ended)
         for kept in self._kept.values():
-            assert kept.size == sum(over.size for over in kept.over.values())
-        assert sum(len(own.over) for own in self._kept_of.values()) == len(self._over)
+            assert kept.size == sum(invocation.size for invocation in kept.invocations.values())
+        assert sum(len(own.invocations) for own in self._kept_of.values()) == len(self._ended)
         assert +self.open_by_application == Counter(
             application_of(i.function) for i in self.open.values()
         )
         assert self.checkpointed <= self.count, "a checkpoint covers applied records only"
-        assert len(self._given_up) <= _GIVEN_UP_REMEMBERED
+        assert len(self._declared_dead) <= _DEAD_EXECUTORS_KEPT
         assert len(self._recent) <= _RECENT
         assert all(self.open[id_].executor is None for id_ in free)
         assert all(

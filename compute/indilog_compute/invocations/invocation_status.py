@@ -26,11 +26,11 @@ class InvocationStatus(NamedTuple):
 
 
 async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus | None:
-    """Return the status of an invocation from the log; None if other nodes have forgotten and
-    trimmed it.
+    """Return the status of an invocation from the log; None if other nodes no longer keep it and
+    have trimmed its records.
     """
     state = state_of(found)
-    assert state is not None, "the fold has the invocation"
+    assert state is not None, "an invocation of the fold has a state"
     if found.ended is None:
         return InvocationStatus(found.id, found.function, state, None)
     try:
@@ -38,12 +38,12 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
     except TrimmedError:
         return None
     event = decode(record.data) if record is not None else None
-    assert isinstance(event, Ended), "the fold says so"
+    assert isinstance(event, Ended), "the fold has this seqnum from an `Ended` record"
     return InvocationStatus(found.id, found.function, state, outcome_in(event))
 
 
 def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
-    """Return the error for an outcome that is not kept any more."""
+    """Return the error for an outcome that is no longer kept."""
     return CallOutcomeUnknownError(
-        f"The outcome of invocation {id} is not kept any more; see results_kept_max."
+        f"The outcome of invocation {id} is no longer kept; see the setting results_kept_max."
     )

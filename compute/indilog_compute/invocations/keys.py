@@ -1,5 +1,5 @@
-"""Idempotency keys: a function has one invocation for each key, always with the same arguments
-(decision 0018).
+"""Idempotency keys: a function has at most one invocation per key, and it always has the same
+arguments (docs/decisions/0018).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_key(function: str, key: str) -> None:
 
 def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | None:
     """Return the id of the open or ended invocation of `function` with this key; None if there is
-    none, or no key.
+    none, or if `key` is empty.
 
     Raises:
         InvalidArgumentsError: that invocation has other arguments.
@@ -46,9 +46,9 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
 def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
-    A function may fail with a transient error, such as a conflict, that advises to call it again.
-    But a call with the same key returns the same outcome, because the function's effects are
-    permanent. So the returned error asks for another key.
+    A function may fail with a transient error, such as a conflict, whose text advises to repeat the
+    call. A repetition with the same key returns the same outcome, because outcomes are decided
+    once. So the returned error advises to use another key.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome

@@ -1,4 +1,4 @@
-"""Limits how often the same lasting fault is logged: at pauses that double (ARCHITECTURE 11)."""
+"""Limits how often a persistent fault is logged: after pauses that double (ARCHITECTURE 11)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 from indilog.base.errors import IndilogError
 
 PAUSE_S_MAX: Final = 60.0
-"""Longest pause between two log lines about a lasting fault, in seconds."""
+"""Longest pause between two log lines about a persistent fault, in seconds."""
 
 
 class Notices:
@@ -22,7 +22,7 @@ class Notices:
         self._due = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to log the fault at `now`; True counts as logged."""
+        """Tell whether to log the fault at `now`. The caller logs it if the answer is True."""
         if now < self._due:
             return False
         self._due = now + self._pause_s
@@ -30,8 +30,8 @@ class Notices:
         return True
 
     def tell(self, what: str, error: Exception, now: float) -> None:
-        """Log a fault, if that is due: an error of the platform with its sentence, any other with
-        its traceback.
+        """Log a fault if a log line is due. An `IndilogError` is logged with its message, any other
+        exception with its traceback.
         """
         if not self.is_due(now):
             return
@@ -41,5 +41,5 @@ class Notices:
             structlog.get_logger().error(what, exc_info=error)
 
     def over(self) -> None:
-        """Note that the fault has ended; the next one is logged at once."""
+        """End the fault; the next fault is logged at once."""
         self._due, self._pause_s = 0.0, self._first_s

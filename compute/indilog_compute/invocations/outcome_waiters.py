@@ -1,4 +1,6 @@
-"""Callers that wait until this node has read a record, or until an invocation has an outcome."""
+"""Wakes callers that wait until this node has read a record, or until an invocation has an
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ class OutcomeWaiters:
     """Wakes waiting callers, and limits their number.
 
     Args:
-        callers_max: most callers that wait for outcomes; as many may wait for records.
-        share_max: the share of one application in the waits that the other applications leave.
-        is_shared: tells whether several applications are deployed; if not, there are no shares.
+        callers_max: largest number of callers that wait for outcomes; as many may wait for records.
+        share_max: share of the remaining waits that one application may use (0 to 1).
+        is_shared: tells whether several applications are deployed; if not, there is no share.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class OutcomeWaiters:
         self._numbers = itertools.count()
 
     async def wait_for_record(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait until the record at `seqnum` is read; records below `end` are read already."""
+        """Wait until this node has read the record at `seqnum`. It has already read the records
+        below `end`.
+        """
         if seqnum < end:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -49,10 +53,11 @@ class OutcomeWaiters:
         await waiting
 
     async def wait_for_record_bounded(self, seqnum: SeqNum, end: SeqNum) -> None:
-        """Wait like `wait_for_record`, for a caller, within the limit.
+        """Wait like `wait_for_record`, but limit the number of callers that wait.
 
         Raises:
-            OverloadedError: `callers_max` wait already, or have waited since the last read record.
+            OverloadedError: `callers_max` callers wait already, or have waited since the last
+                record was read.
         """
         if seqnum >= end:
             self._check_room_for_record()
@@ -63,7 +68,7 @@ class OutcomeWaiters:
         """Reserve room for a caller that appends a record and waits for it (`wait_for_record`).
 
         Raises:
-            OverloadedError: as `wait_for_record_bounded`; before anything is appended.
+            OverloadedError: as `wait_for_record_bounded`; nothing was appended.
         """
         self._check_room_for_record()
         self._appending += 1
@@ -83,7 +88,7 @@ class OutcomeWaiters:
         """Reserve room for a caller that waits for outcomes of an application.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many callers wait already.
         """
         waiting, own = self._waiting.total(), self._waiting[application]
         if waiting >= self._callers_max:
@@ -106,11 +111,11 @@ class OutcomeWaiters:
             if not self._waiting[application]:
                 del self._waiting[application]
 
-    async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
+    async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - the field's name
         """Wait until the outcome of an open invocation is read, and return it.
 
-        None: the caller must ask the fold, because the outcome may have been read (`notify_all`).
-        The caller has reserved room (`reserve_outcome_wait`).
+        None: the caller must ask the fold, because the outcome may already have been read
+            (`notify_all`). The caller must have reserved room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
@@ -118,7 +123,7 @@ class OutcomeWaiters:
             return await waiting
         finally:
             others = self._outcomes.get(id, [])
-            if waiting in others:  # this caller was cancelled; others may wait
+            if waiting in others:  # this caller was cancelled; other callers may still wait
                 others.remove(waiting)
                 if not others:
                     del self._outcomes[id]
@@ -131,11 +136,11 @@ class OutcomeWaiters:
                 waiting.set_result(None)
 
     def notify_outcome(self, event: Ended) -> None:
-        """Wake the callers that wait for an outcome that was read."""
+        """Wake the callers that wait for this outcome."""
         self._notify(event.id, event)
 
     def notify_all(self) -> None:
-        """Wake all callers that wait for outcomes: any outcome may have been read."""
+        """Wake all callers that wait for outcomes, because any outcome may have been read."""
         for id_ in list(self._outcomes):
             self._notify(id_, None)
 

@@ -1,9 +1,9 @@
 """The records of `$invocations` (docs/FORMATS.md).
 
-A record has the tags (*streams*) of its invocations. Invocations with about the same lifetime share
-a stream, and each stream is trimmed up to its oldest invocation that is still needed. So an
-invocation that is due in a year does not prevent the trim of the others. The frame is that of
-`indilog.sdk.record_format`.
+Each invocation belongs to a *stream*, which is a tag; a record has the tags of its invocations.
+Invocations with about the same lifetime share a stream. Each stream is trimmed up to its oldest
+invocation that is still needed. So an invocation that is due in a year does not prevent the trim of
+other invocations. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for text that is no JSON, or is nested too deeply."""
+"""Raised for text that is not JSON, or is nested too deeply."""
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """The failure of a call for its caller (`indilog.link.link_messages.Failed`)."""
+    """The failure of a call, as its caller gets it (`indilog.link.link_messages.Failed`)."""
 
     kind: str
     message: str
@@ -41,16 +41,16 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
-    """An invocation is accepted.
+    """Accepts an invocation.
 
-    If `delay_s` is 0, `executor` runs it at once. Otherwise the executor that claims it runs it
-    that many seconds after the time of this record. `stream` is its tag. With a `key`, only the
-    first record of the function with that key takes effect.
+    If `delay_s` is 0, `executor` runs the invocation at once. Otherwise it is due `delay_s` seconds
+    after this record's time, and the executor that claims it runs it. `stream` is its tag. With a
+    `key`, only the first record of the function with that key takes effect.
 
-    `schedule` and `at` are a schedule and its due time by the wall clock, seconds since 1970. The
-    record takes effect only if `after` is the last due time of the schedule that took effect (0:
-    none did). So each due time takes effect once, also after the wall clock was set back. `depth`
-    is the number of calls above it.
+    `schedule` and `at` are a schedule and its due time (wall clock, seconds since 1970). The record
+    takes effect only if `after` is the last due time of the schedule that took effect (0: none
+    did). So each due time takes effect once, even if the wall clock is set back. `depth` is the
+    number of calls above the invocation in the chain of calls.
     """
 
     id: str
@@ -68,16 +68,16 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
-    """`executor` runs those of these invocations that have no executor."""
+    """`executor` takes those of these invocations that have no executor, and runs them."""
 
     executor: str
     ids: tuple[str, ...]
 
 
 class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
-    """`executor` does not run this invocation any more, and it has no outcome.
+    """`executor` no longer runs this invocation, which has no outcome.
 
-    `is_lost`: it may have had effects, and counts as a try.
+    `is_lost`: the invocation had begun, so it may have had effects and this counts as a try.
     """
 
     executor: str
@@ -86,7 +86,9 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The outcome of an invocation: JSON text, or a failure. Only the first one takes effect."""
+    """The outcome of an invocation: JSON text, or a failure. Only an invocation's first outcome
+    takes effect.
+    """
 
     executor: str
     id: str
@@ -96,13 +98,13 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """A heartbeat: `executor` still runs its invocations."""
+    """`executor` still runs its invocations."""
 
     executor: str
 
 
-class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
-    """`by` declares `executor` dead; takes effect if `executor` has no record after the seqnum
+class DeclaredDead(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
+    """`by` declares `executor` dead. Takes effect only if `executor` has no record after seqnum
     `seen`.
     """
 
@@ -112,13 +114,13 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
 
 
 class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpointed"):
-    """One of the `parts` records of a checkpoint of the first `count` records: those below the
+    """One of the `parts` records of a checkpoint. The checkpoint covers the `count` records below
     seqnum `end`.
 
     All parts of a checkpoint have the same `id`. `follows` is the seqnum after the last part of the
-    previous checkpoint that its author knew; 0: none. The checkpoint is valid only if no other one
-    was completed between these two. Otherwise its author had not read records that the other one
-    covers and that may be trimmed.
+    previous checkpoint that the author had read; 0: none. The checkpoint is valid only if no other
+    checkpoint was completed between these two. Otherwise the author had not read some records that
+    the other checkpoint covers and that may be trimmed.
     """
 
     id: str
@@ -130,11 +132,11 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     follows: _SeqNum = 0
 
 
-Event: TypeAlias = Accepted | Claimed | Freed | Ended | Heartbeat | GivenUp | Checkpointed
+Event: TypeAlias = Accepted | Claimed | Freed | Ended | Heartbeat | DeclaredDead | Checkpointed
 
 
 class InvocationsVersionError(IndilogError):
-    """A later version of the platform wrote a record of the log of invocations."""
+    """A later version of the platform wrote a record of `$invocations`."""
 
 
 _FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="invocations", error=InvocationsVersionError)
@@ -150,7 +152,7 @@ def decode(data: bytes) -> Event | None:
     """Return the event in a record; None if the data is not an event.
 
     Raises:
-        InvocationsVersionError: a later version wrote it, so it must not be skipped.
+        InvocationsVersionError: a later version wrote the record, so it must not be skipped.
     """
     event: Event | None = _FORMAT.decoded(data, _decode)
     return event
@@ -173,7 +175,9 @@ def schedule_tag(schedule: str) -> str:
 
 
 def digest_of(arguments: bytes) -> bytes:
-    """Return a digest that is equal for equal JSON values, whatever their spelling."""
+    """Return a digest that is equal for equal JSON values, regardless of spacing and the order of
+    keys.
+    """
     with contextlib.suppress(*_NO_JSON):  # invalid JSON is refused elsewhere
         arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")
     return hashlib.blake2b(arguments, digest_size=16).digest()

@@ -36,9 +36,9 @@ from indilog_compute.invocations.records import (
 
 _PAUSE_S_MIN: Final = 0.05
 _PAUSE_S_MAX: Final = 5.0
-"""Longest pause in seconds before a call or an append is retried; the pauses double up to it."""
+"""Longest pause in seconds before a call or an append is retried; pauses double up to it."""
 _FREE_S: Final = 1.0
-"""Seconds that a stopping platform has to record the invocations that it frees."""
+"""Seconds in which a stopping node records the invocations that it frees."""
 
 
 class StartedCall(Protocol):
@@ -46,7 +46,7 @@ class StartedCall(Protocol):
 
     @property
     def outcome(self) -> asyncio.Future[Returned | Failed]:
-        """Resolved once, with the result or error."""
+        """A future, resolved once with the result or error."""
 
 
 CallT = TypeVar("CallT", bound=StartedCall)
@@ -65,7 +65,7 @@ class StartCall(Protocol[_CallT_co]):
         depth: int,
         invocation: str,
     ) -> _CallT_co:
-        """Start `app.function`; errors as `FunctionHost.call`."""
+        """Start `app.function`. It raises the errors of `FunctionHost.call`."""
 
 
 class Runs(Generic[CallT]):
@@ -75,7 +75,7 @@ class Runs(Generic[CallT]):
         executor: returns the current name of this node's executor.
 
     Attributes:
-        rerun: number of invocations begun here that another executor had begun before.
+        rerun: number of invocations begun here that an executor had begun before.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class Runs(Generic[CallT]):
             task.cancel()
 
     async def stop(self, open_: Iterable[RecordedInvocation]) -> None:
-        """Stop all invocations, and record the open ones as free."""
+        """Stop all invocations, and record that this executor no longer runs those that are
+        open.
+        """
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -118,7 +120,7 @@ class Runs(Generic[CallT]):
                 async with asyncio.timeout(_FREE_S):
                     await self._log.append_batch(freed)
 
-    # --- inside
+    # --- internal
 
     def _ended(self, id: str, task: asyncio.Task[None]) -> None:  # noqa: A002 - it is called so
         if self._running.get(id) is task:
@@ -129,7 +131,7 @@ class Runs(Generic[CallT]):
     async def _run(self, invocation: RecordedInvocation, executor: str) -> None:
         try:
             outcome = await self._run_until_begun(await self._read_accepted(invocation))
-        except DataLossError as error:  # its record with the arguments is lost
+        except DataLossError as error:  # the record with the arguments is lost
             outcome = failed(error)
         except Exception:  # noqa: BLE001 - outermost: the invocation must end
             structlog.get_logger().exception("invocation failed", invocation=invocation.id)
@@ -145,7 +147,7 @@ class Runs(Generic[CallT]):
             await self._record(_ended(executor, invocation.id, too_large), invocation)
 
     async def _read_accepted(self, invocation: RecordedInvocation) -> Accepted:
-        """Return its `Accepted` record, retrying until the log can be read."""
+        """Return the invocation's `Accepted` record; retry until the log can be read."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -159,7 +161,9 @@ class Runs(Generic[CallT]):
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
             accepted = decode(record.data)
-            assert isinstance(accepted, Accepted), "the fold says so"
+            assert isinstance(accepted, Accepted), (
+                "the fold has this seqnum from an `Accepted` record"
+            )
             return accepted
 
     async def _run_until_begun(self, accepted: Accepted) -> Returned | Failed:
@@ -171,7 +175,7 @@ class Runs(Generic[CallT]):
             except UnknownFunctionError as error:
                 if pause_s == _PAUSE_S_MAX:
                     return failed(error)
-                outcome = None  # this node may not have read the deployment yet
+                outcome = None  # no outcome, because this node may not have read the deployment yet
             except IndilogError as error:
                 outcome = failed(error)
             if outcome is not None and not _could_not_begin(outcome):
@@ -194,7 +198,9 @@ class Runs(Generic[CallT]):
             raise
 
     async def _record(self, event: Event, invocation: RecordedInvocation) -> None:
-        """Append an event, retrying until it is acknowledged; a second copy has no effect."""
+        """Append an event; retry until it is acknowledged. A second copy of the record has no
+        effect.
+        """
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -218,8 +224,8 @@ def _could_not_begin(outcome: Returned | Failed) -> bool:
 def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
     """Return the failure of a call whose result is too large for a record."""
     return FunctionFailedError(
-        f"{function} ran, and what it did stays, but its result cannot be kept: its record has "
-        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        f"{function} ran, and its effects remain, but its result is too large: the record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; store large results in a log and "
         "return their seqnums.",
         kind=TooLargeError.__name__,
     )

@@ -2,13 +2,14 @@
 
 Due times follow the calendar, so `now` is the wall clock, in this module only.
 
-Every compute node with workers watches all schedules. The first node accepts a due time at once;
-each further node does so one lease later, unless the log has it by then. The log decides: a record
-names the due time that it follows, and takes effect only if that one was the last accepted one.
+Every compute node with workers watches all schedules. Node 0 appends a record for a due time at
+once, node 1 one lease later, and so on, unless the log has a record of that due time by then. The
+log decides which record takes effect: each record names the previous due time, and takes effect
+only if that was the last accepted one.
 
-If the wall clock is set back by less than `SET_BACK_S`, no due time runs again, as with Debian's
-cron. If it is set back further, or was ahead by mistake, the schedule continues with the next due
-time of the new clock.
+If the wall clock is set back by less than `SET_BACK_S`, no due time runs a second time (as in
+Debian's cron). If the wall clock is set back further, the schedule continues with the next due time
+of the new clock.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
 
 
 SET_BACK_S: Final = 3 * 3600.0
-"""Seconds. An accepted due time further ahead of the wall clock came from a wrong clock."""
+"""Seconds. An accepted due time that is further ahead of the wall clock came from a wrong clock."""
 
 
 class DeployedSchedule(NamedTuple):
     """A schedule of a deployed application.
 
-    `since`: the time of the first deployment of the unbroken sequence of deployments with this
-    schedule; seconds since 1970 by the log's time.
+    `since`: when the application was first deployed with this schedule, after its last deployment
+    without it (log's time, seconds since 1970).
     """
 
     function: str
@@ -49,8 +50,8 @@ class DeployedSchedule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The schedule's name in the log; a changed expression or time zone makes a new
-        schedule.
+        """The schedule's name in the log; a changed expression or time zone gives a new name, so a
+        new schedule.
         """
         return f"{self.function} {self.spec.expression} {self.spec.timezone}"
 
@@ -60,7 +61,7 @@ class _Watched:
 
     Attributes:
         application: the application of its function.
-        skipped_to: due times up to this one are not run.
+        skipped_to: due times up to this time do not run.
     """
 
     def __init__(self, scheduled: DeployedSchedule, since: float) -> None:
@@ -68,9 +69,9 @@ class _Watched:
         self.application = application_of(scheduled.function)
         self.skipped_to = 0.0
         self._since = since
-        """`DeployedSchedule.since` by the wall clock."""
+        """`DeployedSchedule.since`, converted to the wall clock."""
         self._set_back_to: float | None = None
-        """The wall clock when a time too far ahead was first noticed."""
+        """The wall clock's time when an accepted due time too far ahead was first noticed."""
         self._next_after: tuple[float, float | None] = -1.0, None
 
     def last_at(self, fold: Fold) -> float:
@@ -79,10 +80,10 @@ class _Watched:
         return last.at if last is not None else 0.0
 
     def after(self, fold: Fold, now: float) -> float:
-        """Return the time after which it is due next.
+        """Return the time after which the next due time is searched.
 
-        A new deployment also runs due times that the previous one had not run yet. Due times from a
-        time in which no deployment had the schedule do not run.
+        A new deployment also runs due times that the previous deployment had not run yet. Due times
+        do not run if they passed while no deployment had the schedule.
         """
         latest = now + SET_BACK_S
         times = [self.last_at(fold), self.skipped_to]
@@ -97,8 +98,8 @@ class _Watched:
         return max(self._set_back_to, *(time for time in times if time <= latest))
 
     def next(self, fold: Fold, now: float) -> float | None:
-        """Return the next due time, or one that passed and was not accepted; None if this machine
-        cannot interpret the schedule.
+        """Return the next due time, which may have passed; None if this machine cannot interpret
+        the schedule.
         """
         after = self.after(fold, now)
         if after != self._next_after[0]:
@@ -140,10 +141,10 @@ class Schedules:
             )
 
     def next_due(self, fold: Fold, now: float) -> float | None:
-        """Return when to call `due` next; None: never.
+        """Return when to call `due` next; None: no schedule will be due.
 
-        Schedules of an application at its limit do not count: this is called again when an
-        invocation has ended.
+        Schedules of an application at its limit do not count, because this is called again when an
+        invocation ends.
         """
         times = [
             watched.next(fold, now)

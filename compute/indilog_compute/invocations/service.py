@@ -62,19 +62,19 @@ from indilog_compute.invocations.runs import CallT, Runs, StartCall, outcome_in
 from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
 _AGAIN_S: Final = 1.0
-"""Pause after an error, in seconds."""
+"""Seconds until a failed read or append is retried."""
 _ENTRIES_MAX: Final = 100
-"""Most records appended together, so that they fit into the smallest allowed batch."""
+"""Largest number of records in one append, so that they fit into the smallest allowed batch."""
 
 
 class InvocationService:
     """Runs invocations on one compute node, and returns the outcome of any invocation.
 
     Args:
-        node: name of the compute node; earlier processes of that name are certainly dead. None: no
-            other process counts as dead at the start.
+        node: name of the compute node. At the start, its earlier incarnations count as dead. None:
+            no executor counts as dead at the start.
         rank: index of the compute node, from 0.
-        record_bytes_max: most bytes of data in a record, for checkpoints.
+        record_bytes_max: largest number of data bytes in a record, for checkpoints.
         start: starts a call of a function on this node.
         stop: stops such a call.
         is_shared: tells whether several applications are deployed.
@@ -122,11 +122,11 @@ class InvocationService:
         self._losses = Losses(
             "invocations", "Calls accepted there do not run; calls that ended there may run again."
         )
-        self._given_up = 0
+        self._declared_dead = 0
         self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
 
     async def start(self) -> None:
-        """Start to follow the log and to run invocations.
+        """Start to read the log and to run invocations.
 
         Raises:
             NotReadyError: the log cannot be read.
@@ -136,7 +136,7 @@ class InvocationService:
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._run_rounds())]
 
     async def stop(self) -> None:
-        """Stop; running invocations are freed, so that they run again."""
+        """Stop, and free running invocations, so that they run again."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -157,15 +157,15 @@ class InvocationService:
         delay_s: float = 0.0,
         key: str = "",
     ) -> str:
-        """Record that `function` is to run after `delay_s`; return the invocation's id.
+        """Record that `function` is to run in `delay_s` seconds; return the invocation's id.
 
-        With a `key`, only the first recorded invocation of the function with that key runs; its id
-        is returned.
+        With a `key`, only the first recorded invocation of the function with that key runs, and its
+        id is returned.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or is invalid.
             OverloadedError, NotReadyError: nothing was done; try again later.
-            CallOutcomeUnknownError: the function may run or not.
+            CallOutcomeUnknownError: the function may or may not run.
         """
         check_key(function, key)
         if (known := self.known(function, arguments, key)) is not None:
@@ -191,7 +191,7 @@ class InvocationService:
         decided = self.known(function, arguments, key)
         if decided is None:
             raise CallOutcomeUnknownError(
-                f"{function} was recorded, but its key is forgotten already; "
+                f"{function} was recorded, but its key is already deleted; "
                 "results_kept_max or results_kept_s is too small."
             )
         return decided
@@ -206,12 +206,13 @@ class InvocationService:
         return known_with(self._fold, function, arguments, key)
 
     async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
-        """As `known`, including all records appended by any node before this call.
+        """Return the same as `known`, after reading all records that any node appended before this
+        call.
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
-            OverloadedError, NotReadyError, QuorumUnavailableError: the log cannot be read up to
-                now; try again later.
+            OverloadedError, NotReadyError, QuorumUnavailableError: not all of these records could
+                be read; try again later.
         """
         self._check_followed()
         await self._read_up_to_now()
@@ -230,15 +231,17 @@ class InvocationService:
                 ) from error
             raise
         self._admission.appended(application, seqnum)
-        self._admission.read(self._fold.end)  # may have been read before this task resumed
+        self._admission.read(
+            self._fold.end
+        )  # the record may have been read before this task resumed
         return seqnum
 
     def _check_followed(self) -> None:
         if self._broken is not None:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
 
-    async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - it is called so
-        """Cancel an invocation, durably; return its status after that, None if it is unknown.
+    async def cancel(self, id: str) -> InvocationStatus | None:  # noqa: A002 - the field's name
+        """Durably cancel an invocation; return its status afterwards, None if the id is unknown.
 
         A waiting invocation never begins. A running one is cancelled, and may have had effects. An
         ended one does not change.
@@ -263,11 +266,11 @@ class InvocationService:
         """Return the number of open invocations of an application."""
         return self._fold.open_by_application[application]
 
-    # --- asking for them
+    # --- status and outcomes
 
-    async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - it is called so
-        """Return the status of an invocation, waiting up to `wait_s` for its outcome; None if it
-        never existed or was forgotten.
+    async def status_of(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002 - the field's name
+        """Return the status of an invocation, after waiting up to `wait_s` seconds for its outcome;
+        None if it never existed or is no longer kept.
 
         Raises:
             DataLossError: the invocation is unknown, and records of invocations are lost.
@@ -288,12 +291,12 @@ class InvocationService:
             found = self._fold.get(id) or found
         return await read_status(self._log, found)
 
-    async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
-        """Return the outcome of an invocation, waiting for it without a time limit. The caller has
-        reserved room (`reserve_outcome_wait`).
+    async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - the field's name
+        """Wait for the outcome of an invocation without a time limit, and return it. The caller
+        must have reserved room (`reserve_outcome_wait`).
 
         Raises:
-            CallOutcomeUnknownError: its outcome was forgotten.
+            CallOutcomeUnknownError: its outcome is no longer kept.
             NotReadyError, QuorumUnavailableError: the log cannot be read; the invocation continues.
         """
         if self._fold.get(id) is None:
@@ -307,7 +310,9 @@ class InvocationService:
                     return outcome_in(event)
                 continue
             status = await read_status(self._log, found)
-            if status is None or status.outcome is None:  # trimmed: other nodes have forgotten it
+            if (
+                status is None or status.outcome is None
+            ):  # trimmed, because other nodes no longer keep it
                 raise forgotten(id)
             return status.outcome
 
@@ -315,12 +320,12 @@ class InvocationService:
         """Reserve room for a caller that waits for an outcome of `function`.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: too many callers wait already.
         """
         return self._waiters.reserve_outcome_wait(application_of(function))
 
     async def _read_up_to_now(self) -> None:
-        """Wait until all records acknowledged before this call have been read here."""
+        """Wait until this node has read all records that were acknowledged before this call."""
         last = await self._find_last(fresh=True)
         if last is not None:
             await self._waiters.wait_for_record_bounded(last, self._fold.end)
@@ -341,7 +346,7 @@ class InvocationService:
                 return last.seqnum if last is not None else None
 
     def schedule(self, schedules: Iterable[DeployedSchedule]) -> None:
-        """Set the schedules to run."""
+        """Run exactly these schedules."""
         self._given = tuple(schedules)
         self._take_schedules()
         self._has_work.set()
@@ -355,7 +360,7 @@ class InvocationService:
         return self._schedules.status(self._fold, time.time())
 
     def status(self) -> dict[str, Any]:
-        """Return figures for `/status` and `/metrics`."""
+        """Return state and counters for `/status` and `/metrics`."""
         open_ = self._fold.open.values()
         return {
             "open": len(open_),
@@ -363,11 +368,11 @@ class InvocationService:
             "running_here": len(self._executor.begun),
             "results_kept": self._fold.kept,
             "rerun": self._runs.rerun,
-            "executors_given_up": self._given_up,
+            "executors_given_up": self._declared_dead,
             "lost_ranges": len(self._losses),
         }
 
-    # --- inside
+    # --- internal
 
     def _new_name(self) -> str:
         return f"{self._node}#{secrets.token_hex(6)}"
@@ -377,14 +382,14 @@ class InvocationService:
             try:
                 if not await self._read_on():
                     await self._restore()
-            except Exception as error:  # noqa: BLE001 - outermost: following must continue
+            except Exception as error:  # noqa: BLE001 - outermost: reading must continue
                 self._unread.tell("invocations not followed", error, time.monotonic())
                 self._broken = _broken_by(error)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read_on(self) -> bool:
-        """Apply records until some are lost; lost ones are skipped. False: other nodes have trimmed
-        records that this node has not read.
+        """Apply records until some are lost, and skip the lost ones. False: other nodes have
+        trimmed records that this node has not read.
         """
         try:
             async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
@@ -401,8 +406,8 @@ class InvocationService:
         return True
 
     async def _restore(self) -> None:
-        """Restore the newest checkpoint, if there is one; no action is performed before the records
-        after it are read.
+        """Restore the newest checkpoint, if there is one. No action is performed until the records
+        after the checkpoint are read.
         """
         found = await self._checkpoints.newest()
         await self._clock.begin(self._log)
@@ -412,12 +417,14 @@ class InvocationService:
             end = found.checkpoint.end
             structlog.get_logger().info("invocations read from a checkpoint", end=end)
             self._fold = Fold.restored(_limits(self._config), found)
-            self._executor.follow(self._fold)
+            self._executor.use_fold(self._fold)
             self._waiters.notify_all()
         self._skipped = self._disagreed
 
     def _apply_page(self, page: Sequence[Record]) -> bool:
-        """Apply records; False: a checkpoint shows that earlier records were not read here."""
+        """Apply records; False: a checkpoint among them shows that this node missed earlier
+        records.
+        """
         for record in page:
             event = decode(record.data)
             if event is None:
@@ -440,11 +447,11 @@ class InvocationService:
         if event.id != self._skipped:  # otherwise `_restore` has skipped it already
             self._disagreed = event.id
             return False
-        structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)
+        structlog.get_logger().error("a checkpoint is lost; continuing without it", end=event.end)
         return True
 
     async def _run_rounds(self) -> None:
-        """Perform the executor's actions, one round after the other."""
+        """Perform the executor's actions in a loop."""
         while True:
             self._has_work.clear()
             try:
@@ -461,9 +468,11 @@ class InvocationService:
         """Perform the current actions; return whether a record was appended."""
         if self._read_to is not None:
             await self._waiters.wait_for_record(self._read_to, self._fold.end)
-        if self._fold.is_given_up(self._executor.name):
-            structlog.get_logger().warning("given up as dead; going on under another name")
-            self._given_up += 1
+        if self._fold.is_declared_dead(self._executor.name):
+            structlog.get_logger().warning(
+                "declared dead by another node; continuing under another name"
+            )
+            self._declared_dead += 1
             for abandon in self._executor.rename(self._new_name()):
                 self._runs.abandon(abandon.id)
         actions = self._executor.actions(self._now())
@@ -481,7 +490,9 @@ class InvocationService:
         return bool(entries)
 
     def _claimed_too_early(self, actions: Sequence[Action]) -> bool:
-        """Whether an invocation was claimed that was not due at the log's time of the claim."""
+        """Whether an action claims an invocation that was not due at the log's time of the
+        claim.
+        """
         fold = self._fold
         claims = (a.event for a in actions if isinstance(a, Append))
         ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
@@ -508,18 +519,18 @@ class InvocationService:
     async def _wait_for_work(self) -> None:
         """Wait for a record, or until the next action is due."""
         with suppress(TimeoutError):
-            # `wait_for` may lose a cancellation
+            # not `wait_for`, which may lose a cancellation
             async with asyncio.timeout(self._executor.rest_s(self._now())):
                 await self._has_work.wait()
 
 
 def _passed_s() -> float:
-    """Return monotonic seconds that include the machine's sleep."""
+    """Return monotonic seconds, which also count while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _broken_by(error: Exception) -> IndilogError | None:
-    """Return the lasting problem that `error` shows; None if `error` may be transient."""
+    """Return the permanent problem that `error` shows; None if `error` may be transient."""
     if isinstance(error, IndilogError):
         return None if error.retryable else error
     return IndilogError(f"{type(error).__name__}; the log says why.")

@@ -1,7 +1,8 @@
 """The states of a recorded invocation and their transitions, as a table.
 
-The fold uses this table. A record without an entry for the invocation's state has no effect. The
-state diagram in docs/ARCHITECTURE.md is generated from it (`tests.support.state_diagrams`).
+The fold uses this table. A record whose change has no entry for the invocation's state has no
+effect. The state diagram in docs/ARCHITECTURE.md is generated from the table
+(`tests.support.state_diagrams`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class InvocationState(enum.StrEnum):
     """The public state of an invocation.
 
     Attributes:
-        SCHEDULED: it waits until it is due, and then for an executor that claims it.
+        SCHEDULED: not due yet, or due and not claimed by an executor.
         RUNNING: one executor runs it.
         DONE: it ended with a result.
         FAILED: it ended with a failure or was cancelled.
@@ -33,20 +34,20 @@ class Change(enum.StrEnum):
     """An event about an invocation, as the fold reads it from the log.
 
     Attributes:
-        ACCEPTED: it was recorded, due at once, by a live executor, which runs it.
-        DELAYED: it was recorded with a delay, or by an executor that had been given up.
-        CLAIMED: an executor claimed it, after it was due.
-        FREED: its executor does not run it any more, and it has no outcome.
-        EXECUTOR_GIVEN_UP: its executor is dead.
-        RETURNED: an outcome with a result.
-        FAILED: an outcome with a failure.
+        ACCEPTED: recorded by a live executor, due at once; that executor runs it.
+        DELAYED: recorded with a delay, or by an executor that had been declared dead.
+        CLAIMED: claimed by an executor, after it was due.
+        FREED: its executor no longer runs it, and it has no outcome.
+        EXECUTOR_DECLARED_DEAD: its executor was declared dead.
+        RETURNED: ended with a result.
+        FAILED: ended with a failure.
     """
 
     ACCEPTED = "accepted"
     DELAYED = "accepted with a delay"
     CLAIMED = "claimed"
     FREED = "freed"
-    EXECUTOR_GIVEN_UP = "executor given up"
+    EXECUTOR_DECLARED_DEAD = "executor declared dead"
     RETURNED = "ended with a result"
     FAILED = "ended with a failure"
 
@@ -55,15 +56,15 @@ TRANSITIONS: Final[Mapping[tuple[InvocationState | None, Change], InvocationStat
     (None, Change.ACCEPTED): InvocationState.RUNNING,
     (None, Change.DELAYED): InvocationState.SCHEDULED,
     (InvocationState.SCHEDULED, Change.CLAIMED): InvocationState.RUNNING,
-    # An executor that was given up may record an outcome afterwards: the first outcome counts.
+    # An executor that was declared dead may still record an outcome; the first outcome counts.
     (InvocationState.SCHEDULED, Change.RETURNED): InvocationState.DONE,
     (InvocationState.SCHEDULED, Change.FAILED): InvocationState.FAILED,
     (InvocationState.RUNNING, Change.FREED): InvocationState.SCHEDULED,
-    (InvocationState.RUNNING, Change.EXECUTOR_GIVEN_UP): InvocationState.SCHEDULED,
+    (InvocationState.RUNNING, Change.EXECUTOR_DECLARED_DEAD): InvocationState.SCHEDULED,
     (InvocationState.RUNNING, Change.RETURNED): InvocationState.DONE,
     (InvocationState.RUNNING, Change.FAILED): InvocationState.FAILED,
 }
-"""The next state. None: no record has accepted the invocation, or it was forgotten."""
+"""The next state. State None: no record has accepted the invocation, or it is no longer kept."""
 
 
 def state_of(invocation: RecordedInvocation | None) -> InvocationState | None:

@@ -4,18 +4,18 @@
 In the compute node's process:
 
 - `host`: `FunctionHost`, which the gateway calls
-- `applications`: which applications are deployed, here and by other nodes
-- `loading`: imports code in workers, new code first in a process of its own
-- `dispatch`: which worker runs which call, without I/O
-- `router`: links, timers and outcomes of the calls
+- `applications`: deploys applications, and follows deployments of other nodes
+- `loading`: imports code in workers; new code first in a separate process
+- `dispatch`: decides, without I/O, which worker runs which call
+- `router`: sends calls to workers, with timers and outcomes
 - `liveness_probe`: detects a blocked worker
-- `pool`, `process`: keep the worker processes running; one process and its link
+- `pool`: keeps the worker processes running; `process`: one process and its link
 - `serving`: answers questions that arrive over a link
 - `call`: a deployed application, and one call
 - `service_figures`: the state of services
 
-`indilog_compute.invocations` has the recorded invocations. Both sides use `claims` (which calls
-have begun). In a worker process:
+The recorded invocations are in `indilog_compute.invocations`. The compute node and its workers
+share `claims` (which calls have begun). In a worker process:
 
 - `__main__`, `runner`: run calls
 - `threads`: runs sync functions

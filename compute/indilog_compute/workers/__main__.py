@@ -1,8 +1,9 @@
 """A worker process: `python -m indilog_compute.workers --fd N --directory DIR --threads N`.
 
-Only `FunctionHost` starts it. Functions get the limit of open files that the platform was started
-with, not the raised one of the node. The process ends when its link ends or its parent dies. The
-end of its standard input shows the parent's death, even while a function blocks the event loop.
+Only `FunctionHost` starts it. The process lowers its limit of open files to the one that the
+platform was started with, because functions must not use the node's raised limit. The process ends
+when its link closes or its parent dies. The end of its standard input shows the parent's death,
+even while a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ async def _serve(given: argparse.Namespace) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    """Serve until the link ends, even if a function's tasks raise exceptions in the event loop."""
+    """Serve until the link closes, even if a function's task raises SystemExit or the like in the
+    event loop.
+    """
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     serving = loop.create_task(_serve(given))
@@ -89,7 +92,7 @@ def main() -> None:
     _run(given)
     for output in outputs:
         output.end_line()
-    os._exit(0)  # a sync function may still use a thread; do not wait for it
+    os._exit(0)  # does not wait for threads in which sync functions still run
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The applications of a compute node: deploys them, follows the deployments of other nodes, and
-loads them into the workers.
+"""Deploys applications, applies the deployments of other compute nodes, and loads applications into
+the workers.
 
-The log of deployments decides: every compute node runs the newest record of a name. A deployment
-made here is tried, loaded into all workers and recorded before it gets calls. A deployment of
-another node is tried and loaded when its record is read; an undeployed application then gets no new
-calls. An application that stops loading is tried again at growing intervals, in a process that runs
-no calls, and then loaded.
+The log of deployments decides which version of an application runs: every compute node runs the
+newest record of a name. A deployment made here is imported in a trial process, loaded into all
+workers and recorded before it gets calls. A deployment of another node is imported and loaded when
+its record is read. After the record of an undeployment is read, the application gets no new calls.
+An application that does not load is imported again in a trial process, at growing intervals, until
+it loads.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ from indilog_compute.workers.refusals import (
 from indilog_compute.workers.retries import Retries
 
 _WORKERS_LOST_MAX: Final = 2
-"""After this many workers crashed while importing an application, the application is first tried in
-a process of its own.
+"""Workers that may crash while they import an application. After that, it is imported first in a
+trial process.
 """
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
-"""Pause before the log is read again after an error."""
+"""Seconds after an error until the log is read again."""
 
 
 class Applications:
     """The applications of one compute node.
 
     Args:
-        directory: for the processes that try new code.
+        directory: contains the directories of trial processes.
         workers: returns the workers that take calls.
-        on_change: called when `all` or the problem of an application has changed.
+        on_change: called when the deployed applications, or the problem of one, have changed.
 
     Attributes:
-        generation: grows with every change of the deployed applications.
+        change_count: number of changes of the deployed applications.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Applications:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_change = on_change
-        self.generation = 0
+        self.change_count = 0
         self._node = node
         self._workers = workers
         self._log = DeploymentLog(logs)
@@ -107,18 +108,18 @@ class Applications:
             number = next(self._numbers)
             deployed = DeployedApp(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
-        self.generation += 1
+        self.change_count += 1
         self._on_change()
 
     def follow(self) -> None:
-        """Start to follow deployments of other compute nodes, and to retry those that do not
+        """Start to apply deployments of other compute nodes, and to retry applications that do not
         load.
         """
         self._following = asyncio.ensure_future(self._follow())
         self._retrying = asyncio.ensure_future(self._retry())
 
     async def stop(self) -> None:
-        """Stop following, and stop all trials."""
+        """Stop reading deployments, and stop all trials."""
         tasks = [task for task in (self._following, self._retrying) if task is not None]
         for task in tasks:
             task.cancel()
@@ -140,8 +141,8 @@ class Applications:
         """Return an application.
 
         Raises:
-            UnknownFunctionError: the application is not deployed; says since when, or suggests
-                names.
+            UnknownFunctionError: the application is not deployed; the message names the time of its
+                undeployment, or similar names.
             DataLossError: the application's newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
@@ -152,7 +153,7 @@ class Applications:
         """Return `app.function`.
 
         Raises:
-            UnknownFunctionError: there is none; suggests similar names.
+            UnknownFunctionError: there is no such function; the message suggests similar names.
             DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
@@ -230,7 +231,7 @@ class Applications:
         for worker in self._workers():
             worker.link.tell(RunServices(()))
 
-    # --- inside: deploying
+    # --- internal: deploying
 
     def _run_services(self) -> None:
         for worker in self._workers():
@@ -239,10 +240,10 @@ class Applications:
     async def _record(
         self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
     ) -> AppInfo:
-        """Record a loaded deployment, and send calls to it if it is the newest of its name in the
-        log.
+        """Record a loaded deployment. If it is then the newest record of its name, send new calls
+        to it.
 
-        Another compute node may have recorded a deployment of that name before or since.
+        Another compute node may record a deployment of that name at the same time.
         """
         before = self._apps.get(loaded.name)
         record = Deployment(
@@ -262,7 +263,8 @@ class Applications:
         self._take_missed()
         if placed.deployment.is_undeployed:
             raise DeployError(
-                f"App {record.name} was undeployed at the same time; deploy it again."
+                f"App {record.name} was undeployed by another request at the same time; deploy it "
+                "again."
             )
         if placed.deployment.owner != owner:
             raise name_taken(record.name, placed.deployment.owner)
@@ -271,7 +273,7 @@ class Applications:
         return placed.deployment.info
 
     def _take_missed(self) -> None:
-        """Take over deployments and undeployments that other nodes recorded in the meantime."""
+        """Apply deployments and undeployments of other nodes that were recorded before this one."""
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
 
@@ -302,7 +304,7 @@ class Applications:
             self._retire(before)
 
     def _changed(self) -> None:
-        self.generation += 1
+        self.change_count += 1
         self._run_services()
         self._on_change()
 
@@ -311,7 +313,7 @@ class Applications:
         if before.running == 0:
             self.unload(before)
 
-    # --- inside: following
+    # --- internal: deployments of other nodes
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
@@ -324,7 +326,7 @@ class Applications:
                 for placed in list(self._log.newest.values()):
                     if self._is_behind(placed):
                         await self._take(placed)
-            except Exception as error:  # noqa: BLE001 - outermost: following must continue
+            except Exception as error:  # noqa: BLE001 - outermost: the loop must continue
                 self._notices.tell("deployments not followed", error, loop.time())
                 self._behind.set()
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
@@ -332,7 +334,7 @@ class Applications:
                 self._notices.over()
 
     async def _collect(self) -> None:
-        """Trim records that no start needs; if that fails, retry with the next change."""
+        """Trim records that no starting node needs; if that fails, retry after the next change."""
         try:
             await self._log.collect()
         except IndilogError as error:
@@ -342,7 +344,7 @@ class Applications:
             self._uncollected.over()
 
     async def _wait_for_deployments(self) -> None:
-        """Wait until the log has deployments that were not read, or not applied here."""
+        """Wait until there is a deployment that this node has not read, or not applied."""
         waits = [
             asyncio.ensure_future(self._behind.wait()),
             asyncio.ensure_future(self._log.wait_for_more(_FOLLOW_WAIT_S)),
@@ -376,12 +378,12 @@ class Applications:
         try:
             if self._node.functions.workers > 0:
                 await self._trials.try_import(load)
-        except (DeployError, DiskFullError) as error:  # a deployment elsewhere may have room
+        except (DeployError, DiskFullError) as error:  # the disk may be full on this node only
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:
             if self._log.newest.get(record.name) is not placed or not self._is_behind(placed):
-                self._take_missed()  # there may be further records, perhaps its undeployment
+                self._take_missed()  # further records may exist, such as its undeployment
                 return
             if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
@@ -396,10 +398,12 @@ class Applications:
             return not placed.deployment.is_undeployed
         return running.seqnum < placed.seqnum
 
-    # --- inside: loading
+    # --- internal: loading
 
     async def _load_everywhere(self, load: Load) -> Loaded:
-        """Load into every worker. The replacement of a worker that crashes loads it too."""
+        """Load a deployment into every worker. If a worker crashes, its replacement loads the
+        deployment.
+        """
         workers = self._workers()
         answers = await asyncio.gather(
             *(self._load(worker, load) for worker in workers), return_exceptions=True
@@ -422,7 +426,7 @@ class Applications:
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
         except LinkLostError:
-            return  # the worker was lost before
+            return  # the worker crashed before it imported the code
         except IndilogError as error:
             deployed.workers_lost += worker.link.is_lost
             if not worker.was_ended_by_others:
@@ -444,7 +448,7 @@ class Applications:
         self._on_change()
         self._try_later(deployed)
 
-    # --- inside: trying again
+    # --- internal: retries
 
     def _try_later(self, deployed: DeployedApp) -> None:
         """Schedule a retry, unless another version has replaced this one."""
@@ -470,9 +474,7 @@ class Applications:
                     await self._failed.wait()
 
     async def _try_again(self, deployed: DeployedApp) -> None:
-        """Import an application in a process without calls, then in the workers that have not
-        loaded it.
-        """
+        """Import an application in a trial process, then in the workers that have not loaded it."""
         record = deployed.record
         try:
             await self._trials.try_import(Load(deployed.number, record.name, record.sources))
@@ -480,7 +482,7 @@ class Applications:
             if self._is_newest(deployed):
                 self._note_load_failure(deployed, error)
             return
-        except IndilogError:  # no process could be started
+        except IndilogError:  # the trial process did not start
             self._try_later(deployed)
             return
         async with self._loading:
@@ -489,7 +491,9 @@ class Applications:
 
     async def _load_into_others(self, deployed: DeployedApp) -> None:
         """Load into one worker after the other; stop at the first that crashes."""
-        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a new worker imports it, too
+        deployed.workers_lost = (
+            _WORKERS_LOST_MAX - 1
+        )  # new workers import it; one more crash stops that
         for worker in self._workers():
             if deployed.number not in worker.deployments:
                 await self._load_again(worker, deployed)

@@ -1,4 +1,4 @@
-"""A deployed application and one call, as the function host keeps them."""
+"""The function host's state of a deployed application and of a call."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class DeployedApp:
 
     Attributes:
         number: identifies this deployment to the workers of this host.
-        seqnum: of its record in the log of deployments. since: as in `Placed`.
-        functions: its functions by name.
+                seqnum: of its record in the log of deployments.
+                since: when it was deployed, as in `Placed`.
+                functions: its functions by name.
         running: number of its calls that wait or run.
         successor: the newer version that replaced it, if any.
         is_undeployed: whether the application was undeployed, not replaced.
@@ -58,7 +59,7 @@ class DeployedApp:
 
     @property
     def is_retired(self) -> bool:
-        """Whether it gets no new calls; then it is unloaded when `running` is 0."""
+        """Whether it gets no new calls. A retired version is unloaded when `running` is 0."""
         return self.successor is not None or self.is_undeployed
 
     @property
@@ -71,10 +72,10 @@ class Call:
     """One call that waits or runs on this compute node.
 
     Attributes:
-        depth: number of calls above it; 0: no function made it.
-        outcome: resolved once, with the caller's result or error.
+        depth: number of calls above it in the chain of calls; 0: a client made it.
+        outcome: resolved once, with the result or error for the caller.
         worker: the worker that runs it; None while it waits and after it has ended.
-        number: of the question on the worker's link.
+        number: its call number on the worker's link.
         slot: its index in that worker's claims.
     """
 

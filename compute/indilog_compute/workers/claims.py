@@ -1,10 +1,10 @@
 """Shows which calls a worker has begun, in memory shared by a compute node and one worker.
 
 A worker with a blocked event loop answers no message, so the node cannot ask which calls it has
-begun. Two bytes for each call show this. The worker writes `begun`, then reads `revoked`. The node
-writes `revoked`, and reads `begun` after `SETTLE_S`. Whichever writes second sees the other's byte.
-So either the worker does not run the call, or the node knows that the call may have begun. A store
-becomes visible to all processors in far less than `SETTLE_S`.
+begun. Two bytes for each call show it. The worker writes `begun`, then reads `revoked`. The node
+writes `revoked`, and reads `begun` after `VISIBLE_S`. The process that writes second sees the
+other's byte. So either the worker does not run the call, or the node knows that the call may have
+begun. A store becomes visible to all processors in far less than `VISIBLE_S`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import os
 from typing import Final
 
 SLOTS: Final = 4096
-"""Number of a worker's calls that can be revocable at a time; further calls are not revocable."""
+"""Calls of one worker that can be revocable at a time; further calls are not revocable."""
 NO_SLOT: Final = 0
-SETTLE_S: Final = 0.02
+VISIBLE_S: Final = 0.02
 _BYTES: Final = 2 * SLOTS
 
 
@@ -53,7 +53,9 @@ class NodeClaims:
             assert len(self._free) < SLOTS, "a slot is freed once"
 
     def is_begun(self, slot: int) -> bool:
-        """Tell whether the call may have begun. False is final `SETTLE_S` after `revoke`."""
+        """Tell whether the call may have begun. From `VISIBLE_S` seconds after `revoke`, False is
+        final.
+        """
         return slot == NO_SLOT or self._memory[slot] != 0
 
     def revoke(self, slot: int) -> None:
@@ -71,7 +73,7 @@ class WorkerClaims:
         self._memory = mmap.mmap(fd, _BYTES)
 
     def begin(self, slot: int) -> bool:
-        """Note that a call begins; False: the call was revoked, and must not begin."""
+        """Mark a call as begun; False: the call was revoked, and must not begin."""
         if slot == NO_SLOT:
             return True
         self._memory[slot] = 1

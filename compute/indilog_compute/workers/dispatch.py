@@ -1,14 +1,14 @@
 """Decides which worker runs which call, without I/O.
 
 A call goes to the worker with the fewest running calls. If no slot is free, the call waits. Waiting
-applications are served round robin, the calls of one application in their order. A call made by a
-running call (a nested call) never waits: its parent holds a slot until it ends, so waiting could
-deadlock. Nested calls need no slot and have a limit of their own. A suspended worker gets no new
-calls.
+applications are served round robin; the calls of one application start in their order. A call made
+by a running call (a nested call) never waits: its caller holds a slot until the nested call has
+ended, so waiting could deadlock. Nested calls need no slot and have a separate limit. A suspended
+worker gets no new calls.
 
-One application cannot starve another (docs/decisions/0033). While several are deployed, each gets
-at most a share of the slots that the others leave, and a share of the pending calls. So some slots
-and some pending calls always stay free.
+One application cannot starve another (docs/decisions/0033). While several are deployed, each may
+use a fraction of the slots that the others leave free, and a fraction of the pending calls that the
+others leave. So an application that uses its whole share still leaves room for others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WorkerT = TypeVar("WorkerT", bound=Hashable)
 
 
 class Shares(NamedTuple):
-    """The shares of one application while several are deployed, each between 0 and 1.
+    """The shares that each application may use while several are deployed, between 0 and 1.
 
     `slots`: share of the slots that no other application uses. `pending`: share of the pending
     calls that the others leave.
@@ -49,7 +49,7 @@ class Shares(NamedTuple):
 
 
 class _Application:
-    """The calls of one application: numbers with a slot and nested, and the queue."""
+    """The calls of one application: how many hold a slot, how many are nested, and which wait."""
 
     __slots__ = ("nested", "slots", "waiting")
 
@@ -65,7 +65,7 @@ class _Application:
 
 
 class _Worker:
-    """The calls of one worker: how many have a slot, and how many there are of each kind."""
+    """The calls of one worker: how many hold a slot, and how many there are of each kind."""
 
     __slots__ = ("kinds", "load", "slots")
 
@@ -79,8 +79,10 @@ class Dispatcher(Generic[WorkerT, CallT]):
     """Admission and placement of calls.
 
     Args:
-        worker_calls_max: slots of a worker: calls that it runs at a time, without nested ones.
-        calls_max: most calls that wait or run; in addition there may be as many nested ones.
+        worker_calls_max: slots of a worker, which limit its concurrent calls; nested calls need
+            none.
+        calls_max: largest number of calls that wait or run; as many nested calls may run in
+            addition.
         shares: the shares of each application.
         is_shared: whether several applications are deployed; `set_shared` changes it.
     """
@@ -131,7 +133,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
         Raises:
             OverloadedError: a limit is reached; the call was not accepted.
-            NotReadyError: there is no worker for a nested call, which cannot wait.
+            NotReadyError: no worker can run the nested call, and it cannot wait.
         """
         self._check_room(call)
         if call.is_nested:
@@ -148,16 +150,16 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def put_back(
         self, calls: Sequence[CallT], worker: WorkerT | None = None
     ) -> list[tuple[CallT, WorkerT]]:
-        """Place admitted calls again that were never begun; return the calls that start now, which
-        may be other ones.
+        """Queue or start again admitted calls that never began; return the calls that start now,
+        which may be others.
 
         No limit applies to the given calls. They are queued in the given order, before all waiting
         calls of their applications. They are removed from `worker` before any call starts, so no
         later call of their application overtakes them. `worker` is None if the worker was removed,
-        or the calls' end there is already counted.
+        or if `finished` has already counted the calls.
 
         Raises:
-            NotReadyError: there is no worker for a nested call, which cannot wait; nothing is done.
+            NotReadyError: no worker can run a nested call, and it cannot wait; nothing is done.
         """
         started: list[tuple[CallT, WorkerT]] = []
         if any(call.is_nested for call in calls):
@@ -195,9 +197,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return True
 
     def finished(self, worker: WorkerT, call: CallT) -> list[tuple[CallT, WorkerT]]:
-        """Note the end of a call; return the calls that start now, each with its worker.
+        """Count the end of a call; return the calls that start now, each with its worker.
 
-        The calls of a removed worker do not count any more.
+        Without effect on the counts if `worker` was removed, because `remove` subtracted its calls.
         """
         self._count_out(worker, call)
         return self._fill() if self._waiting else []
@@ -244,7 +246,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Check that the counts are consistent, and that no call waits although it could run."""
         running: Counter[tuple[str, bool]] = Counter()
         for worker in self._workers.values():
-            assert worker.load == worker.kinds.total(), "a worker's load is its calls"
+            assert worker.load == worker.kinds.total(), (
+                "a worker's load is the sum of its kinds of calls"
+            )
             running.update(worker.kinds)
         counted = {(name, False): app.slots for name, app in self._applications.items()}
         counted |= {(name, True): app.nested for name, app in self._applications.items()}
@@ -266,7 +270,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
             own = application.pending if application else 0
         if pending >= self._calls_max:
             raise OverloadedError(
-                f"{pending:,} calls run or wait on this node, which is its limit "
+                f"{pending:,} calls run or wait on this node, which is the limit "
                 "(calls_pending_max); try again later."
             )
         if not self._is_shared:
@@ -312,7 +316,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._end(*kind, 1)
 
     def _fill(self) -> list[tuple[CallT, WorkerT]]:
-        """Start all calls that can start, one of each application in turn; return them."""
+        """Start all calls that can start, round robin over the applications; return them."""
         started: list[tuple[CallT, WorkerT]] = []
         while (following := self._next()) is not None:
             call, worker = following
@@ -342,8 +346,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return own < limit_of_one(self._shares.slots, slots, self._slots_used - own, is_shared=True)
 
     def _free_worker(self) -> WorkerT | None:
-        """Return the least loaded worker with a free slot. A plain loop, because every call runs
-        it.
+        """Return the least loaded worker with a free slot. It is a plain loop for speed, because
+        every call runs it.
         """
         free: WorkerT | None = None
         least = 0
@@ -382,7 +386,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._forget(name)
 
     def _drop(self, call: CallT) -> None:
-        """Remove a call from the waiting ones."""
+        """Remove a waiting call from its queue."""
         application = self._queues[call.application]
         del application.waiting[call]
         self._waiting -= 1

@@ -1,5 +1,6 @@
-"""The environment variables of deployed code: those that a process needs, and those named in a
-setting. Others may contain secrets of the user that started the platform.
+"""Selects the environment variables of deployed code: those that a process needs, and those named
+in the setting `worker_environment`. Others may contain secrets of the user that started the
+platform.
 """
 
 from __future__ import annotations

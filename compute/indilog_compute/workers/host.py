@@ -1,9 +1,9 @@
 """The function host: runs functions for the gateway, clients and workers (ARCHITECTURE 1, 8).
 
-It keeps worker processes running (`WorkerPool`), loads every deployed application into each of them
-(`Applications`), and dispatches calls to them (`CallRouter`). A running call finishes on the
-version that it started with. A worker that crashes is replaced, and the calls that it had begun
-fail. They may have had effects, so they are never retried automatically.
+`WorkerPool` keeps worker processes running, `Applications` loads every deployed application into
+each of them, and `CallRouter` dispatches calls to them. A running call finishes on the version that
+it started with. A worker that crashes is replaced. The calls that it had begun fail; they may have
+had effects, so they are never retried automatically.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from indilog_compute.workers.service_figures import service_figures
 from indilog_compute.workers.serving import LinkServer
 
 CALL_DEPTH_MAX: Final = 64
-"""Deepest nesting of calls: a call may have this many callers above it."""
+"""Largest number of callers above a call in a chain of nested calls."""
 
 
 def limits_of(config: Config) -> Limits:
@@ -59,13 +59,13 @@ class FunctionHost:
     """Runs functions on this compute node.
 
     Args:
-        node_name: the compute node's name in the view. Invocations of an earlier process of that
-            name are taken over at once.
+        node_name: the compute node's name in the view. The node takes over the invocations of its
+            earlier incarnations at once.
         rank: index of this compute node, from 0; the first one runs the schedules.
 
     Attributes:
         limits: the limits that the other end of a link must know.
-        positions: tells which session positions exist.
+        positions: tells whether a session's position exists.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class FunctionHost:
     # --- applications
 
     @property
-    def generation(self) -> int:
+    def change_count(self) -> int:
         """A number that grows with every change of the deployed applications."""
-        return self._applications.generation
+        return self._applications.change_count
 
     def apps(self) -> list[AppInfo]:
         """Return the deployed applications, sorted by name."""
@@ -155,7 +155,7 @@ class FunctionHost:
         When this returns, the deployment survives a restart, and every new call runs it.
 
         Raises:
-            DeployError: the sources do not import, or are no application; the previous version
+            DeployError: the sources do not import, or define no application; the previous version
                 continues.
             AppNameTakenError: another owner has deployed an application of that name.
             NotReadyError: no worker is up.
@@ -166,7 +166,7 @@ class FunctionHost:
         """Return the application deployed under a name.
 
         Raises:
-            UnknownFunctionError: there is none; says since when, if there was one.
+            UnknownFunctionError: there is none; if it was undeployed, the message says when.
         """
         return self._applications.app(name).info
 
@@ -181,10 +181,11 @@ class FunctionHost:
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
         """Undeploy an application; return what was deployed.
 
-        When this returns, the application gets no new calls on this node, its services and
-        schedules have ended, and a restart does not change that. Other compute nodes follow.
-        Running calls finish. A recorded invocation that has not begun fails when it is due, unless
-        the application is deployed again by then. Its logs stay.
+        When this returns, the undeployment is durable, the application gets no new calls on this
+        node, and its services and schedules have ended. Other compute nodes apply the undeployment
+        when they read its record. Running calls finish. A recorded invocation that has not begun
+        fails when it is due, unless the application is deployed again by then. The application's
+        logs stay.
 
         Raises:
             UnknownFunctionError: the application is not deployed.
@@ -217,7 +218,7 @@ class FunctionHost:
         if depth > CALL_DEPTH_MAX:
             raise FunctionFailedError(
                 f"{name} has {depth} calls above it, the limit is {CALL_DEPTH_MAX}; do functions "
-                "call each other without end?",
+                "call each other endlessly?",
                 kind="RecursionError",
             )
         call = Call(
@@ -232,7 +233,7 @@ class FunctionHost:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call whose outcome is not needed; no effect on one that has ended."""
+        """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
         self._router.cancel(call)
 
     async def call_once(
@@ -246,15 +247,15 @@ class FunctionHost:
     ) -> tuple[str, Returned | Failed]:
         """Run `app.function` once for this idempotency key; return the invocation's id and outcome.
 
-        A known key gives its recorded outcome, even if the function is undeployed or takes other
-        arguments now.
+        A repeated key returns the recorded outcome, even if the function was undeployed or now
+        takes other arguments.
 
         Raises:
-            InvalidArgumentsError: the key was used with other arguments, or they do not fit.
-            UnknownFunctionError, OverloadedError: nothing was done.
-            NotReadyError, QuorumUnavailableError: the call may be recorded and run; retry with
+            InvalidArgumentsError: the key was used with other arguments, or the arguments do not
+                fit the function. UnknownFunctionError, OverloadedError: nothing was done.
+                NotReadyError, QuorumUnavailableError: the call may be recorded and run; retry with
                 the same key.
-            CallOutcomeUnknownError: the function may run or not.
+            CallOutcomeUnknownError: the function may or may not run.
         """
         with self.reserve_outcome_wait(name):
             invocation = await self.accept_once(
@@ -279,14 +280,14 @@ class FunctionHost:
         position: MetalogPosition = 0,
         depth: int = 0,
     ) -> str:
-        """Start `app.function` once for this idempotency key; return the invocation's id. Errors as
-        `call_once`.
+        """Start `app.function` once for this idempotency key; return the invocation's id. It raises
+        the errors of `call_once`.
         """
         return await self._accept(name, arguments, key=key, position=position, depth=depth)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
-        """Wait for the outcome of an invocation with a key, and return it; to be called within
-        `reserve_outcome_wait`. Errors as `InvocationService.outcome`.
+        """Wait for the outcome of an invocation with a key, and return it. Call it inside
+        `reserve_outcome_wait`. It raises the errors of `InvocationService.outcome`.
         """
         return kept_with_key(await self._invocations.outcome(invocation))
 
@@ -305,11 +306,11 @@ class FunctionHost:
 
         Raises:
             UnknownFunctionError, InvalidArgumentsError: there is no such function, or the
-                arguments, the delay or the key are invalid; it is not started.
-            OverloadedError: too many invocations wait or run already.
+                arguments, the delay or the key are invalid; nothing was recorded.
+            OverloadedError: the limit of open invocations is reached.
             NotReadyError, QuorumUnavailableError: no worker could check the arguments, or the log
-                cannot be written. With a key it may be recorded already; retry with the same key.
-            CallOutcomeUnknownError: the function may run or not.
+                cannot be written. A call with a key may be recorded; retry with the same key.
+            CallOutcomeUnknownError: the function may or may not run.
         """
         _check_delay(name, delay_s, self._node.invocations.invocation_delay_s_max)
         return await self._accept(name, arguments, key=key, position=position, delay_s=delay_s)
@@ -320,14 +321,14 @@ class FunctionHost:
         return self._node.invocations.results_kept_s
 
     async def invocation(self, id: str, *, wait_s: float = 0.0) -> InvocationStatus | None:  # noqa: A002
-        """Return a recorded invocation, waiting up to `wait_s` for its outcome; None if it is
-        unknown or was forgotten.
+        """Return a recorded invocation, after waiting up to `wait_s` seconds for its outcome; None
+        if the id is unknown or its outcome was deleted.
         """
         return await self._invocations.status_of(id, wait_s=wait_s)
 
     async def cancel_invocation(self, id: str) -> InvocationStatus | None:  # noqa: A002
-        """Cancel a recorded invocation; return its state after that, None if it is unknown. Errors
-        as `InvocationService.cancel`.
+        """Cancel a recorded invocation; return its state afterwards, None if the id is unknown. It
+        raises the errors of `InvocationService.cancel`.
         """
         return await self._invocations.cancel(id)
 
@@ -342,7 +343,7 @@ class FunctionHost:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return figures for `/status` and `/metrics`."""
+        """Return state and counters for `/status` and `/metrics`."""
         apps = self._applications.all()
         return {
             "workers": [
@@ -366,7 +367,7 @@ class FunctionHost:
             "problems": {app.record.name: app.problem for app in apps if app.problem},
         }
 
-    # --- inside
+    # --- internal
 
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
@@ -383,8 +384,8 @@ class FunctionHost:
     ) -> str:
         """Record a call unless its key is known.
 
-        A known key is accepted even if the function is not deployed now. So before a call is
-        refused, all records of other nodes are read.
+        A known key is accepted even if the function is not deployed now. So the node reads all
+        records of other nodes before it refuses a call.
         """
         if (known := self._invocations.known(name, arguments, key)) is not None:
             return known
@@ -412,7 +413,7 @@ class FunctionHost:
         finally:
             self._checking -= 1
 
-    # --- inside: workers
+    # --- internal: workers
 
     def _serve_worker(self, worker: WorkerProcess, call: int, message: Question | Greeting) -> None:
         server = self._servers.get(worker)
@@ -432,7 +433,7 @@ class FunctionHost:
             self._applications.run_services(worker)
 
     def _is_shared(self) -> bool:
-        """Whether several applications are deployed, so that each has a share only."""
+        """Whether several applications are deployed, so that each is limited to its share."""
         return self._applications.count > 1
 
     def _apps_changed(self) -> None:
@@ -445,7 +446,7 @@ class FunctionHost:
         )
 
     async def _drained(self, worker: WorkerProcess) -> None:
-        worker.link.tell(RunServices(()))  # the services of the replacing process continue
+        worker.link.tell(RunServices(()))  # its replacement runs the services now
         await self._router.drain(worker)
 
     def _on_worker_lost(self, worker: WorkerProcess) -> None:

@@ -12,8 +12,8 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import WorkerProcess
 
 _BEATS_MISSED: Final = 2
-"""Pings without an answer before a worker is blocked. More than one, because this node's own event
-loop may be late.
+"""Unanswered pings after which a worker counts as blocked. More than one, because this node's own
+event loop may be late.
 """
 
 
@@ -45,7 +45,9 @@ class LivenessProbe:
         self._missed = 0
 
     def watch(self) -> None:
-        """Probe the worker until it has no open calls; to be called when a call was sent to it."""
+        """Probe the worker until it has no open calls. Call this after each call that is sent to
+        the worker.
+        """
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._probe)
 
@@ -54,14 +56,14 @@ class LivenessProbe:
         if self._timer is not None:
             self._timer.cancel()
 
-    # --- inside
+    # --- internal
 
     def _probe(self) -> None:
         self._timer = None
         link = self._worker.link
         if link.is_lost or link.calls_open == 0:
             return
-        self.watch()  # first, so that the callback may stop it
+        self.watch()  # before the callback, which may stop the probe
         if self._open or not self._ping():
             self._missed += 1
             if self._missed == _BEATS_MISSED:

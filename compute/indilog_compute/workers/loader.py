@@ -1,10 +1,10 @@
-"""Imports deployed sources in a worker. Each deployment is a package of its own, so that several
+"""Imports deployed sources in a worker. Each deployment gets its own package, so that several
 versions can be loaded.
 
 The sources are written to a private directory and imported under a package name that no other
-deployment has. Code may import its own modules absolutely, as on its author's machine (`import
-graph`, `from social import objects`). An `__import__` that only the deployment's modules see looks
-up such names in the deployment first.
+deployment has. Deployed code may still import its own modules absolutely, as on its author's
+machine (`import graph`, `from social import objects`). To make this work, the deployment's modules
+get their own `__import__`, which looks up names in the deployment first.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class LoadedDeployment:
         return _place_of(error, self._package)
 
     def without_home(self, text: str) -> str:
-        """Return `text` with the names that deployed files and modules have for their author."""
+        """Return `text` with the file and module names that the author used."""
         return without_home(text, self._package)
 
     def unload(self) -> None:
-        """Remove modules and files; running calls keep the objects that they use."""
+        """Remove the deployment's modules and files; running calls keep the objects that they
+        use.
+        """
         _forget(self._package, self._directory)
 
 
@@ -71,7 +73,8 @@ def load(
 ) -> LoadedDeployment:
     """Import `sources` (relative path → text) and return the application in them.
 
-    `name` None keeps the name that the code gives its `App`. On failure nothing is left.
+    If `name` is None, the application keeps the name in its code. After a failure, no module or
+    file remains.
 
     Raises:
         DeployError: a path leaves the deployment, the code does not import (with file and line), it
@@ -99,7 +102,7 @@ def load(
 
 def _write(home: Path, sources: Mapping[str, str]) -> None:
     if not any(path.endswith(".py") for path in sources):
-        raise DeployError("There is no Python file in what was deployed.")
+        raise DeployError("The deployed sources contain no Python file.")
     for path, text in sources.items():
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
@@ -142,7 +145,9 @@ def _imported(package: str, sources: Mapping[str, str]) -> App:
 
 
 def _import_order(sources: Mapping[str, str]) -> list[str]:
-    """Return the modules in the order of import, the likeliest to define the application first."""
+    """Return the modules in the order of import; modules that likely define the application come
+    first.
+    """
     modules = sorted(
         ".".join(PurePosixPath(path).with_suffix("").parts)
         for path in sources
@@ -168,7 +173,7 @@ def _import(package: str, module: str) -> None:
 
 
 def _sentence(error: BaseException, package: str) -> str:
-    """Return a sentence with the place and the reason of a failed import."""
+    """Return a sentence with the file, line and reason of a failed import."""
     description = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
     description = without_home(description, package)
     if isinstance(error, SyntaxError) and error.filename:
@@ -190,7 +195,7 @@ def _place(filename: str, package: str) -> str:
 
 
 def without_home(text: str, package: str) -> str:
-    """Return `text` with the names that deployed files and modules have for their author."""
+    """Return `text` with the file and module names that the author used."""
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
 
@@ -222,7 +227,7 @@ def _only(found: list[App]) -> App:
 def _check(app: App) -> None:
     for function in app.functions.values():
         try:
-            function.signature  # noqa: B018 - computed now, so that a mistake shows at deployment
+            function.signature  # noqa: B018 - computed now, so that a wrong signature fails the deployment
         except TypeError as error:
             raise DeployError(str(error)) from error
     for schedule in app.schedules:

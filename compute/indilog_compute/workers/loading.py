@@ -1,7 +1,7 @@
-"""Imports code in worker processes; new code first in a process that runs no calls.
+"""Imports code in worker processes; new code first in a trial process, which runs no calls.
 
-Importing runs the code: it may end the process, crash the interpreter or never return. So new code
-is tried first in a process of its own, which then ends.
+Importing runs the code, which may end the process, crash the interpreter or never return. So new
+code is first imported in a separate process, which then ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from indilog_compute.workers import process
 from indilog_compute.workers.process import WorkerProcess, output_limits
 
 _TRIALS_MAX: Final = 2
-"""Most trial processes at a time; further deployments wait."""
+"""Largest number of concurrent trial processes; further deployments wait."""
 _TRIAL: Final = -1
 """Worker index of a trial process."""
 
@@ -40,8 +40,8 @@ async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> L
     A worker that does not finish within `timeout_s` is killed.
 
     Raises:
-        DeployError: the sources do not import; or the worker crashed (then its link is lost).
-        NotReadyError: the worker was lost before.
+        DeployError: the sources do not import, or the worker crashed during the import.
+        NotReadyError: the worker was lost before it began the import.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -78,7 +78,7 @@ class Trials:
 
     Args:
         directory: contains a private directory for each process.
-        node: the limits of import time and of logged output.
+        node: settings that limit import time and logged output.
     """
 
     def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
@@ -96,7 +96,7 @@ class Trials:
         """Import the sources in a trial process; return the application that they define.
 
         Raises:
-            DeployError: the sources do not import; the message names the place.
+            DeployError: the sources do not import; the message names file and line.
             NotReadyError: no process could be started.
         """
         async with self._slots:
@@ -107,7 +107,7 @@ class Trials:
                 return await self._tried(load, directory)
             except OSError as error:
                 raise NotReadyError(
-                    f"No process could be started to try the code: {error}."
+                    f"No process could be started to import the code: {error}."
                 ) from error
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -137,7 +137,7 @@ class Trials:
         self._running.add(worker)
         try:
             if not await worker.until_ready():
-                raise NotReadyError("The process that tries new code does not start; try again.")
+                raise NotReadyError("The process that imports new code does not start; try again.")
             return await load_into(worker, load, timeout_s=self._import_timeout_s)
         except DeployError:
             if self._stopping:

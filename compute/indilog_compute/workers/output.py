@@ -1,11 +1,12 @@
-"""The output of functions, as lines of the platform's log: the worker's side and the node's side.
+"""Writes the output of functions as lines of the platform's log: the worker's side and the node's
+side.
 
 In the worker, `FunctionOutput` replaces standard output and standard error. It writes each line as
 one JSON object with the application and the invocation. Bytes that reach the pipe in another way (C
 code, child processes) are not wrapped.
 
-On the compute node, `OutputLines` reads the pipe. It logs a limited number of lines and bytes a
-second, drops and counts the rest, and accepts any bytes. So a worker never waits for its output to
+On the compute node, `OutputLines` reads the pipe and accepts any bytes. It logs a limited number of
+lines and bytes per second, and drops and counts the rest. So a worker never waits for its output to
 be read.
 """
 
@@ -43,7 +44,7 @@ _RESERVED: Final = frozenset(
 
 
 class _Speaker:
-    """The source of output: an application, an invocation, and their incomplete lines."""
+    """A source of output: an application or one of its invocations, with its incomplete lines."""
 
     __slots__ = ("application", "invocation", "rests")
 
@@ -62,10 +63,10 @@ class _Speaker:
 _SPEAKER: ContextVar[_Speaker | None] = ContextVar("speaker", default=None)
 
 
-class output_of:  # noqa: N801 - used as a function is
+class output_of:  # noqa: N801 - used like a function
     """Attribute output and log lines of this context to an application and an invocation.
 
-    Tasks and threads started with this context are included.
+    Tasks and threads that inherit this context are included.
 
     Args:
         application: its name.
@@ -118,11 +119,11 @@ class FunctionOutput(io.TextIOBase):
         return self._raw.buffer
 
     def writable(self) -> bool:
-        """Tell that text can be written."""
+        """Return True: text can be written."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor below."""
+        """Return the file descriptor of the raw stream."""
         return self._raw.fileno()
 
     def write(self, text: str) -> int:
@@ -142,7 +143,7 @@ class FunctionOutput(io.TextIOBase):
         self._raw.flush()
 
     def end_line(self) -> None:
-        """Write the incomplete line that belongs to no call."""
+        """Write the incomplete line of output outside of calls."""
         self._no_speaker.end_lines()
         self.flush()
 
@@ -162,7 +163,7 @@ class FunctionOutput(io.TextIOBase):
 
 
 class _Allowance:
-    """A token bucket that holds the amount of one second."""
+    """A token bucket whose capacity is the amount of one second."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -182,7 +183,7 @@ class _Allowance:
         return self._left <= 0
 
     def take(self, amount: float) -> None:
-        """Take an amount; it may exceed the rest, so that the balance becomes negative."""
+        """Take an amount. It may exceed what is left; then the balance becomes negative."""
         self._left -= amount
 
 
@@ -212,7 +213,7 @@ class OutputLines:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether lines were dropped since the last line that counted them."""
+        """Whether lines were dropped since `log_dropped` last logged their number."""
         return self._bytes_dropped > 0
 
     def received(self, chunk: bytes, now: float) -> None:
@@ -250,7 +251,7 @@ class OutputLines:
             self._logger.warning("worker output dropped", lines=lines, bytes=size)
 
     def ended(self) -> None:
-        """The output has ended: log the incomplete line."""
+        """Log the incomplete line at the end of the output."""
         self._log(self._rest)
         self.log_dropped()
 
@@ -276,7 +277,7 @@ class OutputLines:
             try:
                 with limited_elsewhere():
                     self._logger.log(_LEVELS.get(level, logging.INFO), event, **kept)
-            except (TypeError, ValueError, RecursionError):  # it cannot be logged in this form
+            except (TypeError, ValueError, RecursionError):  # the fields cannot be logged
                 pass
             else:
                 return

@@ -1,5 +1,5 @@
-"""Keeps worker processes running: a process that ends is replaced, after a growing pause if it
-ended soon after its start.
+"""Keeps worker processes running. A process that ends is replaced; if it ended soon after its
+start, after a pause that grows.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds until a blocked worker is killed when the platform stops.
+"""Seconds after which a blocked worker is killed when the platform stops.
 
-Running calls had time to end before that.
+The time that running calls get to end has passed before.
 """
 
 
 class WorkerPool:
     """A fixed number of worker processes.
 
-    A process is replaced if one of its threads runs on for `worker_stop_s` seconds after the
-    thread's call has ended. The old process gets no further calls, and ends after its last one. For
-    each worker there is at most one such old process beside the new one.
+    A process is also replaced if one of its threads still runs `worker_stop_s` seconds after the
+    thread's call has ended. The old process gets no further calls, and ends after its last running
+    call. Each worker index has at most one such old process beside the new one.
 
     Args:
-        node: the limits.
+        node: settings with the limits.
         directory: contains a private directory for each process; emptied at the start.
         serve: called with the questions of the workers.
-        on_up: awaited when a process can run functions.
+        on_up: awaited with a new process that can run functions.
         on_lost: called when a process is lost, before its calls fail.
-        drained: sends a process no further calls, and waits until it has none.
+        drained: stops sending calls to a process, and waits until its calls have ended.
 
     Attributes:
         restarts: number of processes that replaced another one.
@@ -93,13 +93,13 @@ class WorkerPool:
             if self._size > 0:
                 async with asyncio.timeout(_START_S):
                     await self._all_ready.wait()
-                await self._all_up.wait()  # `on_up` has limits of its own
+                await self._all_up.wait()  # `on_up` limits its own time
         except TimeoutError:
             await self.stop()
             raise NotReadyError("The function workers do not start; the log says why.") from None
 
     async def stop(self) -> None:
-        """End all processes; when this returns they do not exist, and their files are removed."""
+        """End all processes. When this returns, they have exited and their files are removed."""
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
@@ -109,7 +109,7 @@ class WorkerPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # --- inside
+    # --- internal
 
     async def _keep(self, index: int) -> None:
         clock, processes = asyncio.get_running_loop().time, self._node.processes
@@ -121,7 +121,7 @@ class WorkerPool:
             self.restarts += 1
 
     async def _live_once(self, index: int) -> None:
-        """Run a process until it is lost or must be replaced."""
+        """Run one process until it is lost or must be replaced."""
         directory = self._directory / f"{index}-{next(self._started)}"
         try:
             worker = await process.start(

@@ -1,7 +1,7 @@
 """One worker process, on the compute node's side: its start, its link and its end.
 
-The link is a Unix socket pair (docs/decisions/0003): the end of the stream shows at once that the
-process died. Its output goes to the log, line by line.
+The link is a Unix socket pair (docs/decisions/0003), so the end of the stream shows at once that
+the process died. The worker's output goes to the log, line by line.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from indilog_compute.workers.environment import environment_of_worker
 from indilog_compute.workers.output import OutputLines
 
 STOP_S: Final = 5.0
-"""Seconds until a worker that does not end is killed."""
+"""Seconds after which a worker that does not end is killed."""
 _LAST_ANSWERS_S: Final = 0.5
-"""Seconds to read the last messages of an ended worker, if the link does not end."""
+"""Seconds to read the last messages of an exited worker, if the link does not end by itself."""
 _OUTPUT_S: Final = 1.0
-"""Seconds to read the last output of an ended worker."""
+"""Seconds to read the last output of an exited worker."""
 _DROPS_REPORTED_S: Final = 1.0
-"""Interval in seconds of the line that reports dropped lines."""
+"""Seconds between two log lines that report dropped lines."""
 _READ_BYTES: Final = 64 * 1024
 _SIGNALS_OF_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-"""Signals of people, supervisors and the out-of-memory killer, not of code that crashes."""
+"""Signals that people, supervisors and the out-of-memory killer send; crashing code causes
+others.
+"""
 
 
 class OutputLimits(NamedTuple):
-    """How much of a worker's output is logged in a second; more is dropped."""
+    """Lines and bytes of a worker's output that are logged in a second; more is dropped."""
 
     lines_per_s_max: int
     bytes_per_s_max: int
@@ -66,11 +68,11 @@ class WorkerProcess:
         link: the link to it.
         claims: which of its calls it has begun.
         deployments: the deployments loaded there, by number.
-        threads_left: number of threads there that still run although their calls have ended.
+        threads_left: number of its threads that still run although their calls have ended.
         services: the state of the services there.
         last_place: after its end, the line of deployed code at which it crashed, if known.
-        was_ended_by_others: after its end, whether a signal ended it that neither its code nor this
-            node caused.
+        was_ended_by_others: after its end, whether it was ended by a signal that neither its code
+            nor this node caused.
     """
 
     def __init__(
@@ -123,11 +125,11 @@ class WorkerProcess:
         await self._over.wait()
 
     def replace(self) -> None:
-        """Mark the process for replacement."""
+        """Mark the process for replacement; this ends `until_lost_or_replaced`."""
         self._over.set()
 
     def lost(self) -> None:
-        """Note that the link is lost; the process ends, or has ended."""
+        """Handle the loss of the link; the process ends, or has ended."""
         self._lost.set()
         self._over.set()
 
@@ -138,7 +140,7 @@ class WorkerProcess:
             self._process.kill()
 
     def abort(self) -> None:
-        """End the process after it has written where it is blocked; kill it if it does not end."""
+        """End the process by a signal that makes it write its stack; kill it if it does not end."""
         self._is_ended_here = True
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
@@ -150,11 +152,10 @@ class WorkerProcess:
         self._process.stdin.close()
 
     async def stopped(self, *, within_s: float = STOP_S) -> int:
-        """Close the link, and wait for the end of the process; kill it after `within_s`. Return its
-        exit code.
+        """Close the link, and wait for the process to exit; kill it after `within_s` seconds.
+        Return its exit code.
 
-        When this returns, the process and its process group do not exist any more, and its output
-        is logged.
+        When this returns, its process group has no processes left, and its output is logged.
         """
         self.link.close()
         ended = {self._ending}
@@ -165,17 +166,17 @@ class WorkerProcess:
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)
         self._output.cancel()
-        # another process may hold the pipes open for ever; asyncio has no public way to close them
+        # another process may hold the pipes open forever; asyncio has no public way to close them
         self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         self.last_place = self.last_place or read_crash_location(self._directory)
         assert self._process.returncode is not None, "it has ended"
         return self._process.returncode
 
     async def _watch_end(self) -> None:
-        """Wait for the end of the process; then end its children and the link.
+        """Wait for the process to exit; then kill its children and close the link.
 
-        A child that a function started may hold the link and the output open, so neither shows the
-        end.
+        A child process started by a function may hold the link and the output open, so neither of
+        them shows the exit.
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -229,8 +230,8 @@ async def start(
 ) -> WorkerProcess:
     """Start a worker process, which creates its private `directory`.
 
-    `environment` has further variables for it. `serve` is called with its questions, `on_lost` at
-    its end, before its calls fail, and `on_threads_left` when `threads_left` changes.
+    `environment` has further variables for it. `serve` gets its questions. `on_lost` is called when
+    its link is lost, before its calls fail; `on_threads_left` when `threads_left` changes.
 
     Raises:
         OSError: the process cannot be started.
@@ -269,7 +270,7 @@ async def start(
     ours.setblocking(False)  # noqa: FBT003 - its only form
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
-    except BaseException:  # also if the node stops at this moment: leave no process
+    except BaseException:  # also if the node stops now: no process may remain
         worker.kill()
         await asyncio.shield(asyncio.ensure_future(worker.stopped()))
         raise

@@ -48,7 +48,7 @@ def unknown_app(
 def undeployed_already(gone: Placed) -> UnknownFunctionError:
     """Return the error for undeploying an application a second time."""
     name, at = gone.deployment.name, _time_of(gone)
-    return UnknownFunctionError(f"App {name} is undeployed already, since {at}; its logs stay.")
+    return UnknownFunctionError(f"App {name} was already undeployed at {at}; its logs stay.")
 
 
 def _time_of(placed: Placed) -> str:
@@ -56,13 +56,13 @@ def _time_of(placed: Placed) -> str:
 
 
 def _did_you_mean(near: list[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
+    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists the deployed ones."
 
 
 def problem_of(record: Deployment, error: IndilogError) -> str:
-    """Return the error for calls of an application that does not load."""
+    """Return the message of the error for calls of an application that does not load."""
     return (
-        f"App {record.name} does not load: {error} It is tried again from time to time; if its "
+        f"App {record.name} does not load: {error} The import is retried periodically; if its "
         "code is the cause, deploy it again."
     )
 

@@ -6,7 +6,7 @@ from indilog_compute.workers.call import DeployedApp
 
 
 class Retries:
-    """The applications that did not load, each with the time of its next try.
+    """The applications that did not load, each with the time of its next import.
 
     The pause doubles with each failure, from `pause_s_min` to `pause_s_max`.
     """
@@ -19,11 +19,11 @@ class Retries:
 
     @property
     def next_at(self) -> float | None:
-        """The time of the next try; None: none is scheduled."""
+        """The time of the next import; None: no import is scheduled."""
         return min(self._times.values(), default=None)
 
     def schedule(self, deployed: DeployedApp, now: float) -> None:
-        """Schedule a try, unless one is already scheduled."""
+        """Schedule an import, unless one is already scheduled."""
         if deployed not in self._times:
             before = self._pauses.get(deployed)
             pause_s = self._pause_s_min if before is None else min(2 * before, self._pause_s_max)

@@ -1,8 +1,8 @@
 """Dispatches calls to workers, with their timers and outcomes.
 
-`Dispatcher` decides the placement; this module uses the links. A call has exactly one outcome. Its
-slot becomes free when the worker answers or is lost. A call that timed out is cancelled in its
-worker, and holds its slot until the worker has answered.
+`Dispatcher` decides which worker runs a call; this module sends the call over the worker's link. A
+call has exactly one outcome. Its slot becomes free when the worker answers or is lost. A call that
+timed out is cancelled in its worker, and holds its slot until the worker has answered.
 
 A call that its worker has not begun is moved to another worker (`claims`) if its worker crashes, or
 if the worker's event loop is blocked (`liveness_probe`). A call that was begun may have had
@@ -38,7 +38,7 @@ from indilog.link.link_messages import (
 )
 from indilog.link.worker_messages import CheckArguments, Invoke
 from indilog_compute.workers.call import Call, DeployedApp
-from indilog_compute.workers.claims import NO_SLOT, SETTLE_S
+from indilog_compute.workers.claims import NO_SLOT, VISIBLE_S
 from indilog_compute.workers.dispatch import Dispatcher, Shares
 from indilog_compute.workers.liveness_probe import LivenessProbe
 from indilog_compute.workers.process import WorkerProcess
@@ -51,9 +51,10 @@ class _Worker:
 
     Attributes:
         probe: detects a blocked event loop.
-        calls: calls that were sent to the worker and that it has not answered.
-        checks: callers that wait until the worker has checked arguments.
-        idle: while the worker is drained, resolved when it has no calls any more; else None.
+        calls: calls that the worker has not answered.
+        checks: callers that wait for the worker to check arguments.
+        idle: while the worker is drained, a future that resolves when the worker has no calls left;
+            else None.
     """
 
     __slots__ = ("calls", "checks", "idle", "probe")
@@ -69,7 +70,7 @@ class CallRouter:
     """Dispatches calls to workers.
 
     Args:
-        node: the limits.
+        node: settings with the limits.
         on_idle: called when the last call of a retired deployment has ended.
 
     Attributes:
@@ -102,12 +103,12 @@ class CallRouter:
 
     @property
     def running(self) -> int:
-        """Calls that run."""
+        """Number of running calls."""
         return self._dispatcher.running
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a slot."""
+        """Number of calls that wait for a slot."""
         return self._dispatcher.waiting
 
     def calls_of(self, worker: WorkerProcess) -> int:
@@ -140,7 +141,7 @@ class CallRouter:
             with suppress(LinkLostError):
                 answer = await self._ask_worker(worker, question)
                 if answer is None:
-                    continue  # it is suspended until it answers a probe
+                    continue  # this worker is suspended until it answers a probe
                 if not _is_lost(answer):
                     return answer
             self.remove(worker)
@@ -171,18 +172,18 @@ class CallRouter:
         self._changed = asyncio.Event()
 
     def is_suspended(self, worker: WorkerProcess) -> bool:
-        """Tell whether `worker` gets no calls at the moment."""
+        """Tell whether `worker` gets no new calls because its event loop is blocked."""
         return self._dispatcher.is_suspended(worker)
 
     def stop(self) -> None:
-        """Begin no further calls; waiting ones fail with `NotReadyError`."""
+        """Begin no further calls; waiting calls fail with `NotReadyError`."""
         self._stopping = True
         self._announce_change()
         for call in self._dispatcher.withdraw_all():
             self._complete(call, failed(_stopped(call)))
 
     def add(self, worker: WorkerProcess) -> None:
-        """Add a worker, unless it died in the meantime."""
+        """Add a worker, unless it has died since its start."""
         if worker.link.is_lost:
             return
         probe = LivenessProbe(
@@ -196,15 +197,15 @@ class CallRouter:
         self._announce_change()
 
     def remove(self, worker: WorkerProcess) -> None:
-        """Remove a lost worker. Its link fails the calls that the worker ran."""
+        """Remove a lost worker. The loss of its link fails the calls that it had begun."""
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.probe.stop()
             _resolve(kept.idle, None)
         self._run_all(self._dispatcher.remove(worker))
 
     def set_shared(self, *, is_shared: bool) -> None:
-        """Set whether several applications are deployed, so that each has a share; start the calls
-        that may start now.
+        """Set whether several applications are deployed, so that each is limited to its share.
+        Start the calls that may start now.
         """
         self._run_all(self._dispatcher.set_shared(is_shared=is_shared))
 
@@ -239,13 +240,15 @@ class CallRouter:
             self._set_timer(call, self._node.functions.call_wait_s_max, self._on_wait_timeout)
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call whose outcome is not needed; no effect on one that has ended."""
+        """Cancel a call whose outcome is not needed. Without effect if the call has ended."""
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
 
-    # --- inside: a call's way to a worker
+    # --- internal: sending a call to a worker
 
     def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
-        """Start calls on their workers; if one cannot start, start the call that gets its slot."""
+        """Start calls on their workers. If a call cannot be sent, start the call that gets its
+        slot.
+        """
         for call, worker in placed:
             if not self._dispatch(call, worker):
                 placed += self._dispatcher.finished(worker, call)
@@ -270,7 +273,7 @@ class CallRouter:
         )
         try:
             call.number = worker.link.post(question, partial(self._on_answer, call, worker, slot))
-        except LinkLostError:  # it was not sent
+        except LinkLostError:  # the call was not sent
             self.remove(worker)
             self._put_back([call])
             return False
@@ -287,7 +290,7 @@ class CallRouter:
         return True
 
     def _take_newest(self, call: Call) -> None:
-        """Let a call that has not begun use the newest version of its application."""
+        """Switch a call that has not begun to the newest version of its application."""
         newest = call.deployed
         while newest.successor is not None:
             newest = newest.successor
@@ -298,13 +301,13 @@ class CallRouter:
             self._forget(before)
 
     def _put_back(self, calls: list[Call], worker: WorkerProcess | None = None) -> None:
-        """Run calls again that a worker was sent and certainly never began.
+        """Queue calls again that were sent to a worker and certainly never began there.
 
         The dispatcher still counts them for `worker`; None if it has removed the worker.
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []
-        for call in calls:  # cancelled, or timed out in the meantime
+        for call in calls:  # calls that were cancelled or timed out meanwhile
             is_wanted = not (call.outcome.done() or self._stopping)
             (wanted if is_wanted else unwanted).append(call)
         self.moved += len(wanted)
@@ -332,7 +335,7 @@ class CallRouter:
             call.timer.cancel()
         call.timer = asyncio.get_running_loop().call_later(s, then, call)
 
-    # --- inside: the end of a call
+    # --- internal: the end of a call
 
     def _on_answer(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
         lost = _is_lost(answer)
@@ -345,7 +348,9 @@ class CallRouter:
         self._leave(call, worker)
         if lost and not worker.claims.is_begun(slot):
             self._run_all(self._dispatcher.finished(worker, call))
-            asyncio.get_running_loop().call_later(SETTLE_S, self._settle_lost, call, worker, slot)
+            asyncio.get_running_loop().call_later(
+                VISIBLE_S, self._fail_or_rerun, call, worker, slot
+            )
         elif isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
             self._put_back([call], worker)
         else:
@@ -360,9 +365,9 @@ class CallRouter:
             if not kept.calls:
                 _resolve(kept.idle, None)
 
-    def _settle_lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
-        """Handle a call whose worker was lost: fail it if it may have begun, otherwise run it
-        elsewhere.
+    def _fail_or_rerun(self, call: Call, worker: WorkerProcess, slot: int) -> None:
+        """After the loss of its worker, fail a call that may have begun; run any other call on
+        another worker.
         """
         if worker.claims.is_begun(slot):
             self._complete(call, self._crashed(call))
@@ -403,11 +408,16 @@ class CallRouter:
         if deployed.is_retired and deployed.running == 0:
             self._on_idle(deployed)
 
-    # --- inside: calls and workers that do not end
+    # --- internal: calls and workers that do not end
 
     def _on_wait_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
-        self._stop(call, CallOutcomeUnknownError(f"{call.name} was given up while it waited."))
+        self._stop(
+            call,
+            CallOutcomeUnknownError(
+                f"{call.name} was cancelled before it began, because it waited too long."
+            ),
+        )
 
     def _on_call_timeout(self, call: Call) -> None:
         self.calls["timed_out"] += 1
@@ -434,7 +444,8 @@ class CallRouter:
     def _stop(self, call: Call, error: Exception) -> None:
         if call.worker is None and self._dispatcher.withdraw(call):
             self._complete(
-                call, failed(OverloadedError(f"{call.name} found no free worker; try again later."))
+                call,
+                failed(OverloadedError(f"{call.name} got no worker in time; try again later.")),
             )
             return
         if not call.outcome.done():
@@ -453,7 +464,9 @@ class CallRouter:
             worker.abort()
 
     def _on_silent(self, worker: WorkerProcess) -> None:
-        """Suspend a worker whose event loop is blocked; move the calls that it has not begun."""
+        """Suspend a worker whose event loop is blocked. Move the calls that it has not begun to
+        other workers.
+        """
         kept = self._workers.get(worker)
         if kept is None:
             return
@@ -469,7 +482,7 @@ class CallRouter:
         for call in unbegun:
             worker.claims.revoke(call.slot)
         slots = sorted(((call, call.slot) for call in unbegun), key=_sent)
-        asyncio.get_running_loop().call_later(SETTLE_S, self._move, worker, slots)
+        asyncio.get_running_loop().call_later(VISIBLE_S, self._move, worker, slots)
 
     def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
         unbegun = [
@@ -495,7 +508,7 @@ def _is_lost(answer: Answer) -> bool:
 
 def _stopped(call: Call) -> NotReadyError:
     return NotReadyError(
-        f"The platform stopped before {call.name} began; repeat it when it is back."
+        f"The platform stopped before {call.name} began; repeat the call when it is back."
     )
 
 

@@ -1,8 +1,8 @@
 """Runs functions in a worker process: answers the questions that arrive over the link.
 
-Several calls run concurrently on one event loop; sync functions run in threads. A call uses the log
-and other functions over the link, with its caller's session. Its result or failure carries the
-position of the session.
+Several calls run concurrently on one event loop; sync functions run in threads. A call reads and
+appends to the log and calls other functions over the link, in its caller's session. The answer
+carries the position of the session.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 class LimitedLink:
-    """An `Asker` over a link, with the platform's limits."""
+    """An `Asker` over a link, which knows the platform's limits."""
 
     __slots__ = ("__weakref__", "ask", "limits")
 
@@ -81,7 +81,8 @@ class WorkerRunner:
 
     Args:
         directory: for deployed sources; private to this process.
-        threads_max: most sync functions at a time; a further one is refused.
+        threads_max: largest number of sync functions that run concurrently; a further one is
+            refused.
         claims: shows the compute node which calls have begun.
         around_import: context manager around each import of deployed code.
     """
@@ -136,7 +137,7 @@ class WorkerRunner:
         self._threads.close()
         self._loading.shutdown()
 
-    # --- inside
+    # --- internal
 
     def _start(self, link: Link, call: int, answering: Answering) -> None:
         task = asyncio.get_running_loop().create_task(_answer(link, call, answering))
@@ -149,7 +150,7 @@ class WorkerRunner:
 
     def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
-        if task.cancelled():  # also if it never began: its slot must become free
+        if task.cancelled():  # also if the task never began, because the node must get an answer
             unknown = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
             link.answer(call, failed(unknown))
 
@@ -205,7 +206,7 @@ class WorkerRunner:
 
     def _text(self, function: Function, value: object) -> bytes:
         text = function.signature.result_text(value)
-        assert self._asker is not None, "the compute node says Welcome first"
+        assert self._asker is not None, "the compute node sends Welcome first"
         limit = self._asker.limits.result_bytes_max
         if len(text) > limit:
             raise FunctionFailedError(
@@ -227,8 +228,8 @@ class WorkerRunner:
         return loaded, loaded.functions[name]
 
     def _context(self, invoke: Invoke, function: Function, session: Session) -> Context:
-        assert self._logs is not None, "the compute node says Welcome first"
-        assert self._asker is not None, "with its limits"
+        assert self._logs is not None, "the compute node sends Welcome first"
+        assert self._asker is not None, "Welcome carries the limits"
         return Context(
             self._logs,
             LinkCaller(self._asker, invoke.depth + 1),
@@ -238,8 +239,8 @@ class WorkerRunner:
         )
 
     def _service_context(self, service: Service) -> Context:
-        assert self._logs is not None, "the compute node says Welcome first"
-        assert self._asker is not None, "with its limits"
+        assert self._logs is not None, "the compute node sends Welcome first"
+        assert self._asker is not None, "Welcome carries the limits"
         run = f"{service.qualified_name}-{secrets.token_hex(8)}"
         caller = LinkCaller(self._asker, 0)
         return Context(self._logs, caller, invocation_id=run, function=service.qualified_name)
@@ -251,14 +252,16 @@ async def _answer(link: Link, call: int, answering: Answering) -> None:
         answer = await answering()
     except IndilogError as error:
         answer = failed(error)
-    except Exception:  # noqa: BLE001 - outermost: the compute node must not wait for ever
+    except Exception:  # noqa: BLE001 - outermost: the compute node must get an answer
         structlog.get_logger().exception("call failed in the worker")
         answer = failed(IndilogError("The function worker failed on this call; its log says why."))
     link.answer(call, answer)
 
 
 def _is_being_cancelled(error: BaseException) -> bool:
-    """Tell whether `error` is our cancellation of the call, not raised by the function itself."""
+    """Tell whether `error` comes from our cancellation of the call, not from the function
+    itself.
+    """
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
@@ -268,8 +271,8 @@ def _error_for_caller(
 ) -> FunctionFailedError:
     """Return the error for the caller of a function whose body raised one.
 
-    It names the function that failed, so an error of a nested call is passed on unchanged. The
-    traceback goes to the log.
+    The error names the function that failed. The error of a nested call already does, so it is
+    passed on unchanged. The traceback goes to the log.
     """
     if isinstance(error, FunctionFailedError):
         return error

@@ -1,5 +1,5 @@
-"""Services in a worker process: coroutines of an application that run while its version is
-deployed, and restart when they fail (docs/API.md, "Services").
+"""Runs services in a worker process: coroutines of an application that run while its version is
+deployed, and are restarted when they fail (docs/API.md, "Services").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Running:
     """One service of one deployment in this process.
 
     Args:
-        on_change: called when its state changes.
+        on_change: called when the service's state changes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _Running:
         self._kept = asyncio.get_running_loop().create_task(self._keep())
 
     async def stopped(self) -> None:
-        """Cancel it until it has ended."""
+        """Cancel the service repeatedly until it has ended."""
         while not self._kept.done():
             self._kept.cancel()
             await asyncio.wait({self._kept}, timeout=_CANCEL_AGAIN_S)
@@ -76,7 +76,7 @@ class _Running:
             self._is_now("running", problem)
 
     async def _run_once(self) -> str | None:
-        """Run it until it ends; return its problem, None if it returned."""
+        """Run the service until it ends; return its problem, None if it returned."""
         with output_of(self._loaded.app.name):
             return await self._run_in_context()
 
@@ -122,7 +122,7 @@ class RunningServices:
     Args:
         deployments: the deployments loaded here, by number.
         context: creates the context of a service.
-        tell: sends their state to the compute node.
+        tell: sends the services' state to the compute node.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RunningServices:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def run(self, wanted: Iterable[int]) -> None:
-        """Run the services of exactly these deployments; running ones continue."""
+        """Run the services of exactly these deployments; services that already run continue."""
         numbers = [number for number in wanted if number in self._deployments]
         for number in [n for n in self._running if n not in numbers]:
             for running in self._running.pop(number):

@@ -1,9 +1,9 @@
-"""Answers the questions of a worker or client: log calls and function calls; for clients also
-deployments and recorded invocations.
+"""Answers the questions of a worker or client. Both may call logs and functions; clients may also
+deploy, and ask for recorded invocations.
 
-There is one server for each link. When the link is lost, its log calls, function calls and waits
-stop. Recorded work continues: calls with an idempotency key, `send`, cancellations, deployments and
-undeployments.
+Each link has its own server. When the link is lost, its log calls, function calls and waits are
+cancelled. Recorded work continues: calls with an idempotency key, `send`, cancellations,
+deployments and undeployments.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ _COMMONEST: Final = (LogAppend, LogReadPrev, LogReadNext)
 
 
 class _Keyed:
-    """A call with an idempotency key; its caller may stop waiting.
+    """A call with an idempotency key, whose caller may stop waiting.
 
     Attributes:
         is_left: whether the caller has stopped waiting.
-        waiting: the wait for its outcome, after it was recorded.
+        waiting: the wait for the call's outcome, after the call was recorded.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Keyed:
         self.waiting: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
-        """Note that the caller has stopped waiting."""
+        """Stop waiting for the outcome, because the caller has stopped waiting."""
         self.is_left = True
         if self.waiting is not None:
             self.waiting.cancel()
@@ -172,10 +172,10 @@ class LinkServer:
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
 
-        If the session's position is not known to exist, it is checked first.
+        If it is not known whether the session's position exists, this is checked first.
 
         Raises:
-            IndilogError: the question failed; the link sends the error.
+            IndilogError: the question failed; the link sends the error to the asker.
         """
         if not isinstance(message, Cancel):
             self._check_number(call)
@@ -195,14 +195,14 @@ class LinkServer:
         for keyed in self._keyed.values():
             keyed.leave()
 
-    # --- inside
+    # --- internal
 
     def _check_number(self, call: int) -> None:
         if call in self._calls or call in self._asking or call in self._keyed:
             raise NotReadyError(f"Question {call} is being answered already.")
 
     def _ask(self, link: Link, call: int, asking: Coroutine[Any, Any, None]) -> None:
-        """Run `asking`; cancel it if the asker leaves."""
+        """Run `asking`; cancel it if the asker disconnects."""
         try:
             self._check_room(self._asking)
         except OverloadedError:
@@ -240,7 +240,7 @@ class LinkServer:
                 self._call(link, call, message)
             case CallFunction():
                 self._begin(link, call, self._call_once(call, message))
-                self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
+                self._keyed[call] = _Keyed()  # now, because the next message may be its `Cancel`
             case SendFunction():
                 self._begin(link, call, self._send(message))
             case Cancel():
@@ -291,7 +291,9 @@ class LinkServer:
 
     def _cancel(self, number: int) -> None:
         asking = self._asking.get(number)
-        if asking is not None and not asking.done():  # if done, the outcome is being answered
+        if (
+            asking is not None and not asking.done()
+        ):  # if it is done, the outcome is already being sent
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._functions.cancel(call)
@@ -312,7 +314,7 @@ class LinkServer:
             raise NotReadyError(f"A function cannot {what}; use a client.")
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
-        """Answer with the result of `answering`, which continues if the link is lost."""
+        """Send the result of `answering`, which continues if the link is lost."""
         try:
             self._check_room(self._tasks)
         except OverloadedError:
@@ -323,7 +325,7 @@ class LinkServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _call_once(self, number: int, message: CallFunction) -> Answer:
-        """Record a call with a key, even if its caller leaves; wait for its outcome while the
+        """Record a call with a key, even if its caller disconnects. Wait for its outcome while the
         caller waits.
         """
         keyed = self._keyed[number]
@@ -388,7 +390,7 @@ async def _answer_with(link: Link, number: int, answering: Coroutine[Any, Any, A
         answer = await answering
     except IndilogError as error:
         answer = failed(error)
-    except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
+    except Exception:  # noqa: BLE001 - outermost: the asker must get an answer
         structlog.get_logger().exception("question failed")
         answer = failed(IndilogError("The platform failed on this call; its log says why."))
     link.answer(number, answer)

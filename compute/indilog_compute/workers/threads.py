@@ -1,4 +1,4 @@
-"""The threads for sync functions in a worker; their number is bounded.
+"""Runs sync functions in a bounded number of threads of a worker.
 
 Python cannot stop a thread. A thread whose call has ended (timed out or cancelled) counts as left
 behind until it returns. If it does not return, the compute node replaces the worker.
@@ -17,12 +17,13 @@ class FunctionThreads:
     """Runs sync bodies.
 
     Args:
-        threads_max: most threads, including those left behind; a further one is refused.
+        threads_max: largest number of threads, including those left behind; a further call is
+            refused.
         on_left: called when the number of threads left behind changes.
 
     Attributes:
         used: number of running threads.
-        left: number of them that are left behind.
+        left: number of running threads that are left behind.
     """
 
     def __init__(self, threads_max: int, on_left: Callable[[int], None]) -> None:
@@ -45,7 +46,7 @@ class FunctionThreads:
 
     async def run(self, body: Callable[[], object]) -> object:
         """Run `body` in a thread and return its result; if cancelled, the thread continues."""
-        assert self.used < self._threads_max, "there was room"
+        assert self.used < self._threads_max, "`check_room` was called first"
         loop = asyncio.get_running_loop()
         running = self._threads.submit(body)
         self.used += 1

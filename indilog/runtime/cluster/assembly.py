@@ -1,7 +1,8 @@
-"""Puts a platform together: the class of each role, and all roles in one process (ARCHITECTURE 5).
+"""Assembles a platform: chooses the class of each role, and runs all roles in one process
+(ARCHITECTURE 5).
 
-Only this module of the kernel imports the tiers. All kinds of processes use `role_of`; `embedded`
-runs all roles of the view in this process.
+Only this module of `indilog.runtime` imports the tiers. All kinds of processes use `role_of`;
+`embedded` runs all roles of the view in this process.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from indilog_index.index_node import IndexNode
 from indilog_ordering.sequencer import Sequencer
 from indilog_storage.node import StorageNode
 
-if TYPE_CHECKING:  # loaded when a gateway runs, and not for every other kind of node
+if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
     from indilog_compute.gateway.app import GatewayApp
     from indilog_compute.workers.host import FunctionHost
 
@@ -77,7 +78,7 @@ def role_of(node: NodeId, views: Views, config: Config) -> Role:
 
 
 def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
-    """Return the logs of the engine `node` of `shell`; None: that node is no engine."""
+    """Return the logs of the engine `node` of `shell`; None: that node is not an engine."""
     role = shell.roles[node]
     return LocalLogs(shell, node, role, config.cluster) if isinstance(role, Engine) else None
 
@@ -188,7 +189,7 @@ async def joined(logs: LocalLogs) -> None:
 
 
 async def metalog_whole(shell: NodeShell) -> None:
-    """Wait until no primary of this process lacks metalog entries that it once had.
+    """Wait until the primary, if it is in this process, has all metalog entries that it once had.
 
     Raises:
         DataLossError: no sequencer can show whether the entries are complete.
@@ -210,8 +211,8 @@ async def metalog_whole(shell: NodeShell) -> None:
 
 
 def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> RetentionService | None:
-    """Return the service that enforces retention policies, not started; None: another compute node
-    enforces them, the first of the view.
+    """Return the service that enforces retention policies, not started yet. None: another compute
+    node enforces them (the first one of the view does).
     """
     if shell.view.engines[0] not in shell.roles:
         return None
@@ -223,7 +224,9 @@ def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> Retention
 async def retention_enforced(
     shell: NodeShell, logs: LocalLogs, config: Config
 ) -> AsyncIterator[None]:
-    """Enforce retention policies while the block runs, if this compute node has that task."""
+    """Enforce retention policies while the block runs, if this compute node is the one that
+    does.
+    """
     if (service := retention_of(shell, logs, config)) is None:
         yield
         return
@@ -244,20 +247,21 @@ async def gateway_running(
     run: Path | None = None,
     port_is: str = "",
 ) -> AsyncIterator[str]:
-    """Run the functions and the gateway of one compute node; gives the gateway's URL.
+    """Run the functions and the gateway of one compute node while the block runs; yield the
+    gateway's URL.
 
     Args:
-        shell: of the compute node.
-        logs: of the compute node.
+        shell: shell of the compute node.
+        logs: logs of the compute node.
         config: with the compute node's own data directory and port.
-        platform_dir: the data directory of the whole platform, whose token callers need.
-        run: where processes publish their figures, if there are others.
-        port_is: which setting or rule chose the port, for error messages.
+        platform_dir: data directory of the whole platform, which has the token.
+        run: directory in which other processes publish their figures; None: there are no others.
+        port_is: text after the port in error messages, such as the rule that chose it.
 
     Raises:
         ConfigError: the port is in use, the host is unknown, or the certificate or the token
             cannot be used.
-        NotReadyError: what is deployed cannot be read, or the workers do not start.
+        NotReadyError: the deployments cannot be read, or the workers do not start.
     """
     from indilog_compute.gateway import create_gateway
     from indilog_compute.workers.host import FunctionHost
@@ -291,7 +295,7 @@ async def gateway_running(
 async def _listening(
     gateway: GatewayApp, host: FunctionHost, config: Config, token_file: Path, port_is: str
 ) -> AsyncIterator[str]:
-    """Run a gateway on its port and its Unix socket; yields its URL."""
+    """Run a gateway on its port and its Unix socket; yield its URL."""
     from indilog_compute.gateway import (
         GatewayServer,
         guard_port,
@@ -347,9 +351,10 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
     `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
-    the figures of roles; roles in other processes publish theirs regularly. `elsewhere` names the
-    nodes in other processes, `silent` those of them without recent figures. `lost_records` counts
-    the records that no replica has any more; if there are any, `warning` says so.
+    the figures of roles; other processes publish the figures of their roles periodically.
+    `elsewhere` names the nodes in other processes, `silent` those without recent figures.
+    `lost_records` is the number of records that no replica has any more; if it is not 0, there is a
+    `warning`.
     """
     view = shell.view
     published = _figures_elsewhere(shell, run)
@@ -420,14 +425,14 @@ def run_embedded(
     """Run the platform in this process, with gateway and workers, until SIGTERM or SIGINT.
 
     Args:
-        config: whose `node.data_dir` and `node.gateway.port` are used.
-        on_ready: called once with the gateway's URL when calls are served.
-        supervisor_fd: a socket to the process that started this one; the platform stops in order
-            when the other end is gone.
+        config: configuration of the platform.
+        on_ready: called once with the gateway's URL when it serves calls.
+        supervisor_fd: a socket to the process that started this one; the platform stops cleanly
+            when the other end is closed.
 
     Raises:
-        IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped
-            by a fault while it ran.
+        IndilogError: as `embedded` and `gateway_running`; `NotReadyError` if a fault stopped the
+            platform while it ran.
     """
     raise_limit()
     uvloop.run(_run_embedded(config, on_ready, supervisor_fd))

@@ -1,10 +1,11 @@
-"""Makes the keys of a cluster's nodes (decision 0044): an authority, and certificates of it.
+"""Creates the keys of a cluster's nodes: an authority, and certificates signed by it
+(docs/decisions/0044).
 
-All keys are Ed25519. A certificate never expires, and is valid from the year 2000 on: a wrong clock
-shuts no node out. Nodes get new keys when an operator makes them.
+All keys are Ed25519. A certificate is valid from the year 2000 and never expires, so a wrong clock
+excludes no node. Nodes get new keys only when an operator creates them.
 
-Files are written into a directory of another name, synced, and renamed together. So a crash leaves
-all files of a node, or none.
+Files are written to a temporary directory, synced, and moved into place by one rename. So a crash
+leaves either all files of a node, or none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The state that the processes of a cluster share through the metadata store, before their log runs
 (ARCHITECTURE 11).
 
-The first process publishes the view, once, and for each run the configuration and the addresses of
-nodes. A node reads them when it starts, and takes an epoch that is greater than all epochs before.
+The first process publishes the view once, and for each run the configuration and the addresses of
+the nodes. A starting node reads them, and takes an epoch greater than all earlier epochs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLATFORM_KEY = "platform"
 _RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes"]
-"""Whether all roles share one process and one journal, or each has its own."""
+"""Whether all roles share one process and one journal, or each role has its own."""
 
 
 Setting: TypeAlias = str | int | float | bool | None
@@ -39,8 +39,8 @@ class Run(msgspec.Struct, frozen=True):
     """The settings of one run, valid while one of its processes runs.
 
     Attributes:
-        addresses: where each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
-        directory: where the sockets are; removed at the end of the run.
+        addresses: address at which each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
+        directory: directory with the sockets; removed at the end of the run.
         settings: the configuration, as `config_from` takes it.
     """
 
@@ -57,19 +57,20 @@ class NodeStart(NamedTuple):
     addresses: dict[NodeId, str]
     epoch: Epoch
     directory: Path
-    """Of this run: for sockets and figures."""
+    """The run's directory, for sockets and published status."""
 
 
 async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> None:
     """Fix the arrangement of the data directory at its first start, permanently.
 
     Raises:
-        ConfigError: the directory has the other arrangement, so its journals would not be found.
+        ConfigError: the directory has the other arrangement, so this start would not find its
+            journals.
     """
     wanted = arrangement.encode()
     await store.compare_and_set(ARRANGEMENT_KEY, wanted, expected_version=0)
     found = await store.get(ARRANGEMENT_KEY)
-    assert found is not None, "it was set just now, or before"
+    assert found is not None, "this start or an earlier one has set it"
     if found.value != wanted:
         raise ConfigError(
             f"The data directory was made by a cluster that runs {_described(found.value)}; "
@@ -78,7 +79,8 @@ async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> N
 
 
 def layout_in(directory: Path) -> tuple[View, Arrangement]:
-    """Return the newest view of a data directory, and how its journals are arranged; takes no lock.
+    """Return the newest view of a data directory, and the arrangement of its journals. Takes no
+    lock.
 
     Raises:
         DataDirectoryError: there is no data directory, or its metadata file cannot be read.
@@ -86,7 +88,8 @@ def layout_in(directory: Path) -> tuple[View, Arrangement]:
     values = values_in(directory / "metadata")
     if VIEW_KEY not in values or ARRANGEMENT_KEY not in values:
         raise DataDirectoryError(
-            f"{directory} is no data directory of a platform that has run: it has no metadata file "
+            f"{directory} is not the data directory of a platform that has run: it has no metadata "
+            "file "
             "with a view."
         )
     embedded = values[ARRANGEMENT_KEY] == b"embedded"
@@ -121,7 +124,9 @@ async def publish_run(
 
 
 async def run_of(store: MetadataStore) -> Run | None:
-    """Return the settings of the last run; None: none are published, or another release did."""
+    """Return the settings of the last run; None: no settings are published, or another release
+    published them.
+    """
     found = await store.get(_RUN_KEY)
     return _run_decoded(found.value) if found is not None else None
 
@@ -138,7 +143,7 @@ def view_decoded(value: bytes) -> View:
     """Return the view that the metadata store keeps.
 
     Raises:
-        DataDirectoryError: another release wrote it, in a form that this one does not know.
+        DataDirectoryError: another release wrote it, in a form that this release does not know.
     """
     try:
         return msgspec.json.decode(value, type=View)

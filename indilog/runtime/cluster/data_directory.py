@@ -1,5 +1,5 @@
-"""The data directory as a whole: its metadata file and its journals belong together (ARCHITECTURE
-11).
+"""Checks the data directory as a whole, because its metadata file and its journals belong together
+(ARCHITECTURE 11).
 
 Both arrangements write the metadata file before the first journal, and never remove it. So journals
 without a metadata file mean that a part of the directory was lost, not that it is new. A start
@@ -57,7 +57,8 @@ def opened_metadata_file(config: NodeConfig) -> EmbeddedMetadataStore:
     directory = config.data_dir
     file = directory / "metadata"
     with directory_usable(directory):
-        # In this order: a process that creates the directory meanwhile writes the file first.
+        # Journals are searched first, because a process that creates the directory meanwhile writes
+        # the file first.
         journals = _journals(directory)
         if journals and not file.exists():
             raise DataDirectoryError(
@@ -78,10 +79,11 @@ def _journals(directory: Path) -> list[Path]:
 
 
 async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> bool:
-    """Return whether the journal `name` was there at an earlier start and is empty now.
+    """Return whether the journal `name` existed at an earlier start and is empty now.
 
     The store records each journal at its first start. A lost journal counts as lost until it has
-    frames: those of a restored copy, or of a node that can continue without its old ones.
+    frames, either from a restored copy, or written by a node that can continue without its old
+    frames.
     """
     key = f"journal/{name}"
     known = await store.get(key)

@@ -1,8 +1,8 @@
-"""Figures that the processes of one run publish for its gateways (ARCHITECTURE 11).
+"""Publishes the status of a run's processes for its gateways (ARCHITECTURE 11).
 
-Each process writes the figures of its roles into a file of the run's directory every few seconds;
-the status is read from these files. So a request costs no message, and an old file reveals a
-process that hangs. The figures are for people: nothing depends on them.
+Each process writes the numbers of its roles (its *figures*) to a file of the run's directory every
+few seconds, and gateways read these files. So a status request costs no message, and an old file
+reveals a process that hangs. The figures are only for people.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from indilog.config import KIB
 
 _INTERVAL_S: Final = 2.0
 _BELIEVED_S: Final = 5 * _INTERVAL_S
-"""Seconds after which figures are too old to be shown."""
+"""Age in seconds above which figures are not shown."""
 _BYTES_MAX: Final = 256 * KIB
 
 Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Figures by role (or part), and by name."""
+"""Figures by role (or other part), then by name."""
 
 log = structlog.get_logger(__name__)
 
 
 class PublishedFigures(NamedTuple):
-    """Figures of other processes, and the nodes without recent ones."""
+    """Figures of other processes, and the nodes without recent figures."""
 
     figures: Figures
     silent: list[NodeId]

@@ -1,8 +1,9 @@
 """The fork server: one process that has imported what a node needs, and forks the nodes of this
 machine (docs/decisions/0034).
 
-An interpreter and the imports of a node take half a second of processor time, a fork milliseconds.
-`NodeStarter` runs the fork server. A Unix socket that preserves message boundaries connects them:
+Starting an interpreter and importing a node's modules takes half a second of CPU time; a fork takes
+milliseconds. `NodeStarter` runs the fork server. A Unix socket that preserves message boundaries
+connects them:
 
 - `ready`: the fork server has imported everything.
 - A request is the command of a node, its arguments separated by zero bytes, with the descriptors
@@ -11,7 +12,7 @@ An interpreter and the imports of a node take half a second of processor time, a
 - `ended PID STATUS` follows when the child has ended; status -N means signal N.
 
 The fork server has one thread and no event loop. A fork copies only the calling thread, so a lock
-that another thread held would stay locked in the child. The fork server ends when the other end of
+held by another thread would stay locked in the child. The fork server ends when the other end of
 its socket is closed; its children continue.
 """
 
@@ -47,7 +48,7 @@ def command(descriptor: int) -> list[str]:
 
 
 class Request(NamedTuple):
-    """A node that is to run: its command, and its descriptors."""
+    """A request to run a node: its command and its descriptors."""
 
     command: list[str]
     descriptors: list[int]
@@ -57,7 +58,7 @@ class ForkServer:
     """Forks a child for each request.
 
     Args:
-        channel: to the process that asks.
+        channel: socket to the process that sends requests.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -68,7 +69,7 @@ class ForkServer:
         self._poll.register(channel, select.POLLIN)
 
     def serve(self) -> Request | None:
-        """Serve until the other end is gone.
+        """Serve until the other end is closed.
 
         Returns:
             In a child: the node to run. In the fork server: None, at its end.
@@ -91,7 +92,7 @@ class ForkServer:
         return Request(command.decode().split("\0"), descriptors) if command else None
 
     def _fork(self, request: Request) -> bool:
-        """Fork a child and report it; return whether this is the child."""
+        """Fork a child and report it; return whether this process is the child."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -109,7 +110,7 @@ class ForkServer:
         return False
 
     def _become_child(self) -> None:
-        """Close everything that belongs to the fork server and its other children."""
+        """Close all descriptors of the fork server and of its other children."""
         os.setsid()  # Ctrl-C at a terminal is for the supervisor alone
         self._channel.close()
         for descriptor in self._children:
@@ -135,7 +136,7 @@ def show_command(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Serve until the starter is gone; a child runs its node to its end, and ends the process."""
+    """Serve until the starter has ended. A child runs its node, then exits."""
     parser = argparse.ArgumentParser("indilog.runtime.cluster.fork_server")
     parser.add_argument("--fd", type=int, required=True, help="socket to the starter")
     parser.add_argument("--room", help="room for the commands of the nodes")

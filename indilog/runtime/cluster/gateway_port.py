@@ -1,8 +1,8 @@
-"""Chooses the port of each gateway, if each engine of a machine is a process.
+"""Chooses the port of each gateway, if the engines of a machine are separate processes.
 
-The configured port is the first engine's; the next engines have the next ports. With port 0, the
-port is chosen at the first start of the engine's process in a run. A restart of the process uses
-the same port, so its URL stays valid.
+The first engine gets the configured port, and the next engines get the next ports. With port 0, the
+system chooses a port at the first start of the engine's process in a run. A restart of the process
+uses the same port, so its URL stays valid.
 """
 
 from __future__ import annotations

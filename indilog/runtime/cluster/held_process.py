@@ -1,4 +1,4 @@
-"""Processes that a supervisor can signal and await, also those that are not its children."""
+"""Processes that a supervisor can signal and await, even if they are not its children."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Process(Protocol):
         """Send SIGKILL."""
 
     async def wait(self) -> int:
-        """Wait until it is gone; return its exit status."""
+        """Wait until the process has ended; return its exit status."""
 
 
 class Start(Protocol):
@@ -41,7 +41,7 @@ class Start(Protocol):
     async def __call__(
         self, command: Sequence[str], inherited: Sequence[int]
     ) -> tuple[socket.socket, Process]:
-        """Start `command` in a session of its own.
+        """Start `command` in a new session.
 
         `--supervisor-fd N` is added to the command. N is a descriptor of the process: one end of a
         socket pair.
@@ -102,8 +102,8 @@ class HeldProcess:
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait until it is gone; return `STATUS_UNKNOWN`, because only its parent gets the exit
-        status. To be called once.
+        """Wait until the process has ended; return `STATUS_UNKNOWN`, because only its parent gets
+        the exit status. Call it once.
         """
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
@@ -113,7 +113,9 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            self._is_gone = True  # also if `wait` was cancelled: the descriptor may be reused
+            self._is_gone = (
+                True  # also if `wait` is cancelled, because the descriptor may be reused
+            )
         return STATUS_UNKNOWN
 
     def _signal(self, number: signal.Signals) -> None:
@@ -123,7 +125,7 @@ class HeldProcess:
 
 
 def connected(control: Path) -> tuple[socket.socket, HeldProcess] | None:
-    """Connect to the process that listens at `control`; None: there is none."""
+    """Connect to the process that listens at `control`; None if there is none."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(0)  # a hung process with a full queue would block us
     try:

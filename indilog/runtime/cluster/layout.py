@@ -1,9 +1,9 @@
-"""The layout of a cluster: the first start makes it, and later starts may change parts of it
+"""Creates the layout of a cluster at the first start; later starts may change its index tier
 (ARCHITECTURE 11).
 
-Only shards and their replicas hold the records, so their layout stays. The index tier can be
-derived from them. So a start with another configuration may add and retire index shards, by a new
-view and a new era of the index schedule (thesis 5.6.3).
+The layout of shards and replicas is fixed, because they hold the records. The index tier can be
+derived from the records. So a start with another configuration may add and retire index shards,
+with a new view and a new era of the index schedule (thesis 5.6.3).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     wanted = _wanted(config)
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
     stored = await store.get(VIEW_KEY)
-    assert stored is not None, "it was set just now, or before"
+    assert stored is not None, "this start or an earlier one has set it"
     view = view_decoded(stored.value)
     if not _same_data(view, wanted):
         raise ConfigError(
@@ -103,7 +103,8 @@ def _metalog_journals(config: Config, view: View, arrangement: Arrangement) -> l
 
 def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogPosition:
     """Return the position after the farthest metalog entry that any of these journals holds."""
-    # A supervisor reads no journal unless the index tier changes; their import takes numpy along.
+    # Imported here, because a supervisor reads journals only if the index tier changes, and the
+    # import also loads numpy.
     from indilog.runtime.journal.journal import Journal
     from indilog.runtime.journal.segment_scan import Damage
 

@@ -1,7 +1,7 @@
 """The address at which the nodes of a run find the metadata store (ARCHITECTURE 11).
 
-It is where the first process serves the embedded store, or names a file that says how to connect to
-ZooKeeper.
+It is the address at which the first process serves the embedded store, or a file that says how to
+connect to ZooKeeper.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ZOOKEEPER_SETTINGS: Final = (
     "zookeeper_tls_cert",
     "zookeeper_tls_key",
 )
-"""What a node needs to know to connect; none of it is secret."""
+"""Settings that a node needs to connect to ZooKeeper; none of them is secret."""
 
 
 def published_address(config: NodeConfig, run: Path) -> str:
@@ -57,11 +57,11 @@ async def metadata_at(address: str, keys: Path | None = None) -> AsyncIterator[M
     """Connect to the metadata store at an address that the first process gave to a node.
 
     Args:
-        address: a socket of the first process, or a file that says where ZooKeeper is.
+        address: a socket of the first process, or a file with the settings for ZooKeeper.
         keys: directory with the keys of this node; for a TCP address.
 
     Raises:
-        ConfigError: it is no such address, the keys cannot be used, or ZooKeeper refuses this
+        ConfigError: the address is invalid, the keys cannot be used, or ZooKeeper refuses this
             client.
         QuorumUnavailableError: no server of the ZooKeeper ensemble answers.
     """

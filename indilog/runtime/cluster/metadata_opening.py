@@ -2,7 +2,7 @@
 
 Each data directory has a metadata file. With the embedded store this file is the store. With
 ZooKeeper it holds the id that this platform has there, and a copy of the layout for programs that
-read a data directory without its platform. By the id, a start notices if a data directory and
+read a data directory without its platform. By this id, a start detects that a data directory and
 ZooKeeper's metadata belong to different platforms.
 """
 
@@ -67,7 +67,9 @@ async def opened_metadata(config: NodeConfig) -> AsyncIterator[OpenedMetadata]:
 async def _check_belongs(
     store: MetadataStore, file: EmbeddedMetadataStore, config: NodeConfig
 ) -> None:
-    """Refuse a store that holds another platform than the data directory, or has lost it."""
+    """Raise if the store has the metadata of a platform other than the data directory's, or has
+    lost it.
+    """
     place = f"{config.metadata.zookeeper_root} in ZooKeeper"
     known, was_started = await file.get(PLATFORM_KEY), await file.get(VIEW_KEY) is not None
     if known is None and was_started:
@@ -86,7 +88,7 @@ async def _check_belongs(
             "choose another directory."
         )
     chosen = known.value if known is not None else os.urandom(8).hex().encode()
-    if known is None:  # first in the file: a crash in between leaves what the next start accepts
+    if known is None:  # the file first: after a crash in between, the next start accepts this state
         await file.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     await store.compare_and_set(PLATFORM_KEY, chosen, expected_version=0)
     there = await store.get(PLATFORM_KEY)

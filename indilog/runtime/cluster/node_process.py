@@ -1,4 +1,4 @@
-"""One node in a process of its own: it finds its cluster by the metadata store, and runs its role
+"""Runs one node in its own process: finds its cluster through the metadata store, and runs its role
 until it must stop (ARCHITECTURE 5, "Cluster").
 
 The supervisor starts `python -m indilog.node --name storage-0 --metadata
@@ -53,7 +53,9 @@ from indilog.runtime.transport.transport import REFUSED_PEER, Transport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
-"""Size of the journal of a node whose role persists nothing: files are written in advance."""
+"""Size of a journal's segments if the node's role persists nothing, because segment files are
+written in advance.
+"""
 
 _TRANSPORTS: Final[Mapping[str, type[StreamTransport | ZmqTransport]]] = {
     "stream": StreamTransport,
@@ -80,14 +82,15 @@ async def node_running(
 ) -> AsyncIterator[RunningNode]:
     """Run the node `name` of the cluster whose metadata store is at `metadata`.
 
-    `keys` is the directory with the keys of this node, which a store at a TCP port asks for.
+    `keys` is the directory with the keys of this node, which a store at a TCP port requires.
 
-    It is recovered from its journal when the block begins, and synced and closed when it ends.
+    The node is recovered from its journal when the block begins, and synced and closed when it
+    ends.
 
     Raises:
         ConfigError: the cluster has no such node.
         DataDirectoryError: its directory is in use, of a newer format, or damaged.
-        NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
+        NotReadyError, QuorumUnavailableError: the cluster's first process is not reachable.
     """
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(metadata_at(metadata, keys))
@@ -140,8 +143,8 @@ def _journal_of(name: NodeId, start: NodeStart) -> Journal:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one node until SIGTERM, or until its supervisor is gone before it was ready; ends the
-    process.
+    """Run one node until SIGTERM, or until its supervisor ends before the node is ready. Then end
+    the process.
     """
     parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
     parser.add_argument("--name", required=True, help="the node's name in the view")
@@ -157,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _run(given: argparse.Namespace) -> int:
-    """Run a node to its end, and return the exit status (sysexits.h)."""
+    """Run a node until it ends, and return the exit status (sysexits.h)."""
     stop = asyncio.Event()
     failures: list[BaseException] = []
 
@@ -176,7 +179,7 @@ async def _run(given: argparse.Namespace) -> int:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         if not supervisor.was_ready:
-            serving.cancel()  # asked to stop before it was up
+            serving.cancel()  # asked to stop before it was ready
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if failures:
@@ -203,7 +206,7 @@ async def _serve(
     stop: asyncio.Event,
     fail: Callable[[BaseException], None],
 ) -> None:
-    """Run the node, with what only a compute node has, until `stop`."""
+    """Run the node until `stop`; a compute node also runs its gateway and workers."""
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(node_running(name, given.metadata, fail, given.keys))
         detail = ""
@@ -238,7 +241,7 @@ async def _serve(
 
 
 def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the figures of the roles, with those of the journal and the transport they share."""
+    """Return the status of the roles, and of the journal and the transport that they share."""
     journal = {
         "journal_damaged": shell.metrics.damaged,
         "journal_mended": shell.metrics.mended,
@@ -248,7 +251,7 @@ def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
 
 
 def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:
-    """Give each engine of this machine a directory and a port of its own."""
+    """Give each engine of this machine its own directory and port."""
     node = start.config.node
     own = node_config(node, data_dir=node.data_dir / name, port=port)
     return dataclasses.replace(start.config, node=own)

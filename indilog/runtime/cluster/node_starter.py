@@ -1,4 +1,4 @@
-"""Starts the processes of nodes, by a fork server that it keeps (docs/decisions/0034)."""
+"""Starts the processes of nodes with a fork server (docs/decisions/0034)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _ForkServer:
 
     @classmethod
     async def started(cls) -> _ForkServer:
-        """Start a fork server; returns when it can fork."""
+        """Start a fork server; return when it can fork."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -82,7 +82,7 @@ class _ForkServer:
         try:
             socket.send_fds(self._channel, [text], descriptors)
         except OSError:
-            self._lose()  # it was killed, and the loop has not seen that yet
+            self._lose()  # it was killed, and the event loop has not noticed yet
             raise
         self._answer = self._loop.create_future()
         child = await self._answered(_ANSWER_S_MAX)
@@ -150,16 +150,18 @@ class _ForkServer:
 
 
 class NodeStarter:
-    """Forks the processes of nodes; executes them if the fork server fails.
+    """Forks the processes of nodes. If the fork server fails, it starts them by executing their
+    commands.
 
-    A fork server that is lost is replaced at the next start. One that does not answer in time is
-    killed. A child that it had already forked ends when its connection to the supervisor closes.
+    A lost fork server is replaced at the next start of a node. A fork server that does not answer
+    in time is killed; a child that it had already forked ends when its connection to the supervisor
+    closes.
     """
 
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._is_usable = True
-        """False after a fork server did not become ready: another one would fail, too."""
+        """False after a fork server did not become ready, because another one would fail, too."""
         self._one_at_a_time = asyncio.Lock()
 
     async def start(
@@ -167,7 +169,9 @@ class NodeStarter:
     ) -> tuple[socket.socket, Process]:
         """Start the process of a node; see `Start`."""
         try:
-            with contextlib.suppress(ConnectionError):  # lost since the last start: the next is new
+            with contextlib.suppress(
+                ConnectionError
+            ):  # lost since the last start; a new one replaces it
                 return await self._fork(command, inherited)
             return await self._fork(command, inherited)
         except OSError as error:

@@ -24,10 +24,10 @@ _OWNER: Final = "owner"
 
 
 class RunDirectory:
-    """A directory that exists as long as a process of its run.
+    """A directory that exists as long as one of its run's processes.
 
     Attributes:
-        path: of the directory; only this user may enter it.
+        path: path of the directory; only this user may enter it.
         lock: descriptor that holds the lock; the processes of the run inherit it.
 
     Raises:
@@ -42,7 +42,7 @@ class RunDirectory:
 
     @classmethod
     def of_living(cls, path: Path) -> RunDirectory | None:
-        """Return the directory of a running run; None: it and the processes are gone."""
+        """Return the directory of a running run; None if its processes have ended."""
         directory = cls.__new__(cls)
         try:
             directory.lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

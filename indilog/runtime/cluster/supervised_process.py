@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SupervisedProcess:
-    """Keeps one command running until it is stopped.
+    """Keeps one process running until it is stopped.
 
     A process of an earlier supervisor that listens at `control` is adopted first. A process that
     dies is restarted after `restart_s_min`; the pause doubles each time up to `restart_s_max`.
@@ -45,20 +45,20 @@ class SupervisedProcess:
     process that hangs for `hang_s`, or is not ready within `start_timeout_s`, is killed.
 
     Args:
-        name: for the log.
+        name: name for log lines.
         command: the program and its arguments; `--supervisor-fd N` is added.
         control: the Unix socket at which the process can be adopted; None: it cannot.
         inherited: descriptors that the process inherits and keeps open.
-        failures_max: how often it may end before it is ready for the first time; after that it is
-            not restarted. An end with status `os.EX_TEMPFAIL` (it waits for other processes) does
-            not count, and `os.EX_DATAERR` (data are lost) is final. Once it was ready, it is
+        failures_max: how often the process may end before it is first ready; then it is not
+            restarted any more. An exit with status `os.EX_TEMPFAIL` (it waits for other processes)
+            does not count; `os.EX_DATAERR` (data are lost) is final. After it was ready once, it is
             restarted without limit.
-        start: how it is started.
+        start: starts the process.
 
     Attributes:
-        restarts: how often it was started again.
-        adopted: whether the process that runs now was started by an earlier supervisor.
-        pid: the process that runs now; None while none runs.
+        restarts: number of restarts.
+        adopted: whether an earlier supervisor started the running process.
+        pid: process id; None while no process runs.
         detail: the text that the process sent when it last became ready.
     """
 
@@ -86,7 +86,7 @@ class SupervisedProcess:
         self._last_heartbeat_at = 0.0
         """When the process was started or sent its last heartbeat, on the loop's clock."""
         self._silent_s_max = 0.0
-        """How many seconds it may be silent after `_last_heartbeat_at`."""
+        """Seconds that the process may be silent after `_last_heartbeat_at`."""
         self._failures_max = failures_max
         self._stopping = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -97,19 +97,19 @@ class SupervisedProcess:
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to keep it running."""
+        """Start the process, and keep it running."""
         assert self._keeper is None, "started once"
         self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
     async def ready(self, *, restarts: int = 0) -> str:
-        """Wait until it is ready, and return its `detail`.
+        """Wait until the process is ready, and return its `detail`.
 
         Args:
-            restarts: wait until it was also started again that often, because it was killed.
+            restarts: wait until the process was also restarted that often.
 
         Raises:
-            NotReadyError: it failed to start too often, or was stopped; the process's own sentence
-                is in the message.
+            NotReadyError: it failed to start too often, or was stopped; the message has the
+                process's own sentence.
         """
         async with self._changed:
             await self._changed.wait_for(
@@ -120,18 +120,20 @@ class SupervisedProcess:
         return self.detail
 
     async def stop(self) -> None:
-        """End it by SIGTERM, and after `stop_timeout_s` by SIGKILL. May be called again."""
+        """End the process by SIGTERM, and after `stop_timeout_s` seconds by SIGKILL. May be called
+        again.
+        """
         self._stopping.set()
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
             self._keeper.result()
 
     async def end(self) -> bool:
-        """End a process of an earlier supervisor instead of keeping it running; False: none lives.
+        """End a process of an earlier supervisor instead of adopting it; False if there is none.
 
         It gets SIGTERM, and after `stop_timeout_s` SIGKILL.
         """
-        assert self._control is not None, "it is found there"
+        assert self._control is not None, "such a process is found at `control`"
         self._stopping.set()
         if (found := connected(self._control)) is not None:
             await self._watched_until_gone(found[1], found[0])
@@ -208,7 +210,9 @@ class SupervisedProcess:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Handle the lines that the process sends."""
-        with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit; it died
+        with contextlib.suppress(
+            ValueError, ConnectionError
+        ):  # a line over the limit; the process died
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
                 if word in {"ready", "heartbeat"}:
@@ -232,7 +236,7 @@ class SupervisedProcess:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
             if looked_at - before > 2 * pause_s:
-                # The supervisor itself was paused, so it may not have read heartbeats that arrived.
+                # The supervisor itself was paused, so it may not have read all received heartbeats.
                 self._last_heartbeat_at = looked_at
             elif looked_at - self._last_heartbeat_at > (silent_s := self._silent_s_max):
                 if not self._was_ready:

@@ -2,13 +2,14 @@
 
 The first process is the supervisor. It serves the metadata store to the others, unless that is
 ZooKeeper, and starts one process for each node of the view. A process that dies, or hangs for
-`hang_s`, is restarted. The supervisor carries no records. If it is killed, the other processes keep
-serving what they can without it. The next supervisor adopts them if its settings are the same;
-otherwise it stops them and starts its own.
+`hang_s`, is restarted. No records pass through the supervisor. If it is killed, the other processes
+continue to serve as far as they can without it. The next supervisor adopts them if its settings are
+the same; otherwise it stops them and starts new ones.
 
-Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
-faster than TCP here (decision 0002), and need no free port. With `node_host` they are TCP ports,
-and with `node_keys` encrypted and authenticated (decision 0044).
+Sockets are Unix sockets in a directory of this run, readable by this user only. In measurements
+they are a third faster than TCP (docs/decisions/0002), and they need no free port. With
+`node_host`, nodes use TCP ports; with `node_keys`, these connections are encrypted and
+authenticated (docs/decisions/0044).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from indilog.runtime.metadata.service import MetadataServer
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
-"""Defaults of a cluster of processes: with them the loss of any one disk loses no data."""
+"""Defaults of a cluster of processes: with them, the loss of any single disk loses no data."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _PORT_MAX: Final = 65_535
 _SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -75,11 +76,12 @@ class Supervisor:
     """Runs a cluster of processes.
 
     Args:
-        left_out: nodes that another program runs (a benchmark or test that is itself a node).
+        left_out: nodes that the supervisor does not start, because another program (a benchmark or
+            test) runs them.
 
     Attributes:
         processes: by node; valid after `start`.
-        metadata_address: where nodes find the metadata store; valid after `start`.
+        metadata_address: address of the metadata store; valid after `start`.
     """
 
     def __init__(self, config: Config, *, left_out: Collection[NodeId] = ()) -> None:
@@ -104,10 +106,10 @@ class Supervisor:
         Raises:
             DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
                 damaged.
-            ConfigError: it was made with another layout or metadata store; or sockets cannot be
-                made.
+            ConfigError: the directory was created with another layout or metadata store; or sockets
+                cannot be created.
             QuorumUnavailableError: ZooKeeper is the metadata store, and does not answer.
-            NotReadyError: a process does not start; its sentence is in the message.
+            NotReadyError: a process does not start; the message has its sentence.
         """
         metadata = await self._metadata.enter_async_context(opened_metadata(self._config.node))
         store = metadata.store
@@ -130,9 +132,10 @@ class Supervisor:
         _log.info("cluster ready", processes=len(self.processes))
 
     async def _take_over_run(self, run: Run | None) -> None:
-        """Continue the last run if processes of it live, or stop them if they have other settings.
+        """If processes of the last run are alive, continue that run; if they have other settings,
+        stop them.
 
-        The directory of a run exists only if one of its processes lives, because
+        The directory of a run exists only if one of its processes is alive, because
         `remove_stale_directories` ran before.
         """
         self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
@@ -147,7 +150,7 @@ class Supervisor:
         """Wait until all processes are ready (again).
 
         Raises:
-            NotReadyError: a process does not start; its error is in the message.
+            NotReadyError: a process does not start; the message has its error.
         """
         waits = [asyncio.create_task(process.ready()) for process in self.processes.values()]
         try:
@@ -158,7 +161,8 @@ class Supervisor:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End every process, engines first, so that they still reach the others while they finish.
+        """End all processes. Engines end first, so that they can still reach the others while they
+        finish.
 
         A process that does not end within `stop_timeout_s` is killed. May be called again.
         """
@@ -174,7 +178,7 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """Where the gateway of the first engine listens; valid when that process is ready."""
+        """URL of the first engine's gateway; valid when that process is ready."""
         assert self.view is not None, "after `start`"
         engine = self.processes.get(self.view.engines[0])
         return engine.detail if engine else ""
@@ -259,7 +263,7 @@ async def supervised(
 
 
 async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
-    """Stop the processes of a run that have no supervisor; return how many there were.
+    """Stop the processes of a run that have no supervisor; return the number of stopped processes.
 
     Compute nodes come first, so that they still reach the others while they finish.
     """
@@ -275,7 +279,8 @@ async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
 
 
 def stop_processes(config: NodeConfig) -> int:
-    """Stop the processes that a killed supervisor left in `data_dir`; return how many there were.
+    """Stop the processes that a killed supervisor left in `data_dir`; return the number of stopped
+    processes.
 
     Raises:
         DataDirectoryError: a supervisor runs there, or the directory holds no platform.
@@ -305,10 +310,10 @@ def run_processes(
     """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (its terminal is closed).
 
     Args:
-        config: best from `processes_config`.
-        on_ready: called once with the gateway's URL when everything is up.
-        supervisor_fd: a socket to the program that started this one; the cluster stops in order
-            when the other end is gone.
+        config: configuration, usually from `processes_config`.
+        on_ready: called once with the gateway's URL when all processes are ready.
+        supervisor_fd: a socket to the program that started this one; the cluster stops cleanly when
+            the other end is closed.
 
     Raises:
         IndilogError: as `Supervisor.start`.

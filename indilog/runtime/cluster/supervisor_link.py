@@ -1,13 +1,13 @@
 """The node's end of the connection to its supervisor. A new supervisor may replace the old one.
 
-A supervisor starts a node with one end of a socket pair. Over it the node sends lines: it is ready
-(`ready DETAIL`), it cannot start (`failed SENTENCE`), or, once ready, its event loop runs
-(`heartbeat`). A supervisor that gets no heartbeat for `hang_s` kills the node.
+A supervisor starts a node with one end of a socket pair, over which the node sends lines: `ready
+DETAIL`, `failed SENTENCE` if it cannot start, and, after it is ready, `heartbeat` from its event
+loop. A supervisor that gets no heartbeat for `hang_s` seconds kills the node.
 
-A ready node outlives its supervisor and keeps serving. It listens at a Unix socket in the directory
-of the run. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and then
-the heartbeats. A node that is not ready needs the supervisor's metadata store to start, so it ends
-with its supervisor.
+A ready node outlives its supervisor and continues to serve. It listens at a Unix socket in the
+run's directory. The next supervisor connects there and adopts the node: it gets `ready DETAIL` and
+then the heartbeats. A node that is not ready needs the supervisor's metadata store to start, so it
+ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 HEARTBEATS_PER_HANG: Final = 5
-"""A node sends this many heartbeats within `hang_s`, so a few late ones do no harm."""
+"""Heartbeats that a node sends within `hang_s`, so that a few late ones are harmless."""
 _BACKLOG: Final = 4
 
 
@@ -33,11 +33,13 @@ def control_address(directory: Path, name: str) -> Path:
 class SupervisorLink:
     """Sends lines to the node's present supervisor, if there is one.
 
-    Made and used on the running event loop.
+    Created and used on the running event loop.
 
     Args:
-        descriptor: a socket to the supervisor that started the node; None: it has none.
-        listen_at: the Unix socket for the next supervisors; None: the node ends with the first one.
+        descriptor: a socket to the supervisor that started the node; None: the node has no
+            supervisor.
+        listen_at: the Unix socket for later supervisors; None: the node ends with its first
+            supervisor.
         on_gone: called when the node has lost its supervisor and is to end.
 
     Attributes:

@@ -3,15 +3,15 @@
 The key `term` holds the newest term and its primary. It changes by compare-and-set only, and takes
 its numbers from the sequence of epochs. So terms grow, and each has one primary.
 
-- A sequencer that starts takes a new term if the key names it, or if there is no key and it is the
-  first of the view.
-- Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary has
-  none any more, the next sequencer of the view that has one takes a term.
+- A starting sequencer takes a new term if the key names it, or if there is no key and it is the
+  first sequencer of the view.
+- Each sequencer that may take over keeps an ephemeral key in `sequencers/`. When the primary's key
+  has vanished, the next sequencer of the view that has a key takes a term.
 - Each process watches `term` and notifies its roles.
 
-Only who leads is decided here. What the new primary adopts is decided among the sequencers
-(`indilog_ordering.consensus`). So a primary that has lost its session, or cannot reach the store,
-goes on until a newer term begins: the log works while the store is away.
+Only the choice of the primary is decided here. The sequencers decide which entries the new primary
+adopts (`indilog_ordering.consensus`). So a primary that has lost its session, or cannot reach the
+store, continues until a newer term begins. Hence the log works while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from indilog.runtime.metadata.store import MetadataStore, Session, Versioned, Wr
 _TERM_KEY: Final = "term"
 _LIVE: Final = "sequencers/"
 _RETRY_S: Final = 0.2
-"""Seconds until a request is repeated that the metadata store did not answer."""
+"""Seconds after which a request that the metadata store did not answer is repeated."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,12 +51,13 @@ _decoder = msgspec.json.Decoder(_Term)
 async def term_at_start(
     store: MetadataStore, sequencers: Sequence[NodeId], nodes: Collection[NodeId], epoch: Epoch
 ) -> TermBegun | None:
-    """Return the newest term, which is a new one if its primary is a node of this process.
+    """Return the newest term. If its primary is a node of this process, begin and return a new
+    term.
 
     Args:
         store: the metadata store.
-        sequencers: of the view.
-        nodes: of this process.
+        sequencers: sequencers of the view.
+        nodes: nodes of this process.
         epoch: the incarnation of this process; it numbers the new term.
 
     Returns:
@@ -84,7 +85,7 @@ def _decoded(found: Versioned) -> TermBegun:
     """Return a term that the metadata store keeps.
 
     Raises:
-        DataDirectoryError: another release wrote it, in a form that this one does not know.
+        DataDirectoryError: another release wrote it, in a form that this release does not know.
     """
     try:
         known = _decoder.decode(found.value)
@@ -109,7 +110,9 @@ def next_primary(
 async def terms_followed(
     store: MetadataStore, begin_term: Callable[[TermBegun], None]
 ) -> AsyncIterator[None]:
-    """Call `begin_term` for the terms that begin while the block runs; some may be skipped."""
+    """Call `begin_term` for terms that begin while the block runs. Terms that are soon replaced may
+    be skipped.
+    """
     async with _running(_follow(store, begin_term)):
         yield
 
@@ -131,13 +134,13 @@ async def _follow(store: MetadataStore, begin_term: Callable[[TermBegun], None])
 async def standing_for_primary(
     store: MetadataStore, node: NodeId, sequencers: Sequence[NodeId], epoch: Epoch, lost_s: float
 ) -> AsyncIterator[None]:
-    """Let a sequencer take over while the block runs, when the primary is lost.
+    """While the block runs, let a sequencer take over when the primary is lost.
 
     Args:
         store: the metadata store.
-        node: the sequencer, of this process.
-        sequencers: of the view; if there is one, nothing is done.
-        epoch: the incarnation of this process.
+        node: the sequencer, which is a node of this process.
+        sequencers: sequencers of the view; if there is only one, nothing is done.
+        epoch: incarnation of this process.
         lost_s: seconds without a heartbeat after which a sequencer is lost.
     """
     if len(sequencers) == 1:
@@ -162,11 +165,11 @@ class _Candidate:
         self._node = node
         self._sequencers = sequencers
         self._key = f"{_LIVE}{node}.{epoch}"
-        """Of this incarnation: the key of the one before may still be there."""
+        """The key of this incarnation; the key of the previous incarnation may still exist."""
         self._lost_s = lost_s
 
     async def run(self) -> NoReturn:
-        """Keep a session, and watch the others."""
+        """Keep a session, and watch the keys of the other sequencers."""
         while True:
             session: Session | None = None
             try:
@@ -182,7 +185,9 @@ class _Candidate:
                         await session.close()
 
     async def _watch(self, session: Session) -> NoReturn:
-        """Take over when the primary is lost: its key has vanished, or was absent for `lost_s`."""
+        """Take over when the primary is lost, which means that its key vanished, or was absent for
+        `lost_s`.
+        """
         clock = asyncio.get_running_loop().time
         live, absent_since = frozenset[NodeId](), None
         changes = asyncio.create_task(self._store.watch_directory(_LIVE, after=0))
@@ -209,7 +214,9 @@ class _Candidate:
             await asyncio.gather(changes, return_exceptions=True)
 
     async def _take_over(self, before: Versioned, primary: NodeId) -> None:
-        """Take a term, unless another one was set meanwhile; `terms_followed` learns of it."""
+        """Take a term, unless another one was set meanwhile. `terms_followed` then notifies the
+        roles.
+        """
         term = TermBegun(Epoch(await self._store.next_sequence(EPOCH_KEY)), self._node)
         if await _take(self._store, term, before):
             _log.warning("this sequencer takes over", lost=primary, term=term.term)

@@ -1,8 +1,8 @@
 """The token of a data directory; its holder has full access to the platform.
 
-256 random bits as text, made at the first start, in the file `token` of mode 0600. All compute
-nodes of a platform share it. The token protects no more than the file system does: a process that
-can read the file can read the records beside it.
+The token is 256 random bits as text, created at the first start in the file `token` of mode 0600.
+All compute nodes of a platform share it. It gives no more access than the file system: a process
+that can read the file can also read the records in the same directory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _READ_CHARACTERS_MAX: Final = 1024
 
 
 def token_in(directory: Path) -> str:
-    """Return the token of a data directory; the first call makes it, durably.
+    """Return the token of a data directory; the first call creates it durably.
 
-    Processes that start at the same time get the same one.
+    Processes that start at the same time get the same token.
 
     Raises:
         DataDirectoryError: the directory cannot be used.
@@ -60,7 +60,7 @@ def _make(file: Path) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         try:
-            file.hardlink_to(new)  # appears whole, and never in the place of another one
+            file.hardlink_to(new)  # atomic, and never replaces an existing file
         except FileExistsError:
             return
     finally:

@@ -1,1 +1,1 @@
-"""The journal: segments on disk, checkpoints, recovery, and freeing what is dead."""
+"""The journal: segments on disk, checkpoints, recovery, and freeing the space of dead frames."""

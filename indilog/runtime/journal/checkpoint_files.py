@@ -1,4 +1,5 @@
-"""Checkpoint files: the state of all roles after the frames before one place (decision 0028).
+"""Checkpoint files: the state of all roles as of the frames before one place in the journal
+(docs/decisions/0028).
 
 A checkpoint is the file `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds the
 state of each role, encoded by `Checkpoints.checkpoint`, and the dead bytes of each segment file.
@@ -10,7 +11,7 @@ Layout, little endian:
 
 When all frames before its place are durable, a checkpoint is written under a temporary name, synced
 and renamed. The two newest checkpoints are kept. A start renames a damaged checkpoint and uses the
-one before it.
+previous one.
 """
 
 from __future__ import annotations
@@ -99,10 +100,11 @@ def checkpoint_places(directory: Path) -> list[Place]:
 
 
 def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
-    """Return the first segment whose frames are all needed to start from any kept checkpoint, and
-    the segments in which the kept checkpoints were taken.
+    """Return the first segment from which on all frames are needed to start from any kept
+    checkpoint, and the segments with the places of the kept checkpoints.
 
-    With only one checkpoint the first segment is 0: if it is damaged, a start needs all frames.
+    With only one checkpoint the result is segment 0, because a start needs all frames if that
+    checkpoint is damaged.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0
@@ -110,11 +112,11 @@ def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
 
 
 def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> int:
-    """Write a checkpoint durably and remove the ones that are no longer kept; return its size in
-    bytes.
+    """Durably write a checkpoint, and remove checkpoints that are no longer kept; return its size
+    in bytes.
 
-    Everything before `place` must be durable. A crash leaves the older checkpoints, or the new one
-    beside the newest of those. May run in a thread.
+    All frames before `place` must be durable. A crash leaves either the older checkpoints, or the
+    new one and the newest older one. May run in a thread.
 
     Raises:
         OSError: an error of the system; the older checkpoints still exist.
@@ -137,7 +139,7 @@ def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> i
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file in chunks that are synced one by one, so that other syncs stay short."""
+    """Write a new file in chunks, and sync each of them, so that other syncs stay short."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         for offset in range(0, len(content), _CHUNK_BYTES):
@@ -194,7 +196,7 @@ def read_newest(directory: Path) -> Loaded | None:
 
 
 def set_aside_damaged(directory: Path, newest: Place) -> None:
-    """Rename the checkpoints after `newest`, the newest intact one: they are damaged."""
+    """Rename the checkpoints after `newest`, the newest intact one, because they are damaged."""
     for place in reversed(checkpoint_places(directory)):
         if place <= newest:
             return

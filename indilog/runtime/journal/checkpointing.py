@@ -1,11 +1,12 @@
-"""When and how a process writes a checkpoint of its roles (decision 0028).
+"""Decides when a process writes a checkpoint of its roles, and writes it (docs/decisions/0028).
 
-A checkpoint is due when many frames were written since the last one, so that replaying them would
-take long, or when a segment was filled. A large checkpoint is written less often: its bytes are at
-most twice those appended since the last one. The state is copied between two iterations of the
-loop, when the roles know all written frames. A `CHECKPOINT` frame marks the checkpoint's place in
-the journal. A thread encodes and writes the copy when all frames before that mark are durable. So
-no checkpoint is ahead of its journal after a power loss.
+A checkpoint is due when a segment is full, or when so many frames were written since the last
+checkpoint that replaying them would take long. A large checkpoint is written less often, so that it
+has at most twice as many bytes as were appended since the last one. The state is copied between two
+iterations of the event loop, when the roles have been notified of all written frames. A
+`CHECKPOINT` frame marks the checkpoint's place in the journal. A thread encodes and writes the copy
+when all frames before that mark are durable. So after a power loss no checkpoint is ahead of its
+journal.
 
 A clean stop writes a checkpoint, too, so that the next start replays nothing.
 """
@@ -24,17 +25,19 @@ from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
 
 _SHARE: Final = 2
-"""A checkpoint of n bytes is written after n / `_SHARE` bytes were appended."""
+"""A checkpoint of n bytes is written after at least n / `_SHARE` bytes were appended."""
 _UNSAVED_BYTES: Final = 128
 """Estimated bytes of state for each frame that `Checkpoints.unsaved` counts."""
 _POLL_S: Final = 0.005
-"""The interval of polling whether a sync or the thread is done."""
+"""Seconds between two polls whether a sync or the thread is done."""
 
 log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint to be written: its place, its encoders, and the mark to reach first."""
+    """A checkpoint that was copied and not written: its place, its encoders, and the mark to reach
+    first.
+    """
 
     place: Place
     encoders: Mapping[int, Callable[[], bytes]]
@@ -46,7 +49,7 @@ class Checkpointing:
     """Writes the checkpoints of one process.
 
     Attributes:
-        written: checkpoints written in this incarnation.
+        written: number of checkpoints written in this incarnation.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class Checkpointing:
         self._segment_at = 0
         """The state of the journal when the last checkpoint was taken: frames, bytes, segment."""
         self._unsaved_at = 0
-        """`Checkpoints.unsaved` of all roles at that time, until that checkpoint is durable."""
+        """The sum of the roles' `Checkpoints.unsaved` at that time; valid until that checkpoint is
+        durable.
+        """
         self._size_bytes = 0
         self._taken: _Taken | None = None
         self._writing: Future[int] | None = None
@@ -74,7 +79,7 @@ class Checkpointing:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint was taken that is not written yet."""
+        """Whether a checkpoint was copied and is not written yet."""
         return self._taken is not None
 
     @property
@@ -87,9 +92,9 @@ class Checkpointing:
         self._segment_at = self._journal.files.active
 
     def advance(self, *, quiet: bool) -> None:
-        """Take a checkpoint if one is due, or continue writing the one that was taken.
+        """Copy the state if a checkpoint is due, or continue writing the last copy.
 
-        `quiet`: the roles know all written frames.
+        `quiet`: the roles have been notified of all written frames.
 
         Raises:
             OSError: the journal has failed.
@@ -171,7 +176,7 @@ class Checkpointing:
         if self._writing is not None:
             self._writing.exception()
         elif self._taken is not None:
-            self._frames_at = 0  # the checkpoint that was taken is not written
+            self._frames_at = 0  # the last copy was not written
         fresh = self._journal.frames != self._frames_at or self._unsaved()
         if quiet and fresh and self._take():
             self._journal.sync()

@@ -1,8 +1,7 @@
-"""What a start logs about damage in its journal (decision 0009).
+"""Logs the damage that a start finds in its journal (docs/decisions/0009).
 
-Damaged bytes stay in their file, so every start finds them. A damaged batch that was repaired is
-also in a later frame: one log line counts all such batches. At each start, every other damaged
-place gets a line of its own.
+Damaged bytes stay in their file, so every start finds them. A repaired batch is in a later frame;
+one log line counts all repaired batches. Any other damage gets its own log line at each start.
 """
 
 from __future__ import annotations
@@ -33,33 +32,33 @@ class _Batch(NamedTuple):
 
 
 class DamageLog:
-    """The damage that one recovery meets; `conclude` logs it."""
+    """Collects the damage that one recovery finds; `conclude` logs it."""
 
     def __init__(self) -> None:
         self._met: list[tuple[Damage, _Batch | None]] = []
         self._missing: set[_Batch] = set()
 
     def met(self, damage: Damage) -> None:
-        """Note a damaged place."""
+        """Add damage that was found."""
         batch = _batch_of(damage)
         self._met.append((damage._replace(payload=b""), batch))
         if batch is not None:
             self._missing.add(batch)
 
     def recovered(self, stream: int, kind: FrameKind, payload: bytes) -> None:
-        """Note a frame that a role has replayed: its records are not missing."""
+        """Note a replayed frame, whose records are not missing."""
         if not self._missing:
             return
         if kind is FrameKind.REPAIRED:
             header = batch_header(payload)
             self._missing.discard(_Batch(stream, header.shard, header.first, header.end))
-        elif kind is FrameKind.GONE_RECORDS:  # repaired, and trimmed since
+        elif kind is FrameKind.GONE_RECORDS:  # the records were repaired, and trimmed since
             gone = gone_decoded(payload)
             if gone.repaired:
                 self._missing.discard(_Batch(stream, gone.shard, gone.first, gone.end))
 
     def conclude(self, journal: Journal) -> None:
-        """Log where the files of the journal are damaged."""
+        """Log which bytes of the journal's files are damaged."""
         repaired = 0
         for damage, batch in self._met:
             if batch is not None and batch not in self._missing:

@@ -1,6 +1,4 @@
-"""A lock on a directory: one process uses it at a time. The lock ends with the process, also after
-a crash.
-"""
+"""Locks a directory for one process. The lock ends with the process, also after a crash."""
 
 from __future__ import annotations
 

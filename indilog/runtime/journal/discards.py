@@ -1,4 +1,4 @@
-"""Frees the space of frames that are no longer needed (decision 0008).
+"""Frees the space of frames that are no longer needed (docs/decisions/0008).
 
 A frame is first marked durably as gone. Then its pages are freed by punching holes into the file.
 """
@@ -20,13 +20,12 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Frees each discarded frame once the frames that made it unneeded are durable.
+    """Frees each discarded frame when the frames that make it unneeded are durable.
 
     Attributes:
-        unpunched: how many discarded frames kept their pages, because the file system cannot punch
-            holes; a rewrite of the file frees them.
-        held: the segments in which no frame is freed now, because they are being rewritten
-            (`hold`).
+        unpunched: number of discarded frames that kept their pages, because the file system cannot
+            punch holes; a rewrite of the file frees them.
+        held: segments in which no frame is freed now, because they are being rewritten (`hold`).
     """
 
     def __init__(self, segments: OpenSegments, moved: MovedFrames, old: OldSegments) -> None:
@@ -34,7 +33,8 @@ class Discards:
         self._moved = moved
         self._old = old
         self._waiting: deque[tuple[int, Discard]] = deque()
-        """Pairs (n, frame), n ascending: the frame is freed when the journal has synced n frames.
+        """Pairs (n, frame) with ascending n: the frame is freed when the journal has synced n
+        frames.
         """
         self._parked: list[tuple[int, Discard]] = []
         """Frames that are due, but in held segments."""
@@ -42,11 +42,11 @@ class Discards:
         self.held = range(0)
 
     def add(self, discard: Discard, written: int) -> None:
-        """Free a frame when `written` frames are synced."""
+        """Schedule a frame to be freed when `written` frames are synced."""
         self._waiting.append((written, discard))
 
     def hold(self, segments: range) -> None:
-        """Free nothing in these segments until `release`: they are being rewritten."""
+        """Free no frame in these segments until `release`, because they are being rewritten."""
         self.held = segments
 
     def release(self) -> None:
@@ -56,11 +56,11 @@ class Discards:
         self._parked.clear()
 
     def due(self, synced: int) -> bool:
-        """Whether the first waiting frame is due; its segment may be held."""
+        """Tell whether the first waiting frame is due; its segment may be held."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def free_discarded(self, synced: int) -> None:
-        """Mark the frames that are due, durably, and free their pages.
+        """Durably mark the frames that are due, and free their pages.
 
         Raises:
             OSError: a mark could not be written or synced.
@@ -77,20 +77,20 @@ class Discards:
             if (place := self._place(discard.location)) is None:
                 continue
             if discard.elsewhere:
-                # The frame counts like one without a batch: reclaimable once checkpoints cover it.
+                # The frame counts like one without a batch: reclaimable when checkpoints cover it.
                 self._old.add_other(place.segment, frame_bytes(place.length))
                 self._old.changed = True
                 continue
             places[place.segment].append(place)
             self._old.add_dead(place.segment, frame_bytes(place.length))
         for segment, frames in places.items():
-            # One file at a time, because opening others may close this one.
+            # One file at a time, because opening another file may close this one.
             fd = self._segments.fd(segment)
             for marked in mark_gone([(fd, frame) for frame in frames]):
                 self.punch(marked)
 
     def _place(self, name: Location) -> Location | None:
-        """Return the place and length of a frame, which a rewrite may have changed."""
+        """Return the location and length of a frame, which a rewrite may have changed."""
         if not self._moved.has_moved(name.segment):
             return name
         if (place := self._moved.place(name)) is None:

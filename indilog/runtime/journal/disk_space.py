@@ -1,13 +1,13 @@
-"""How a shell behaves while the disk is full: it keeps running, and recovers automatically
-(ARCHITECTURE 11, decision 0009, PITFALLS 18).
+"""Handles a full disk: the process keeps running, and recovers automatically (ARCHITECTURE 11,
+docs/decisions/0009, PITFALLS 18).
 
-If there is no room for another segment, the journal can still use the rest of its last one. A part
-of that rest is reserved for frames in flight and for the frames that a restart writes. When the
-reserve is reached, the roles are notified to accept no more records (`SpaceChanged`). Half of the
-remaining bytes are for batches; the roles that store batches share these equally. Frames that still
-exceed the reserve wait here in order, as on a slow disk, and no message that acknowledges them
-leaves the process. Frames of sequencers do not wait for batches of other roles, because a trim is a
-metalog entry and frees room.
+If there is no room for another segment, the journal can still use the rest of its last segment. A
+part of that rest is reserved for frames in flight and for the frames that a restart writes. When
+only the reserve is left, the roles are notified to accept no more records (`SpaceChanged`). Half of
+the reserve is for batches; the roles that store batches share it equally. Frames that exceed their
+part wait here in order, as on a slow disk, and no message that acknowledges them leaves the
+process. Frames of sequencers do not wait for batches of other roles, because trims are metalog
+entries and free disk space.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Waiting(NamedTuple):
 
 
 class DiskSpace:
-    """Writes frames to the journal, and knows whether there is room for more.
+    """Writes frames to the journal, and tracks whether there is room for more.
 
     Args:
-        sharers: how many roles that store batches share the remaining room.
+        sharers: number of roles that store batches and share the remaining room.
 
     Attributes:
         full: whether the roles have been notified to accept no more records.
@@ -71,11 +71,12 @@ class DiskSpace:
 
     @property
     def short(self) -> bool:
-        """Whether the disk is full, or was at the last check; if not, `pop_change` returns None."""
+        """Whether the disk is full, or was at the last check. If not, `pop_change` returns None."""
         return self.full or bool(self._waiting) or self._journal.starved
 
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
-        """Write a frame and return its location; None: it waits for room, and `retry` returns it.
+        """Write a frame and return its location; None: the frame waits for room, and `retry`
+        returns it later.
 
         Raises:
             OSError: the journal has failed.
@@ -88,7 +89,9 @@ class DiskSpace:
         return None
 
     def _passes(self, stream: int, effect: Persist) -> bool:
-        """Whether a frame may overtake the waiting ones: only within a stream does order matter."""
+        """Tell whether a frame may overtake the waiting frames. Order matters only within a
+        stream.
+        """
         metalog = effect.kind in METALOG_KINDS
         return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
@@ -101,7 +104,7 @@ class DiskSpace:
             return None
 
     def start(self) -> None:
-        """Check whether an almost full disk is full; called before anything is acknowledged."""
+        """Check for a full disk at the start, before anything is acknowledged."""
         if self._journal.room < self._reserve_bytes:
             self._journal.prepare_next()
 
@@ -125,7 +128,9 @@ class DiskSpace:
         return SpaceChanged(None)
 
     def retry(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
-        """Look for room again, if a retry is due; return the frames that were written."""
+        """If a retry is due, check for room and write waiting frames; return the frames that were
+        written.
+        """
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None

@@ -1,19 +1,19 @@
-"""The journal: what all roles of one process persist, as one sequence of frames on disk
-(ARCHITECTURE 6 and 7, decision 0001).
+"""The journal: one sequence of frames on disk, which all roles of a process write (ARCHITECTURE 6
+and 7, docs/decisions/0001).
 
-All roles of a process share one journal. So one `fdatasync` in each iteration of the loop covers a
-batch, the metalog entry that orders it, and the ordering journal. The file format is in
+Because all roles of a process share one journal, one `fdatasync` per iteration of the event loop
+covers a batch, the metalog entry that orders it, and the ordering journal. The file format is in
 `indilog.runtime.journal.segment`.
 
 The journal gives two guarantees. First, after any crash `recover` returns all frames that were
-written before a completed `sync`, or reports them as damaged (decision 0009). Second, `recover`
-returns a prefix of the frames written after that sync, never a frame whose predecessor is missing,
-and makes that prefix durable. After a failed write or sync the journal refuses all calls
-permanently (PITFALLS 16).
+written before a completed `sync`, or reports them as damaged (docs/decisions/0009). Second, of the
+frames written after that sync, `recover` returns a prefix and makes it durable; no returned frame
+lacks its predecessor. After a failed write or sync the journal refuses all calls permanently
+(PITFALLS 16).
 
-One thread uses the journal; only `sync_flushed` may run in another. The operating system reports a
-failed write-back to only one sync of a descriptor. So syncs must not overlap: one lock covers each
-sync, the wait for it, and its outcome.
+One thread uses the journal; only `sync_flushed` and `record_synced_end` may run in another. The
+operating system reports a failed write-back to only one sync of a descriptor. So syncs must not
+overlap: one lock covers each sync, the wait for it, and its outcome.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ from indilog.runtime.journal.segment_use import (
 from indilog.runtime.journal.spare_segment import SpareSegment
 
 _BUFFERS_MAX: Final = 1024
-"""Buffers collected before a flush if no sync is requested."""
+"""Number of buffers that are collected before a flush, if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when 1/16 of the active one is full. Writing zeros takes longer than
-filling half a segment at full load, and a process that writes little needs no second segment.
+"""The next segment is prepared when 1/16 of the active one is full. Earlier would waste a segment
+if the process writes little; later would be too late at full load, because writing the zeros takes
+longer than filling half a segment.
 """
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
@@ -94,11 +95,11 @@ def stream_of(node: NodeId) -> int:
 
 
 class Journal:
-    """Frames of several streams in segment files; see the module for the guarantees.
+    """Frames of several streams in segment files. The module's docstring states the guarantees.
 
-    With durability `memory` only promises that must never be broken (`SHARD_STATE`,
-    `METALOG_STATE`) are synced before they are answered. All other frames are only handed to the
-    operating system (`flush_promised`): they survive a crash of the process, but not of the
+    With durability `memory`, only promises that must never be broken (`SHARD_STATE`,
+    `METALOG_STATE`) are synced before they are acknowledged. All other frames are only written to
+    the operating system (`flush_promised`), so they survive a crash of the process, but not of the
     machine.
     """
 
@@ -111,8 +112,8 @@ class Journal:
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = lock_directory(directory / "LOCK")
-        # The active segment: its number, its size, and up to which byte it is laid out, flushed,
-        # synced, and noted as synced.
+        # The active segment: its number, its size, and the offsets up to which frames are laid out,
+        # flushed, synced, and recorded as synced.
         self._number = 0
         self._capacity = 0
         self._end = 0
@@ -121,10 +122,10 @@ class Journal:
         self._noted = 0
         self._buffers: list[bytes] = []
         self._promised = False
-        """Whether the buffers hold a frame that needs no sync but must survive a crash of the
+        """Whether the buffers hold a frame that needs no sync, but must survive a crash of the
         process.
         """
-        # How many frames that need a sync were written, flushed, synced.
+        # Numbers of frames that need a sync: written, flushed, synced.
         self._frames_written = 0
         self._frames_flushed = 0
         self._frames_synced = 0
@@ -139,7 +140,7 @@ class Journal:
         self.old = OldSegments()
         self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
-        """Held during a sync until its outcome is noted."""
+        """Held during a sync, until its outcome is stored."""
         self._known: dict[tuple[int, int], FileUse] = {}
         """The use of segment files as of the loaded checkpoint, by their first and last segment."""
         self._failed = False
@@ -147,16 +148,16 @@ class Journal:
         self.created = False
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
-        """Places where `recover` could not read synced bytes."""
+        """Number of places where `recover` could not read synced bytes."""
         self.mended = 0
-        """Flipped bits that `recover` corrected."""
+        """Number of flipped bits that `recover` corrected."""
         self.frames = 0
-        """Frames replayed and written in this incarnation."""
+        """Number of frames replayed and written in this incarnation."""
         self.spare = SpareSegment(directory, segment_bytes)
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
-        """Open the journal in `directory`, created if missing; then call `recover`.
+        """Open the journal in `directory`, and create it if missing. Call `recover` next.
 
         Raises:
             DataDirectoryError: another process uses it, or a newer release wrote it.
@@ -175,7 +176,7 @@ class Journal:
     def dirty(self) -> bool:
         """Whether a written frame must become durable before anything leaves the process.
 
-        Frames that can be fetched again (`ORDERING`) do not count; they go with the next sync.
+        Frames that can be fetched again (`ORDERING`) do not count; the next sync covers them.
         """
         return self._frames_written != self._frames_synced
 
@@ -195,13 +196,15 @@ class Journal:
         return self._capacity - self._end - FRAME_HEADER_BYTES
 
     def prepare_next(self) -> None:
-        """Prepare the next segment, or find that there is no room; blocks, so only at a start."""
+        """Prepare the next segment, or find that there is no room. It blocks, so call it only at a
+        start.
+        """
         self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
             self.spare.wait()
 
     def look_for_room(self) -> None:
-        """Retry to prepare the next segment, if there was no room for it."""
+        """Prepare the next segment again, if there was no room for it before."""
         if not self._closing:
             self.spare.look_for_room(self._number + 1)
 
@@ -214,7 +217,7 @@ class Journal:
     def load_checkpoint(self) -> Checkpoint | None:
         """Read and return the newest intact checkpoint; `recover` then begins after it.
 
-        None: there is none, and `recover` yields everything.
+        None: there is none, and `recover` yields all frames.
 
         Raises:
             DataDirectoryError: a newer release wrote it.
@@ -259,7 +262,7 @@ class Journal:
         self._activate(reader.active, reader.end)
 
     def _mend(self, read: FileRead) -> None:
-        """Make durable what was read of a file, correct flipped bits, and note its use."""
+        """Make the frames read from a file durable, correct flipped bits, and count its bytes."""
         file, scan = read.file, read.scan
         self.frames += read.frames
         self.old.add_other(file.first, read.other_bytes)
@@ -269,14 +272,15 @@ class Journal:
             self.old.exclude_damaged(file)
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
-        # A crash may have come before any sync of the file, also before the sync of a `GONE` mark.
+        # The process may have crashed before any sync of the file, also before the sync of a `GONE`
+        # mark.
         again_from = scan.synced if read.newest else scan.written
         write_again(self.files.fd(file.first), again_from, scan.written)
         for location in read.gone:
             self.discards.punch(location)
 
     def _activate(self, number: int, end: int) -> None:
-        """Continue in segment `number` at `end`; bytes after it are cut."""
+        """Continue in segment `number` at offset `end`; bytes after it are cut."""
         path = segment_path(self.directory, number)
         if not path.exists():
             prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
@@ -381,11 +385,11 @@ class Journal:
             if self._frames_flushed > self._frames_synced:
                 self._sync_active()
 
-    def settle_flushed(self) -> None:
-        """Make all flushed frames durable, and note outside the segment how far it was synced.
+    def record_synced_end(self) -> None:
+        """Make all flushed frames durable, and record in `NEWEST` how far the segment is synced.
 
-        The note lets a start distinguish damage of the last frames from a torn tail. Blocks; may
-        run in another thread.
+        With it a start can distinguish damage of the last frames from a torn tail. Blocks; may run
+        in another thread.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -459,8 +463,8 @@ class Journal:
     def read(self, location: Location) -> bytes | None:
         """Return the payload of a written or buffered frame; None: it is gone or unreadable.
 
-        A damaged frame may give bytes that are no intact payload. The caller verifies record
-        batches (`RecordBatch`).
+        For a damaged frame, the result may be bytes that are not an intact payload. The caller
+        verifies record batches (`RecordBatch`).
         """
         if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
@@ -477,7 +481,7 @@ class Journal:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
-            return b""  # readable but damaged: no intact frame has an empty payload
+            return b""  # readable but damaged; no intact frame has an empty payload
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
@@ -485,15 +489,15 @@ class Journal:
     # --- freeing space
 
     def discard(self, location: Location, *, elsewhere: bool = False) -> None:
-        """Mark a frame as unneeded once everything written so far is synced.
+        """Mark a frame as unneeded; this takes effect when all frames written so far are synced.
 
-        `free_discarded` then frees its room, and recovery finds the frame as `GONE`. `elsewhere`:
-        only a rewrite of its segment frees it, see `Discard`.
+        Then `free_discarded` frees its space, and recovery finds the frame as `GONE`. With
+        `elsewhere`, only a rewrite of its segment frees it (see `Discard`).
         """
         self.discards.add(Discard(location, elsewhere), self._frames_written)
 
     def free_discarded(self) -> None:
-        """Free the room of discarded frames; they are marked durably before any page is freed.
+        """Free the space of discarded frames. They are marked durably before any page is freed.
 
         Raises:
             OSError: the journal has failed permanently.
@@ -539,15 +543,15 @@ class Journal:
         return self._rolled_bytes + self._end
 
     def mark(self) -> int:
-        """Return a number for the current end of the journal; see `reached`."""
+        """Return a number for the current end of the journal, for `reached`."""
         return self._frames_written
 
     def reached(self, mark: int) -> bool:
-        """Whether everything written before `mark` is synced."""
+        """Tell whether all frames written before `mark` are synced."""
         return self._frames_synced >= mark
 
     def close(self) -> None:
-        """Make written frames durable unless the journal failed, and release the directory."""
+        """Make written frames durable, unless the journal has failed, and release the directory."""
         if self._closing:
             return
         self._closing = True
@@ -555,7 +559,7 @@ class Journal:
         try:
             if self._number and not self._failed:
                 self.flush()
-                self.settle_flushed()
+                self.record_synced_end()
         finally:
             self.files.close()
             os.close(self._lock_fd)

@@ -1,9 +1,9 @@
-"""The directory of a journal: its creation, and its format version (ARCHITECTURE 7).
+"""Creates the directory of a journal, and checks its format version (ARCHITECTURE 7).
 
-`FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
-does not match is damaged. A damaged line is rewritten if it differs in one bit from the line of
-this release, or if the segments hold frames of this release. Each frame has its own version, so
-this can be checked.
+The file `FORMAT` has one line: a name, a version, and the CRC32C of both in hexadecimal. If the CRC
+does not match, the line is damaged. A damaged line is rewritten if it differs in one bit from the
+line of this release, or if the segments hold frames of this release, which is known because each
+frame has its own version.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 4
-"""Formats 1 and 2 held record batches of version 1, which had one checksum for tags and data.
-Formats 1 and 2 also lacked checkpoints and the note of how far the newest segment was synced.
-Format 3 lacked the promises and learner marks of sequencers.
+"""The format of this release. Formats 1 and 2 had record batches of version 1, with one checksum
+for tags and data, and lacked checkpoints and the file `NEWEST`. Format 3 lacked the promises and
+learner marks of sequencers.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 
@@ -38,9 +38,9 @@ def create_directory(directory: Path) -> None:
 
 
 def check_format(directory: Path) -> bool:
-    """Refuse a directory of another release; write the format into a new one.
+    """Raise for a directory of another release; write the format into a new directory.
 
-    Returns whether the directory is new.
+    Return whether the directory is new.
 
     Raises:
         DataDirectoryError: the directory is of a newer, an older or an unknown format.
@@ -58,13 +58,13 @@ def check_format(directory: Path) -> bool:
             log.warning("the FORMAT file of the journal was damaged", file=str(path))
             _write(path)
             return False
-        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+        raise DataDirectoryError(f"{path} has unexpected content; the directory is damaged.")
     _refuse_other(directory, version)
     return False
 
 
 def check_version(directory: Path) -> None:
-    """Refuse a directory of another release; a missing or damaged `FORMAT` is no reason, because
+    """Raise for a directory of another release. A missing or damaged `FORMAT` is accepted, because
     each frame has its own version.
 
     Raises:
@@ -87,7 +87,7 @@ def _version_in(path: Path) -> int | None:
         return None
     name, _, version = stated.partition(" ")
     if name != _FORMAT_NAME or not version.isdecimal():
-        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+        raise DataDirectoryError(f"{path} has unexpected content; the directory is damaged.")
     return int(version)
 
 

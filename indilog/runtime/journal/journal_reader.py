@@ -1,8 +1,8 @@
 """Reads a journal: its newest checkpoint, and the frames after it, in order (decisions 0009, 0028).
 
-The reader changes no byte and takes no lock. `Journal.recover` corrects damage and cuts torn tails
-afterwards, because its process continues to write. Programs that only read a data directory,
-perhaps beside a running process, use the reader alone (`running`, decision 0035).
+The reader changes no byte and takes no lock. After it, `Journal.recover` corrects damage and cuts
+torn tails, because its process continues to write. Programs that only read a data directory,
+perhaps while its process is running, use the reader alone (`running`, docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from indilog.runtime.journal.segment_scan import (
 from indilog.runtime.journal.segment_use import NewestSegment, is_whole, newest_noted
 
 _NO_SEGMENT: Final = 2**32 - 2
-"""The segment in the name of a batch whose name is damaged."""
+"""Segment number in the name of a batch whose real name is damaged."""
 
 Frame: TypeAlias = tuple[int, FrameKind, bytes, Location]
 """Stream, kind, payload, and the location by which the role knows the frame (a batch's name)."""
@@ -50,11 +50,11 @@ class FileRead(NamedTuple):
     """A file whose frames were all yielded.
 
     Attributes:
-        scan: what the scan found beside frames.
+        scan: the scan of the file, after iteration.
         newest: whether the file may end in a torn tail.
-        gone: the places of frames marked as gone.
-        damaged: whether anything in it was damage.
-        frames: frames yielded, and marks of checkpoints.
+        gone: locations of frames marked as gone.
+        damaged: whether the file has damage.
+        frames: number of frames yielded, and of `CHECKPOINT` frames.
         other_bytes: bytes of frames without batches.
     """
 
@@ -68,22 +68,23 @@ class FileRead(NamedTuple):
 
 
 class JournalReader:
-    """The content of a journal.
+    """Reads the content of a journal.
 
     Args:
         directory: the directory of the journal.
         segment_bytes: the assumed size of a missing segment.
-        running: whether a process may be writing there. Then the newest segment is read up to the
-            first incomplete frame, and synced. So every returned frame is durable, even if the
-            process has not synced it yet. Files may be missing when they are opened (`OSError`),
-            and `changed` tells whether to begin again.
+        running: whether a process may be writing to the journal. Then the newest segment is read up
+            to the first incomplete frame, and synced. So every returned frame is durable, even if
+            the process has not synced it. Files may be missing when they are opened (`OSError`),
+            and `changed` tells whether to start over.
 
     Attributes:
         start: the place of the checkpoint that was loaded.
-        moved: where moved batches are, after `open_files`.
-        files: the files up to the newest segment in use, by first segment, after `open_files`.
+        moved: locations of moved batches; valid after `open_files`.
+        files: the files up to the newest segment in use, by first segment; valid after
+            `open_files`.
         ends: the content of the frames that end these files; None: the file was never rewritten.
-        active: after iteration, the segment that a writer continues, and `end`, where.
+        active: after iteration, the segment that a writer continues; `end` is the offset in it.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int, running: bool = False) -> None:
@@ -104,7 +105,7 @@ class JournalReader:
     def load_checkpoint(self) -> Checkpoint | None:
         """Read and return the newest intact checkpoint; `frames` then begins after it.
 
-        None: there is none, and `frames` yields everything.
+        None: there is none, and `frames` yields all frames.
 
         Raises:
             DataDirectoryError: a newer release wrote it.
@@ -126,7 +127,7 @@ class JournalReader:
         """Find the files and the names of moved batches; call it before `frames`."""
         self._noted = newest_noted(self.directory) or NewestSegment(0, 0)
         self._newest = max(newest_used(self.directory), self._noted.number, self.start.segment)
-        # A later segment was prepared in advance, and is not in use yet.
+        # A later segment was only prepared, and is not in use yet.
         found = [file for file in segment_files(self.directory) if file.first <= self._newest]
         self._seen = [(file, file.path.stat().st_ino) for file in found]
         self.files = {file.first: file for file in found}
@@ -137,7 +138,8 @@ class JournalReader:
                 self.moved.moved(segments, file.first, places_in(file, end.names_at))
 
     def changed(self) -> bool:
-        """Whether files were replaced since `open_files`, or the loaded checkpoint was removed.
+        """Tell whether files were replaced since `open_files`, or the loaded checkpoint was
+        removed.
 
         If none was loaded, because all were damaged, a further one counts as a change.
         """
@@ -148,14 +150,14 @@ class JournalReader:
         return not now.issuperset(self._seen)
 
     def frames(self) -> Iterator[Frame | Damage | FileRead]:
-        """Yield all intact frames in order, all damage, and after each file what it held.
+        """Yield all intact frames in order, all damage, and a `FileRead` after each file.
 
         Raises:
             DataDirectoryError: a newer release wrote a frame.
         """
         newest, noted, number = self._newest, self._noted, max(1, self.start.segment)
         if not self.start.segment and any(end and end.batches_only for end in self.ends.values()):
-            # Rewriting dropped frames that checkpoints covered, and no checkpoint can be read.
+            # Rewrites dropped frames that checkpoints covered, but no checkpoint can be read.
             yield Damage(1, 0, self._segment_bytes, None, b"")
         self.active, self.end = newest + 1, 0
         while number <= newest:
@@ -172,14 +174,15 @@ class JournalReader:
             if alone and (newest != noted.number or is_whole(self.directory, noted)):
                 self.active, self.end = newest, read.scan.end
             elif not read.scan.damaged_end:
-                # The end of the file is missing. Each start finds that again, as the file stays.
+                # The end of the file is missing. Each start finds this again, because the file is
+                # kept.
                 size = noted.size_bytes if file.first == noted.number else read.scan.end
                 yield Damage(file.first, read.scan.end, size, None, b"")
                 read = read._replace(damaged=True)
             yield read
 
     def _file(self, file: SegmentFile) -> Generator[Frame | Damage, None, FileRead]:
-        """Yield the frames of a file; return what it held."""
+        """Yield the frames and damage of a file; return its `FileRead`."""
         newest = file.last == self._newest
         start = self.start.offset if file.first == self.start.segment else 0
         synced = max(start, self._noted.synced if file.first == self._noted.number else 0)
@@ -216,7 +219,7 @@ class JournalReader:
         return read._replace(damaged=damaged, frames=frames, other_bytes=other_bytes)
 
     def _named(self, damage: Damage) -> Damage:
-        """Return damage of a batch under the name by which its role knows the batch."""
+        """Return the damage with the name by which its role knows the batch."""
         header, place = damage.header, damage.location
         if header is None or header.kind not in BATCH_KINDS:
             return damage
@@ -225,11 +228,11 @@ class JournalReader:
 
 
 def _made_durable(scan: SegmentScan, path: Path) -> list[Scanned | Damage]:
-    """Return all that a scan finds, synced.
+    """Return all frames and damage of a scan, after syncing the file.
 
-    A start syncs the frames that it finds, too (decision 0022). Otherwise a crash of the machine
-    might lose frames that were already shown. On a file system that is mounted read-only, nothing
-    can be lost or written.
+    A start syncs the frames that it finds, too (docs/decisions/0022). Otherwise a crash of the
+    machine might lose frames that were already returned. On a file system that is mounted
+    read-only, no frame can be lost or written.
 
     Raises:
         OSError: an error of the system.

@@ -1,11 +1,11 @@
-"""Where record batches are after their segments were rewritten (decisions 0016 and 0028).
+"""Finds record batches after their segments were rewritten (docs/decisions/0016 and 0028).
 
-A role knows a batch by the place where it was first written. That place stays the batch's *name*,
-also after a restart. `MovedFrames` finds the current place of a moved batch, so roles need not
-learn of rewrites. It takes 16 bytes of memory for each moved batch. A rewritten file ends with
-`MOVED` frames, which hold the names of its batches. Layout of their payload: version u8, three
-bytes of zeros, count n u32, then n names u64 (segment << 32 | offset), ascending, and the n offsets
-in this file u64.
+A role knows a batch by the location where it was first written. That location stays the batch's
+*name*, also after a restart. `MovedFrames` finds the current location of a moved batch, so roles
+need not track rewrites. It needs 16 bytes of memory for each moved batch. A rewritten file ends
+with `MOVED` frames, which hold the names of its batches. The layout of their payload: version u8,
+three zero bytes, count n u32, then n names u64 (segment << 32 | offset), ascending, and the n
+offsets in this file u64.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from indilog.roles.role import Location
 _VERSION: Final = 1
 _LAYOUT: Final = Struct("<B3xI")
 _BATCHES_MAX: Final = 448
-"""Batches in one `MOVED` frame: a payload that is small enough to correct a flipped bit."""
+"""Batches in one `MOVED` frame, so few that a flipped bit in its payload can be corrected."""
 
 
 class Places:
-    """The batches of one rewritten file, in order: their names, and their places in it."""
+    """The batches of one rewritten file, in order: their names, and their offsets in it."""
 
     __slots__ = ("names", "offsets")
 
@@ -55,7 +55,7 @@ class Places:
         """Add the content of a `MOVED` frame.
 
         Raises:
-            MalformedFrameError: the payload is of a version that this release does not know.
+            MalformedFrameError: the payload has a version that this release does not know.
         """
         version, count = _LAYOUT.unpack_from(payload)
         if version != _VERSION or len(payload) != _LAYOUT.size + 16 * count:
@@ -70,15 +70,17 @@ def _packed(name: Location) -> int:
 
 
 class MovedFrames:
-    """Finds moved batches by name, and the names of the batches in a file."""
+    """Maps names of moved batches to locations, and locations in a file to names."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
-        """Rewritten segments, with the first segment of the file that holds them."""
+        """The first segment of the file that holds a rewritten segment, by segment."""
         self._places: dict[int, Places] = {}
 
     def place(self, name: Location) -> tuple[int, int] | None:
-        """Return file (by its first segment) and offset of a payload; None: the payload is gone."""
+        """Return the file (its first segment) and the offset of a payload; None: the payload is
+        gone.
+        """
         if (file := self._files.get(name.segment)) is None:
             return name.segment, name.offset
         places, wanted = self._places[file], _packed(name)
@@ -90,7 +92,7 @@ class MovedFrames:
     def places(
         self, segments: NDArray[np.uint32], offsets: NDArray[np.uint64]
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-        """Return file and offset of many payloads, as `place` does; file 0: the payload is gone."""
+        """Return the same as `place` for many payloads. File 0: the payload is gone."""
         files, now = segments.copy(), offsets.copy()
         moved: defaultdict[int, list[int]] = defaultdict(list)
         for segment in np.unique(segments).tolist():
@@ -124,7 +126,7 @@ class MovedFrames:
         return Location(packed >> 32, packed & (1 << 32) - 1, length)
 
     def moved(self, segments: Iterable[int], file: int, places: Places) -> None:
-        """Note that `file` now holds what a rewrite kept of these segments."""
+        """Note that `file` now holds the frames of these segments that a rewrite kept."""
         for segment in segments:
             self._places.pop(segment, None)
             self._files[segment] = file

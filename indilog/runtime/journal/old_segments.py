@@ -1,9 +1,10 @@
-"""The dead bytes of each segment file, and which files to rewrite next (decision 0016).
+"""Counts the dead bytes of each segment file, and chooses the files to rewrite next
+(docs/decisions/0016).
 
-A file is rewritten when the dead share of its bytes reaches a limit. Neighbours are joined when
-their live bytes fit into one segment and the largest file has no more than half of these bytes. So
-each time a byte moves, its file at least doubles in size. Each byte moves a few times at most, and
-the number of files stays proportional to the live bytes.
+A file is rewritten when the dead share of its bytes reaches a limit. Neighbouring files are joined
+when their live bytes fit into one segment and the largest file has at most half of these bytes. So
+whenever a byte is copied, its file at least doubles in size. Hence each byte is copied only a few
+times, and the number of files stays proportional to the live bytes.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _NEVER: Final = Instant(-math.inf)
 
 @dataclasses.dataclass
 class OldSegment:
-    """One file.
+    """A segment file, as a candidate for a rewrite.
 
     Attributes:
         dead_bytes: bytes of discarded frames.
         other_bytes: bytes of frames without batches, which a checkpoint makes reclaimable.
-        settled: whether the rewrite that wrote the file left more than twice the expected bytes:
-            reclaimable bytes that roles report in it are then ignored.
+        left_too_much: whether the rewrite that wrote the file left more than twice the expected
+            bytes. If so, reclaimable bytes that roles report in it are ignored.
         damaged: whether the file is damaged, and is therefore not rewritten.
-        copied_from: when the rewrite that wrote the file began.
+        copied_from: when the rewrite began that wrote the file.
     """
 
     file: SegmentFile
     size_bytes: int
     dead_bytes: int = 0
     other_bytes: int = 0
-    settled: bool = False
+    left_too_much: bool = False
     damaged: bool = False
     copied_from: Instant = _NEVER
 
@@ -47,9 +48,9 @@ class OldSegments:
 
     Attributes:
         changed: whether anything changed since the attribute was last set to False.
-        floor: below this segment only batches are needed, because the kept checkpoints were taken
-            after it. It only grows.
-        pinned: segments in which a kept checkpoint was taken; they are not rewritten.
+        floor: segment below which only batches are needed, because the kept checkpoints cover all
+            other frames. It only grows.
+        pinned: segments with the place of a kept checkpoint; they are not rewritten.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class OldSegments:
         return iter(self._files)
 
     def keep_from(self, floor: int, pinned: Iterable[int]) -> None:
-        """Note which segments the kept checkpoints need."""
+        """Set which segments the kept checkpoints need."""
         self.floor = max(self.floor, floor)
         self.pinned = frozenset(pinned)
         self.changed = True
@@ -88,7 +89,7 @@ class OldSegments:
             old.other_bytes += size_bytes
 
     def has(self, number: int) -> bool:
-        """Whether a file begins with segment `number`."""
+        """Tell whether a file begins with segment `number`."""
         return number in self._firsts
 
     def _with(self, segment: int) -> OldSegment | None:
@@ -107,11 +108,11 @@ class OldSegments:
             old.damaged = True
 
     def set_reclaimable(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
-        """Replace the report of `owner`: by segment, reclaimable bytes in frames that it still
-        needs.
+        """Replace the report of `owner` about reclaimable bytes, by segment, in frames that it
+        still needs.
 
-        `began`: when the owner began to count. Counts of a file that was rewritten since then may
-        be outdated, so they are ignored until the next report.
+        `began` is when the owner began to count. Counts for a file that was rewritten since then
+        may be outdated, so they are ignored until the next report.
         """
         self._reclaimable[owner] = {
             segment: size
@@ -121,9 +122,11 @@ class OldSegments:
         self.changed = True
 
     def choose(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
-        """Return the file to rewrite next, or neighbours to join; none: nothing is worth it.
+        """Return the file to rewrite next, or neighbouring files to join. Empty: no rewrite is
+        worthwhile.
 
-        Only segments below `below` are chosen; live bytes of neighbours are at most `bytes_max`.
+        Only segments below `below` are chosen. Joined files have at most `bytes_max` live bytes
+        together.
         """
         waste = self._waste()
         for index, old in enumerate(self._files):
@@ -135,7 +138,7 @@ class OldSegments:
         return ()
 
     def live_bytes(self, run: Sequence[OldSegment]) -> int:
-        """Return the bytes expected to remain of these files."""
+        """Return the expected size of these files after a rewrite, in bytes."""
         waste = dict(zip(self._firsts, self._waste(), strict=True))
         return sum(old.size_bytes - waste[old.file.first] for old in run)
 
@@ -148,14 +151,14 @@ class OldSegments:
         for by_segment in self._reclaimable.values():
             for segment, size in by_segment.items():
                 index = bisect_right(self._firsts, segment) - 1
-                if index >= 0 and not self._files[index].settled:
+                if index >= 0 and not self._files[index].left_too_much:
                     waste[index] += size
         return [min(w, old.size_bytes) for w, old in zip(waste, self._files, strict=True)]
 
     def _run(
         self, start: int, waste: Sequence[int], below: int, bytes_max: int
     ) -> Sequence[OldSegment]:
-        """Return the longest run of neighbours from `start` on that is worth joining."""
+        """Return the longest sequence of neighbouring files from `start` that is worth joining."""
         total = largest = 0
         end = start + 1
         for index in range(start, len(self._files)):
@@ -184,11 +187,13 @@ class OldSegments:
         *,
         copied_from: Instant,
     ) -> None:
-        """Replace neighbours by one file."""
+        """Replace neighbouring files by one file."""
         expected = self.live_bytes(run)
         start = self._firsts.index(run[0].file.first)
-        settled = size_bytes > 2 * expected
-        new = OldSegment(file, size_bytes, 0, other_bytes, settled=settled, copied_from=copied_from)
+        left_too_much = size_bytes > 2 * expected
+        new = OldSegment(
+            file, size_bytes, 0, other_bytes, left_too_much=left_too_much, copied_from=copied_from
+        )
         self._files[start : start + len(run)] = [new]
         self._firsts[start : start + len(run)] = [file.first]
         self._reclaimable = {

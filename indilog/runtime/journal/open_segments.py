@@ -1,4 +1,4 @@
-"""The open files of a journal's segments, at most 64 (ARCHITECTURE 7)."""
+"""The open files of a journal's segments; at most 64 are open (ARCHITECTURE 7)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OPEN_FILES_MAX: Final = 64
 class OpenSegments:
     """Opens files on demand, and closes the least recently opened ones.
 
-    Used by one thread. Another thread may only call `fd` of the active segment, whose file stays
-    open.
+    Only one thread uses it. Another thread may only call `fd` for the active segment, whose file
+    stays open.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._paths: dict[int, Path] = {}
-        """Files that hold more than one segment, by the first of them."""
+        """Files that hold more than one segment, by their first segment."""
         self._fds: dict[int, int] = {}
         self.active = 0
         """The segment being written; its file stays open."""
@@ -54,12 +54,12 @@ class OpenSegments:
         return fd
 
     def named(self, file: SegmentFile) -> None:
-        """Note a file that may hold more than one segment."""
+        """Register a file that may hold more than one segment."""
         if file.first != file.last:
             self._paths[file.first] = file.path
 
     def replaced(self, firsts: Iterable[int], file: SegmentFile) -> None:
-        """Close files whose segments another file holds now."""
+        """Close files whose segments are now in `file`."""
         for first in firsts:
             assert first != self.active, "only old segments are replaced"
             self._paths.pop(first, None)

@@ -28,12 +28,12 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
     """Restore the roles from the newest checkpoint and replay later frames; return the number of
     frames. `roles` is keyed by stream.
 
-    All roles are notified of damage whose stream is unknown. They are also notified if the journal
-    is `lost`: an earlier start had it, and now it is empty.
+    All roles are notified of damage whose stream is unknown. They are also notified if `lost` is
+    set: the process had a journal at an earlier start, and now the journal is empty.
 
     Raises:
-        IndilogError: the journal is of other roles.
-        DataLossError: a role cannot work without the damaged frames.
+        IndilogError: the journal belongs to other roles.
+        DataLossError: a role cannot run without the damaged frames.
     """
     if lost:
         if journal.created:  # log only once, not at later starts with an empty journal
@@ -51,11 +51,11 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
 
 
 def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
-    """Restore new roles, keyed by stream, from a journal, without changing it.
+    """Restore new roles, keyed by stream, from a journal. The journal is not changed.
 
     Raises:
-        IndilogError: the journal is of other roles.
-        DataLossError: a role cannot work without the damaged frames.
+        IndilogError: the journal belongs to other roles.
+        DataLossError: a role cannot run without the damaged frames.
         OSError: an error of the system; a running process may have replaced a file.
     """
     if (checkpoint := reader.load_checkpoint()) is not None:
@@ -68,17 +68,17 @@ def read(reader: JournalReader, roles: Mapping[int, Role]) -> None:
 def restore(
     directory: Path, checkpoint: Checkpoint, gone: Collection[int], roles: Mapping[int, Role]
 ) -> None:
-    """Restore all roles from a checkpoint, before which the segments `gone` are missing.
+    """Restore all roles from a checkpoint. `gone` are the missing segments before it.
 
     Raises:
-        IndilogError: the checkpoint is of other roles, or of a newer release.
+        IndilogError: the checkpoint belongs to other roles, or to a newer release.
     """
     if gone:
         log.error("segments of the journal are gone", numbers=sorted(gone))
     for stream, payload in checkpoint.roles.items():
         role: object = roles.get(stream)
         if role is None and stream in checkpoint.derived:
-            continue  # the role is retired; if it runs here again, it fetches everything
+            continue  # the role is retired; if it runs here again, it fetches its state
         if not isinstance(role, Checkpoints):
             raise IndilogError(
                 "The journal holds a checkpoint of a role that this process does not run."
@@ -96,8 +96,8 @@ def replay(found: Iterable[Frame | Damage], roles: Mapping[int, Role], damage: D
     """Replay frames and damage in the order of the journal; return how many frames there were.
 
     Raises:
-        IndilogError: a frame is of another role.
-        DataLossError: a role cannot work without the damaged frames.
+        IndilogError: a frame belongs to another role.
+        DataLossError: a role cannot run without the damaged frames.
     """
     frames = 0
     takers = [role for role in roles.values() if isinstance(role, TakesCopies)]

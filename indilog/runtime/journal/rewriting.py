@@ -1,14 +1,14 @@
-"""When and how fast old segments of a journal are rewritten without their dead frames (decision
-0016).
+"""Decides when and how fast old segments of a journal are rewritten without their dead frames
+(docs/decisions/0016).
 
-One rewrite runs at a time, in small steps beside the process's other work. A step reads a part of
-the old files and asks the roles which frames they still need. A thread writes these durably. A
-credit limits the bytes written. It grows by a share of the appended bytes, and at a fixed rate over
-time, so that rewrites continue when there are few appends. Pauses between steps, proportional to
-the estimated cost of a step, bound the load on the loop.
+One rewrite runs at a time, in small steps between the process's other work. A step reads a part of
+the old files and asks the roles which frames they still need. A thread writes these frames durably.
+A credit (token bucket) limits the bytes written. The credit grows by a share of the appended bytes,
+and at a fixed rate over time, so that rewrites continue when there are few appends. Pauses between
+steps, proportional to the estimated cost of a step, bound the load on the event loop.
 
 The roles decide from their state in memory, which may be ahead of the disk. So a copy replaces the
-old files only when everything written before its last decision is synced.
+old files only when all frames written before the roles' last decision are synced.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from indilog.runtime.journal.old_segments import OldSegment
 from indilog.runtime.journal.segment_rewrite import DamagedSegmentError, SegmentRewrite, Slice
 
 _CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The most credit that may be saved up, in bytes."""
+"""Largest credit, in bytes."""
 _FRAME_COST_S: Final = 20e-6
 _BYTE_COST_S: Final = 2e-9
 _REST: Final = 4
 """The pause after a step, in multiples of the step's estimated cost."""
 _POLL_S: Final = 0.005
-"""The interval of polling whether a thread or a sync is done."""
+"""Seconds between two polls whether a thread or a sync is done."""
 _LOOK_S: Final = 0.1
-"""The least interval between two searches for files to rewrite."""
+"""Shortest time in seconds between two searches for files to rewrite."""
 _RETRY_S: Final = 5.0
-"""The pause before a rewrite that found no room is retried."""
+"""Seconds before a rewrite that found no room is retried."""
 
 log = structlog.get_logger(__name__)
 
@@ -81,13 +81,13 @@ class Rewriting:
 
     @property
     def busy(self) -> bool:
-        """Whether a rewrite is running, or may be worth starting."""
+        """Whether a rewrite is running, or may be worthwhile."""
         return self._copy is not None or self._cleaning is not None or self._journal.old.changed
 
     # --- one step
 
     def advance(self, now: Instant) -> None:
-        """Do the next step of a rewrite, if a step is due.
+        """Do the next step of a rewrite, if it is due.
 
         Raises:
             OSError: the journal has failed.
@@ -96,7 +96,9 @@ class Rewriting:
             self._wake_after(again_s)
 
     def _step(self, now: Instant) -> float | None:
-        """Do a step; return the seconds until the next; None: wait until the segments change."""
+        """Do a step; return the seconds until the next step. None: wait until the segments
+        change.
+        """
         if self._cleaning is not None:
             if not self._cleaning.done():
                 return _POLL_S
@@ -112,7 +114,7 @@ class Rewriting:
                 return self._due - now
             return self._go_on(now)
         except DamagedSegmentError as error:
-            log.warning("a segment stays as it is", error=str(error))
+            log.warning("a segment is not rewritten", error=str(error))
             self._journal.old.exclude_damaged(error.file)
             self._give_up(now)
         except OSError as error:
@@ -161,7 +163,9 @@ class Rewriting:
         return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether a copy leaves room for the next segment; on a full disk, for another copy."""
+        """Tell whether a copy leaves room for the next segment; on a full disk, for another
+        copy.
+        """
         system = os.statvfs(self._journal.directory)
         free = system.f_bavail * system.f_frsize
         spare = self._journal.spare

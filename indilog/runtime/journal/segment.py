@@ -1,17 +1,17 @@
 """Segment files: the frames of a journal on disk (ARCHITECTURE 7, decision 0001).
 
-A segment `segment-00000001.log` is a file of fixed size, zeros at first, filled with frames from
-its start. A frame never spans two segments. Layout of a frame, little endian:
+A segment `segment-00000001.log` is a file of fixed size. It is created with zeros, and filled with
+frames from its start. A frame never spans two segments. The layout of a frame, little-endian:
 
     header   magic u16 "IL", version u8, kind u8 (`FrameKind`; 0: end of segment), length u32,
              stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
     payload  `length` bytes, then zeros up to the next multiple of 8
 
-`segment` is the number of the segment for which the frame was written. A reused file still holds
-old frames with a valid CRC; their number shows that they are old. `synced` is how many bytes of
-this segment were known to be on disk when the frame was written. An unreadable frame *below* the
-`synced` of a later frame is damage; any other is a torn tail (`segment_scan`). For record batches
-the payload CRC is the CRC of the batch's header, so that no CRC is computed twice.
+`segment` is the number of the segment for which the frame was written; in a reused file, it
+distinguishes old frames, whose CRC is valid. `synced` is the number of bytes of this segment that
+were known to be on disk when the frame was written. An unreadable frame *below* the `synced` of a
+later frame is damage; any other is a torn tail (`segment_scan`). For record batches, the payload
+CRC is the CRC of the batch's header, so that no CRC is computed twice.
 
 A full segment ends with a frame of kind 0, which is synced before the next segment gets its first
 frame. So only the newest segment in use can have a torn tail.
@@ -39,7 +39,7 @@ END_OF_SEGMENT: Final = 0
 BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
-"""`synced` and `length` have 32 bits."""
+"""Largest size of a segment, because `synced` and `length` have 32 bits."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or an exhausted quota."""
 _HEADER: Final = Struct("<2sBBIQIII")
@@ -55,7 +55,7 @@ _PUNCH_KEEP_SIZE: Final = 3
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _BUFFERS_MAX: Final = 1024
-"""IOV_MAX: how many buffers one system call accepts."""
+"""IOV_MAX: largest number of buffers in one system call."""
 
 
 class FrameHeader(NamedTuple):
@@ -84,7 +84,7 @@ def header_packed(
 
 class RewrittenEnd(NamedTuple):
     """The content of the frame that ends a rewritten file: the offset of its `MOVED` frames, and
-    whether all frames but batches were left out.
+    whether all frames except batches were omitted.
     """
 
     names_at: int
@@ -113,10 +113,10 @@ def end_said(header: FrameHeader) -> RewrittenEnd | None:
 
 
 def header_unpacked(buffer: bytes) -> FrameHeader | None:
-    """Return the frame header that `buffer` starts with; None: there is no intact one.
+    """Return the frame header that `buffer` starts with; None: there is no intact header.
 
     Raises:
-        DataDirectoryError: the header is intact, but of a version that this reader does not know.
+        DataDirectoryError: the header is intact, but has a version that this release does not know.
     """
     if len(buffer) < FRAME_HEADER_BYTES or not buffer.startswith(MAGIC):
         return None
@@ -135,12 +135,12 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
 
 
 def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
-    """Return the checksum of a payload as frame headers hold it."""
+    """Return the checksum of a payload, as stored in frame headers."""
     return header_crc_stated(payload) if kind in BATCH_KINDS else crc32c(payload)
 
 
 def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
-    """Tell whether `payload` is what was written under `header`."""
+    """Tell whether `payload` is the intact payload of the frame with `header`."""
     if len(payload) != header.length:
         return False
     if header.kind not in BATCH_KINDS:
@@ -154,7 +154,9 @@ def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
 
 
 def is_batch_of(header: FrameHeader, payload: bytes) -> bool:
-    """Tell whether `payload` begins with the header of the record batch written under `header`."""
+    """Tell whether `payload` begins with the header of the record batch in the frame with
+    `header`.
+    """
     try:
         batch_header(payload)
     except MalformedFrameError:
@@ -185,16 +187,16 @@ def synced_directory(directory: Path) -> None:
 def prepare_segment(
     directory: Path, number: int, size_bytes: int, cancelled: Callable[[], bool]
 ) -> None:
-    """Create segment `number`, all zeros, durably; a crash leaves the whole segment or none.
+    """Durably create segment `number`, filled with zeros. A crash leaves the whole segment or none.
 
-    The zeros are really written, because allocating a page later would cost more than the sync
-    itself. Each chunk is synced on its own, so that concurrent syncs of the journal stay short.
+    The zeros are actually written, because allocating a page later would cost more than a sync.
+    Each chunk is synced separately, so that concurrent syncs of the journal stay short.
 
     Raises:
         OSError: there is no room (`ENOSPC`); no file remains.
     """
     temporary = directory / "segment.new"
-    temporary.unlink(missing_ok=True)  # a killed process may have left it
+    temporary.unlink(missing_ok=True)  # a killed process may have left the file
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < size_bytes:
         raise OSError(
@@ -219,12 +221,12 @@ def prepare_segment(
 
 
 def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
-    """Mark `RECORDS` frames as gone, durably; return the marked ones.
+    """Durably mark `RECORDS` frames as gone; return the marked frames.
 
-    The mark changes one byte of each frame, so a crash leaves the old byte or the new one. The
-    header's CRC is not changed: `header_unpacked` computes it for the old byte. Frames of other
-    kinds are not marked: recovery does not expect discarded records at the place of a repaired
-    batch.
+    The mark changes one byte of each frame, so a crash leaves either the old byte or the new one.
+    The header's CRC is not changed, because `header_unpacked` computes it for the old byte. Frames
+    of other kinds are not marked, because recovery does not expect discarded records in place of a
+    repaired batch.
 
     Raises:
         OSError: an error of the system.
@@ -242,7 +244,7 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
 
 
 def punch(fd: int, place: Location) -> None:
-    """Free the whole pages of a batch after its header; they read as zeros then.
+    """Free the whole pages of a batch after its header. They then read as zeros.
 
     Raises:
         OSError: the file system does not support it, or another error of the system.
@@ -255,7 +257,7 @@ def punch(fd: int, place: Location) -> None:
 
 
 def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
-    """Write the buffers one after the other from `offset` on, in as few system calls as possible.
+    """Write the buffers consecutively from `offset`, in as few system calls as possible.
 
     Raises:
         OSError: an error of the system; how much was written is unknown.
@@ -272,10 +274,10 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 
 
 def zero_tail(fd: int, start: int, end: int) -> None:
-    """Overwrite [start, end) of a file with zeros, durably.
+    """Durably overwrite [start, end) of a file with zeros.
 
-    Otherwise a later recovery could find old frames there, after new ones that end just before
-    them. Only chunks that are not zero are written.
+    Otherwise a later recovery could find old frames there, if new frames end exactly where an old
+    one begins. Only chunks that are not zero are written.
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]
@@ -288,4 +290,4 @@ def _is_zero(fd: int, size: int, offset: int) -> bool:
     try:
         return os.pread(fd, size, offset) == _ZEROS[:size]
     except OSError:
-        return False  # sectors that cannot be read may be written anew
+        return False  # unreadable sectors may become readable when written

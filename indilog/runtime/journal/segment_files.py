@@ -1,9 +1,9 @@
-"""Which files hold which segments of a journal (ARCHITECTURE 7, decision 0016).
+"""Finds the files that hold the segments of a journal (ARCHITECTURE 7, docs/decisions/0016).
 
 A segment has its own file until it is rewritten together with its neighbours. Then
-`segment-00000003-00000007.log` holds what remains of the segments 3 to 7, in their order. This file
-is valid as soon as it has that name. The files that it replaces are removed afterwards, or by the
-next start after a crash.
+`segment-00000003-00000007.log` holds the remaining frames of the segments 3 to 7, in their order.
+The file is valid when it has that name. The files that it replaces are removed afterwards, or,
+after a crash, by the next start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def segment_files(directory: Path) -> list[SegmentFile]:
 
 
 def replaced_files(directory: Path) -> list[Path]:
-    """Return the files whose segments another file holds."""
+    """Return the files whose segments are in another valid file."""
     return [file.path for file in _files(directory)[1]]
 
 

@@ -1,10 +1,10 @@
-"""A copy of the needed frames of old segment files in one new file, in the same order (decision
-0016).
+"""Copies the needed frames of old segment files to one new file, in the same order
+(docs/decisions/0016).
 
-The copy becomes valid when it is durable and gets the name of the files that it replaces. So a
-crash leaves the old files or the new one. Frames stay in their order. A note replaces each
-discarded batch, and recovery treats both alike. Consecutive discarded batches share one note, at
-the place of the first batch.
+The copy becomes valid when it is durable and is renamed to the name that covers the old files. So a
+crash leaves either the old files or the new one valid. In place of a discarded batch, the copy has
+a note that its records are gone; recovery treats both in the same way. Consecutive discarded
+batches share one note, in place of the first of them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan, header_at
 _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
 _SLICE_FRAMES: Final = 128
-"""Limits of one step, in bytes and in frames read."""
+"""Largest number of frames read in one step; the limit above is in bytes."""
 _WRITE_BYTES: Final = 256 * 1024
-"""The least number of bytes written and synced together."""
+"""Smallest number of bytes that are written and synced together."""
 
 log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
-"""Returns what must remain of a batch, given its stream, kind, payload and name: the payload or a
-smaller one. None: only a note with the batch's records. `ELSEWHERE`: nothing, see `Shrinks`.
+"""Returns the part of a batch that must remain, given its stream, kind, payload and name: the
+payload or a smaller one. None: only a note that names the batch's records. `ELSEWHERE`: nothing
+(see `Shrinks`).
 """
 
 
@@ -63,7 +64,7 @@ class DamagedSegmentError(Exception):
 
 class Slice(NamedTuple):
     """The next part of the copy, at `offset`; empty if too few bytes have accumulated. `read_bytes`
-    and `frames` count what was read for it.
+    and `frames` count the input that was read for it.
     """
 
     offset: int
@@ -80,7 +81,7 @@ class _Run(NamedTuple):
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what an interrupted rewrite left.
+    """Remove the files that an interrupted rewrite left.
 
     Raises:
         OSError: an error of the system.
@@ -122,12 +123,13 @@ class SegmentRewrite:
     """One copy: write its `slices` in order, then call `finish` and `give_name`.
 
     Args:
-        batches_only: whether only batches are needed: the kept checkpoints hold everything else.
+        batches_only: whether only batches are needed, because the kept checkpoints cover all other
+            frames.
 
     Attributes:
         places: where the remaining batches are.
         bytes: the length of the copy so far.
-        other_bytes: of its frames without batches, except `MOVED` frames.
+        other_bytes: bytes of its frames without batches, except `MOVED` frames.
     """
 
     def __init__(
@@ -158,13 +160,13 @@ class SegmentRewrite:
         self.bytes = 0
         self.other_bytes = 0
 
-    # --- what is in it
+    # --- content of the copy
 
     def slices(self) -> Generator[Slice]:
         """Yield the copy in small parts.
 
         Raises:
-            DamagedSegmentError: a file cannot be read as it was written; give the copy up.
+            DamagedSegmentError: a file is damaged; the caller must abandon the copy.
             OSError: an error of the system.
         """
         start = read = frames = 0
@@ -206,7 +208,7 @@ class SegmentRewrite:
             case FrameKind.GONE_RECORDS:
                 self._note(header.stream, gone_decoded(payload))
             case FrameKind.MOVED:
-                pass  # the copy gets `MOVED` frames of its own
+                pass  # the copy gets its own `MOVED` frames
             case _ if self._batches_only:
                 pass
             case kind:
@@ -236,7 +238,9 @@ class SegmentRewrite:
         self._put(kind, stream, kept)
 
     def _note(self, stream: int, gone: GoneRecords) -> None:
-        """Note gone records, joined with those before them if they are consecutive."""
+        """Add a note of gone records. If they follow the records of the previous note, extend that
+        note.
+        """
         if self._batches_only:
             return
         key = (stream, gone.shard)
@@ -312,7 +316,8 @@ class SegmentRewrite:
         """Make the new name durable, then remove the replaced files; may run in a thread.
 
         Raises:
-            OSError: the journal has failed: which files are valid after a crash is unknown.
+            OSError: the journal has failed, because it is unknown which files are valid after a
+                crash.
         """
         synced_directory(self._directory)
         for path in replaced_files(self._directory):

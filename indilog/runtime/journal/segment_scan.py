@@ -1,13 +1,14 @@
-"""Reading segments: intact frames, corrected single bits, and damage (decision 0009).
+"""Reads segments: finds intact frames, corrects single bits, and finds damage
+(docs/decisions/0009).
 
-An unreadable place is *damage* if it was on disk once; reading continues at the next header after
-it. In every segment but the newest one in use, all bytes were on disk. In the newest one, a later
-frame or the note of the newest segment (`segment_use`) may show that a place was synced. Any other
-unreadable place there is a *torn tail*, where the journal ends.
+Unreadable bytes are *damage* if they were once on disk; reading continues at the next header after
+them. In every segment except the newest one in use, all bytes were on disk. In the newest segment,
+a later frame or the file `NEWEST` (`segment_use`) may show that the bytes were synced. Otherwise
+they are a *torn tail*, where the journal ends.
 
-One flipped bit in a header, or in a small payload, is corrected by trying all bits. At these
-lengths two byte strings with valid CRC32Cs differ in at least four bits, so only the right
-correction fits.
+A single flipped bit in a header, or in a small payload, is corrected by trying all bits. At these
+lengths, two byte strings with valid CRC32Cs differ in at least four bits, so only one correction
+fits.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
 _SECTOR_BYTES: Final = 4096
 _MENDED_BYTES_MAX: Final = 8192
-"""The largest payload that is corrected: 65,536 tries at most."""
+"""Largest payload in bytes that is corrected; that takes at most 65,536 tries."""
 
 log = structlog.get_logger(__name__)
 
 
 class Damage(NamedTuple):
-    """Bytes [start, end) of a segment that were on disk once and are no intact frame now."""
+    """Bytes [start, end) of a segment that were once on disk, and are not an intact frame now."""
 
     segment: int
     start: int
     end: int
     header: FrameHeader | None
-    """The header of the frame, if it is intact: then only its payload is damaged."""
+    """The header of the frame; None if it is damaged, too."""
     payload: bytes
-    """The bytes found in place of the payload."""
+    """The bytes that were found in place of the payload."""
     name: Location | None = None
-    """The place by which roles know a batch that was moved."""
+    """The location by which roles know the batch, if it was moved."""
 
     @property
     def location(self) -> Location:
-        """The place of the payload, or of the unknown bytes; of a moved batch, its name."""
+        """The location of the payload or of the unknown bytes; for a moved batch, its name."""
         if self.name is not None:
             return self.name
         length = self.header.length if self.header is not None else self.end - self.start
@@ -71,18 +72,19 @@ Scanned: TypeAlias = tuple[FrameHeader, bytes, Location]
 
 
 class SegmentScan:
-    """Reads one segment from offset `start` on, where a frame begins or the segment ends.
+    """Reads one segment from offset `start`, where a frame begins or the segment ends.
 
     Args:
         newest: whether the segment may end with a torn tail.
-        synced: bytes that were certainly synced, known from outside the segment.
-        growing: whether a process writes to the segment meanwhile. Then `synced` comes from all its
-            frames (`synced_end`), and unreadable bytes after `synced` may be incomplete frames, so
-            they are no damage.
+        synced: number of bytes that were certainly synced, known from outside the segment.
+        growing: whether a process may be writing to the segment. Then `synced` comes from all its
+            frames (`synced_end`). Unreadable bytes after `synced` may be incomplete frames, so they
+            are not damage.
 
     Attributes:
         end: after iteration, the offset after the last intact frame.
-        synced: after iteration, bytes that were certainly synced, also according to the frames.
+        synced: after iteration, number of bytes that were certainly synced, also according to the
+            frames.
         sealed: after iteration, whether a frame ends the segment.
         damaged_end: after iteration, whether the last item found was damage.
         mended: corrected bytes, with their offsets, to be written back.
@@ -149,7 +151,7 @@ class SegmentScan:
         return header
 
     def _frame(self, file: BinaryIO, header: FrameHeader) -> Scanned | Damage | None:
-        """Return the frame whose header was read, or its damage; None: the torn tail."""
+        """Return the frame with this header, or its damage; None: the torn tail begins."""
         fd = file.fileno()
         payload = _read(file, header.length)
         _read(file, -header.length % _ALIGNMENT)
@@ -181,8 +183,8 @@ class SegmentScan:
         return behind if min(behind, synced) > self.end else None
 
     def _known_synced(self, behind: Iterable[tuple[int, FrameHeader]]) -> int:
-        """Return how far the segment was synced, according to this scan and the headers after the
-        damage.
+        """Return how far the segment was synced, according to this scan and to the headers after
+        the damage.
         """
         self.synced = max(self.synced, *(header.synced for _, header in behind), 0)
         return self.synced
@@ -199,7 +201,7 @@ def header_mended(buffer: bytes) -> bytes | None:
             if header_unpacked(bytes(tried)) is not None:
                 return bytes(tried)
         except DataDirectoryError:
-            pass  # of another version: not corrected by a guess
+            pass  # a header of another version: not corrected
         tried[bit >> 3] ^= 1 << (bit & 7)
     return None
 
@@ -214,7 +216,7 @@ def header_at(fd: int, offset: int) -> FrameHeader | None:
 
 
 def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
-    """Write corrected bytes back to the file; return how many places were corrected."""
+    """Write corrected bytes back to the file; return the number of corrected places."""
     for offset, right in mended:
         write_all(fd, [right], offset)
         os.fsync(fd)
@@ -225,8 +227,8 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
 def write_again(fd: int, start: int, end: int) -> None:
     """Make bytes [start, end) of a segment durable by writing them again.
 
-    A sync alone is not enough. After a failed write-back the pages still hold the bytes but count
-    as clean, so no later sync writes them or fails.
+    A sync alone is not enough: after a failed write-back, the page cache still holds the bytes but
+    marks them clean, so no later sync writes them or fails.
 
     Raises:
         OSError: an error of the system.
@@ -272,9 +274,9 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
 
 
 def synced_end(path: Path, number: int, start: int) -> int:
-    """Return how many bytes of a segment were synced, as its frames from `start` on say.
+    """Return how many bytes of a segment were synced, according to its frames from `start` on.
 
-    0: no frame says it.
+    0 if no frame tells.
     """
     with path.open("rb") as file:
         headers = headers_in(file.fileno(), number, start)
@@ -282,7 +284,7 @@ def synced_end(path: Path, number: int, start: int) -> int:
 
 
 def holds_frames(path: Path, number: int) -> bool:
-    """Whether a segment has any frame of its own, also after damage."""
+    """Tell whether a segment has any frame written for it, also after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
             header_mended(_read(file, FRAME_HEADER_BYTES)) is not None
@@ -296,7 +298,7 @@ def newest_used(directory: Path) -> int:
 
 
 def is_clean(fd: int, number: int, start: int) -> bool:
-    """Whether only zeros, or frames of a former use, follow the last intact frame."""
+    """Tell whether only zeros, or frames of the file's former use, follow the last intact frame."""
     first = _pread(fd, FRAME_HEADER_BYTES, start)
     header = header_unpacked(first)
     former = header is not None and header.segment != number
@@ -304,7 +306,7 @@ def is_clean(fd: int, number: int, start: int) -> bool:
 
 
 def _read(file: BinaryIO, length: int) -> bytes:
-    """Read on; unreadable sectors read as zeros, which are never an intact frame."""
+    """Read the next bytes. Unreadable sectors read as zeros, which are never an intact frame."""
     at = file.tell()
     try:
         return file.read(length)

@@ -1,8 +1,8 @@
-"""The note of the newest segment in use, and of how far it was synced (ARCHITECTURE 11, decisions
-0009 and 0022).
+"""The file `NEWEST`: the newest segment in use, and how far it was synced (ARCHITECTURE 11,
+docs/decisions/0009 and 0022).
 
-The segments alone cannot show that the newest of them is missing: the rest looks like a shorter
-journal. Nor can they distinguish damage of the last frames from a torn tail. So the file `NEWEST`
+The segments alone do not show whether the newest segment is missing, because the rest looks like a
+shorter journal. Nor do they distinguish damage of the last frames from a torn tail. So `NEWEST`
 describes the newest segment that may hold frames, in one line: a name, the segment's number, its
 size in bytes, how many of these bytes were synced, and the CRC32C of the line in hexadecimal. The
 line is written before the first frame of a segment, after a time without writes, and at a clean
@@ -31,7 +31,7 @@ class NewestSegment(NamedTuple):
 
     Attributes:
         size_bytes: the size of its file.
-        synced: how many bytes were certainly synced.
+        synced: number of bytes that were certainly synced.
     """
 
     number: int
@@ -40,7 +40,7 @@ class NewestSegment(NamedTuple):
 
 
 def note_newest(directory: Path, newest: NewestSegment) -> None:
-    """Note durably which segment is in use, and how far it was synced.
+    """Durably write which segment is in use, and how far it was synced.
 
     Raises:
         OSError: an error of the system.
@@ -59,13 +59,15 @@ def note_newest(directory: Path, newest: NewestSegment) -> None:
 
 
 def newest_noted(directory: Path) -> NewestSegment | None:
-    """Return the note; None: there is none, or it is unreadable, which is logged."""
+    """Return the content of `NEWEST`. None: there is no such file, or it is unreadable, which is
+    logged.
+    """
     path = directory / _FILE
     if not path.exists():
         return None
     try:
         line = path.read_bytes()
-    except OSError as error:  # an unreadable sector; the next note overwrites it
+    except OSError as error:  # an unreadable sector; the next write overwrites it
         log.warning("the note of the newest segment cannot be read", error=str(error))
         return None
     stated, _, crc = line.decode(errors="replace").strip().rpartition(" ")
@@ -77,7 +79,7 @@ def newest_noted(directory: Path) -> NewestSegment | None:
 
 
 def is_whole(directory: Path, newest: NewestSegment) -> bool:
-    """Whether the file of the newest segment has its full length."""
+    """Tell whether the file of the newest segment has its full length."""
     path = segment_path(directory, newest.number)
     return path.exists() and path.stat().st_size >= newest.size_bytes
 

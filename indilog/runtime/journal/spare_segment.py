@@ -1,4 +1,4 @@
-"""The next segment of a journal, prepared in a thread (ARCHITECTURE 7, decision 0001)."""
+"""Prepares the next segment of a journal in a thread (ARCHITECTURE 7, docs/decisions/0001)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from indilog.runtime.journal.segment import NO_ROOM, prepare_segment, segment_pa
 
 
 class SpareSegment:
-    """Prepares the next segment; knows whether there was room for it.
+    """Prepares the next segment, and tells whether there was room for it.
 
     Attributes:
         pool: the thread for background work on files of the journal.
@@ -55,7 +55,7 @@ class SpareSegment:
         self._made = self.pool.submit(make)
 
     def make(self, number: int, size_bytes: int) -> None:
-        """Wait for segment `number`; a frame larger than a segment gets a segment of its size.
+        """Wait for segment `number`; a frame that exceeds `segment_bytes` gets a larger segment.
 
         Raises:
             OSError: there is no room (`ENOSPC`), or another error of the system.
@@ -66,7 +66,7 @@ class SpareSegment:
         self.wait()
 
     def look_for_room(self, number: int) -> None:
-        """Retry to prepare segment `number`, if there was no room."""
+        """Prepare segment `number` again, if there was no room before."""
         if self.starved and self._made is not None and self._made.done():
             self.prepare(number)
 
@@ -76,7 +76,7 @@ class SpareSegment:
         Raises:
             OSError: there is no room (`ENOSPC`), or another error of the system.
         """
-        assert self._made is not None, "begin() was called"
+        assert self._made is not None, "`begin` is called before `wait`"
         self._made.result()
 
     def used(self) -> None:

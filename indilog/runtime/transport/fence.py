@@ -1,11 +1,10 @@
-"""A fence: a process accepts only frames of its own view, from the newest incarnation of a node
-that the view names (ARCHITECTURE 11).
+"""The fence of a process, which accepts only frames of its own view, from the newest incarnation of
+a node in that view (ARCHITECTURE 11).
 
-Every start of a process takes an epoch that is greater than all before, and every frame carries it.
-So after a frame of a new incarnation, a receiver accepts none of an older incarnation that was
-paused. This fence is in memory only. Facts that must also be fenced after a restart of the
-receiver, such as the writer of a shard and the primary, are fenced durably by the roles, with
-epochs of their own.
+Every start of a process takes an epoch greater than all earlier ones, and every frame carries the
+epoch. So after a frame of a new incarnation, a receiver accepts no frame of an older incarnation
+that was paused. This fence is in memory only. The writer of a shard, and the primary, must also be
+fenced after a restart of the receiver; roles do this durably, with separate epochs.
 """
 
 from __future__ import annotations

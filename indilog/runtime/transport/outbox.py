@@ -1,8 +1,8 @@
 """Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
 
-A message waits for the sync of all earlier writes, unless it promises nothing
-(`Message.promises`) and one role of the process persists. All messages of an iteration from one
-node to another travel in one `Envelope`, or in a few when they are many or large.
+A message waits for the sync of all earlier writes. An exception are messages that promise nothing
+(`Message.promises`), if only one role of the process persists. All messages of an iteration from
+one node to another are sent in one `Envelope`, or in a few if they are many or large.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class Outbox:
     """Collects messages; its owner calls the methods that send them.
 
     Args:
-        transport: where they leave; None: there is no other process.
-        views: the newest last.
-        epoch: of this process.
-        config: of this process.
-        metrics: counts what leaves.
-        early: whether messages that promise nothing leave before the sync. They may not if several
-            roles of the process persist: an entry of the metalog would leave that rests on the
-            report of a storage node beside it, whose records may still be lost.
+        transport: transport to send messages with; None: there is no other process.
+        views: the views, the newest last.
+        epoch: epoch of this process.
+        config: settings of this process.
+        metrics: counts sent messages.
+        early: whether messages that promise nothing are sent before the sync. They may not if
+            several roles of the process persist. Otherwise a metalog entry could be sent that is
+            based on the report of a storage node in the same process, whose records may still be
+            lost.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Outbox:
         """Send messages now."""
         if not letters:
             return
-        assert self._transport is not None, "a process without transport has all roles itself"
+        assert self._transport is not None, "a process without transport has all roles"
         encoded: dict[int, msgspec.Raw] = {}  # by id: most messages go to several receivers
         for (sender, receiver), messages in letters.items():
             for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
@@ -99,7 +100,7 @@ class Outbox:
         self._transport.flush()
 
     def clear(self) -> None:
-        """Drop all messages: the shell has failed."""
+        """Drop all messages, because the shell has failed."""
         self._waiting.clear()
         self._early.clear()
 

@@ -2,11 +2,12 @@
 
 A directory has three files: `cluster.pem`, the certificate of the cluster's authority; `node.pem`,
 the certificate that the authority gave to this node; and `node.key`, its private key. `indilog
-cluster init` makes them. With them a connection is TLS 1.3 in which *both* sides show a certificate
-of the authority. A peer without one is refused in the handshake, before any message of it is read.
+cluster init` makes them. With these keys, a connection uses TLS 1.3 with mutual authentication:
+*both* sides show a certificate of the authority. A peer without one is refused in the handshake,
+before any of its messages is read.
 
-All certificates of the authority are equal: a node does not check which name a peer has.
-`cluster.pem` may have several authorities, so that all nodes can get new keys one after the other.
+All certificates of the authority are equivalent, because a node does not check a peer's name.
+`cluster.pem` may have several authorities, so that nodes can get new keys one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OTHERS: Final = 0o077
 
 
 class PeerKeys(NamedTuple):
-    """TLS contexts for accepted connections and for those that this process makes."""
+    """TLS contexts for accepted connections and for outgoing ones."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -84,7 +85,7 @@ def keys_in(directory: Path) -> PeerKeys:
 def _context(directory: Path, kind: int) -> ssl.SSLContext:
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # nodes move; the authority vouches for them
+    context.check_hostname = False  # nodes may move; the authority's signature is enough
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(directory / AUTHORITY_FILE)
     context.load_cert_chain(

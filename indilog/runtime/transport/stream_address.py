@@ -1,6 +1,6 @@
-"""The address where a process receives streams, a Unix socket or a TCP port (decision 0005).
+"""The address where a process receives streams: a Unix socket or a TCP port (docs/decisions/0005).
 
-`unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
+Examples are `unix:///run/x/storage-0` and `stream://10.0.0.7:7401`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 from indilog.base.errors import ConfigError
 
 SILENCE_S: Final = 2
-"""Seconds of silence after which the kernel probes a TCP peer (keepalive)."""
+"""Seconds without received bytes after which the kernel probes a TCP peer (keepalive)."""
 SILENCES_MAX: Final = 3
-"""Unanswered probes after which the connection ends: the peer's host has vanished."""
+"""Unanswered probes after which the kernel closes the connection, because the peer's host is
+down.
+"""
 _BACKLOG: Final = 128
 
 
@@ -63,11 +65,12 @@ class StreamAddress(NamedTuple):
         protocol: asyncio.Protocol,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect `protocol` to the listener at this address; with `tls` both authenticate.
+        """Connect `protocol` to the listener at this address; with `tls`, both sides authenticate
+        themselves.
 
         Raises:
-            ssl.SSLError: the listener is of another cluster, or refuses this process.
-            OSError: there is none, or it cannot be reached.
+            ssl.SSLError: the listener belongs to another cluster, or refuses this process.
+            OSError: there is no listener, or it cannot be reached.
         """
         if self.path:
             await loop.create_unix_connection(lambda: protocol, self.path)
@@ -80,7 +83,7 @@ class StreamAddress(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def _remove_dead(self) -> None:
-        """Remove the socket file of a process that does not listen any more.
+        """Remove the socket file of a process that no longer listens.
 
         A listener without room for a further connection (`BlockingIOError`) counts as running.
         """
@@ -110,12 +113,12 @@ def parsed(address: str) -> StreamAddress:
             parts.hostname.encode("idna")  # raises for names that cannot be resolved
             return StreamAddress(address, "", parts.hostname, parts.port)
     raise ConfigError(
-        f"The address of a stream is unix:///PATH or stream://HOST:PORT, not {address}."
+        f"The address of a stream must be unix:///PATH or stream://HOST:PORT, not {address}."
     )
 
 
 def tune(connection: asyncio.BaseTransport) -> None:
-    """Send small writes at once, and detect a TCP peer whose host vanished."""
+    """Send small writes at once, and detect a TCP peer whose host is down."""
     own: socket.socket = connection.get_extra_info("socket")
     if own.family == socket.AF_UNIX:
         return

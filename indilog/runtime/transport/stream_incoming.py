@@ -20,7 +20,7 @@ from indilog.runtime.transport.transport import (
 )
 
 CONNECTIONS_MAX: Final = 1024
-"""Incoming connections at once; each holds one incomplete frame at most."""
+"""Largest number of incoming connections; each holds at most one incomplete frame."""
 LENGTH: Final = struct.Struct("<I")
 
 _LENGTH_BYTES: Final = LENGTH.size
@@ -31,10 +31,10 @@ _log = structlog.get_logger(__name__)
 class Incoming(asyncio.Protocol):
     """One connection that a peer has made.
 
-    Usually one read brings whole frames, which are cut out at once. The beginning of an incomplete
-    frame is kept, and not examined until the rest has arrived. So each byte is copied a few times
-    at most, however small the pieces are. Memory grows with the bytes that the peer has sent, not
-    with the length that a frame claims.
+    Usually one read brings complete frames, which are delivered at once. The beginning of an
+    incomplete frame is kept, and is not examined until the rest has arrived. So each byte is copied
+    only a few times, however small the pieces are. Memory grows with the bytes that the peer has
+    sent, not with the length that a frame claims.
 
     Args:
         all_connections: the open connections; this one adds and removes itself.
@@ -61,7 +61,7 @@ class Incoming(asyncio.Protocol):
         self._counts = counts
         self._connection: asyncio.Transport | None = None
         self._rest = bytearray()
-        """The beginning of a frame, its length first."""
+        """The received part of an incomplete frame, which begins with the frame's length."""
         self._needed_bytes = 0
         """Bytes that `_rest` must have before it is examined again; valid unless `_rest` is
         empty."""

@@ -1,7 +1,7 @@
-"""Accepts connections at a listening socket, and with keys only those of known peers.
+"""Accepts connections at a listening socket; with keys, only those of authenticated peers.
 
-With keys this is a loop of its own, not the event loop's server: that one drops a connection whose
-handshake fails without a notice, so such a peer could not be counted.
+With keys, this class accepts connections itself instead of using asyncio's server. That server
+silently drops a connection whose handshake fails, so such peers could not be counted.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from indilog.runtime.transport.transport import (
 )
 
 HANDSHAKE_S_MAX: Final = 2.0
-"""Seconds in which a peer must show its certificate."""
+"""Seconds in which a peer must complete the handshake."""
 HANDSHAKES_MAX: Final = 64
-"""Handshakes at once; a further one ends the oldest. A node needs some milliseconds for one, so
-strangers that send nothing cannot keep nodes out.
+"""Largest number of concurrent handshakes; one more ends the oldest. A node needs some milliseconds
+for a handshake, so connections that send no bytes cannot keep nodes out.
 """
 _AGAIN_S: Final = 0.1
-"""Pause after a connection could not be accepted, as when no descriptor is left."""
+"""Seconds until the next attempt after a connection could not be accepted, for example because no
+file descriptor is left.
+"""
 
 _log = structlog.get_logger(__name__)
 
 
 class StreamServer:
-    """Gives each accepted connection a protocol.
+    """Creates a protocol for each accepted connection.
 
     Args:
         listener: a listening socket; closed by `close`.
         protocol: called once for each accepted connection, after its peer was authenticated.
         loop: the running event loop.
-        keys: of this process; None: every peer is accepted.
-        counts: gets the refused peers.
+        keys: keys of this process; None: every peer is accepted.
+        counts: counts the refused peers.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class StreamServer:
             self._server = self._loop.create_task(serve)
 
     def close(self) -> None:
-        """Accept no more; accepted connections stay."""
+        """Accept no further connections; accepted connections stay open."""
         if self._server is not None and not self._server.cancel():
             self._server.result().close()
         for task in (self._accepting, *self._handshakes):
@@ -99,7 +101,7 @@ class StreamServer:
             handshake.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     async def _admit(self, connection: socket.socket, keys: PeerKeys) -> None:
-        """Let the peer authenticate itself, and refuse it if it cannot."""
+        """Do the handshake, and refuse a peer that does not authenticate itself."""
         peer = _name_of(connection)
         try:
             await self._loop.connect_accepted_socket(

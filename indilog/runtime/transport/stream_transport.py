@@ -1,16 +1,16 @@
-"""The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; decision 0005).
+"""The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; docs/decisions/0005).
 
-A process has one listening socket, and one outgoing connection to each peer *process*, opened when
-the first frame waits for the peer. Data flows one way on each connection. The end of an outgoing
-connection shows that the peer died. A frame follows its length, a little-endian u32. All frames of
-an iteration leave in one write, at `flush`.
+A process has one listening socket, and one outgoing connection to each peer *process*, which is
+opened for the first frame to the peer. Data flows in one direction on each connection. The end of
+an outgoing connection shows that the peer died. On the wire, a frame follows its length, a
+little-endian u32. All frames of an iteration leave in one write, at `flush`.
 
-The event loop's own write buffer has the limit zero, so it tries each write at once. If the kernel
-does not take all bytes, the connection pauses until the kernel has taken the rest. Meanwhile frames
-wait in a queue here, bounded in bytes and in time, and can still be dropped.
+The limit of the event loop's write buffer is zero. So if the kernel does not take all bytes of a
+write at once, the connection pauses until the kernel has taken the rest. Meanwhile frames wait in a
+queue of this module, which is bounded in bytes and in time, and can still be dropped.
 
-`indilog.link.frames` has another framing: it decodes link messages while it cuts them out. Here
-frames stay bytes, and a large frame is received in place.
+`indilog.link.frames` has a different framing, which decodes link messages while it splits the
+stream. Here frames stay bytes, and a large frame is received in place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from indilog.runtime.transport.transport import (
 )
 
 WRITE_BYTES: Final = 1 * MIB
-"""Bytes written at once; bytes that the event loop then holds can no longer be dropped."""
+"""Largest number of bytes in one write; bytes that the event loop then holds can no longer be
+dropped.
+"""
 JOINED_BYTES_MAX: Final = 32 * KIB
 """Frames up to this size are copied into one buffer: cheaper than a system call per frame."""
 CONNECT_S_MAX: Final = 2.0
@@ -53,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamTransport:
-    """A `Transport` over stream sockets, by the event loop's own protocols.
+    """A `Transport` over stream sockets, with asyncio protocols.
 
     The frames that wait for a peer are bounded (`send_queue_bytes_max`, `send_queue_s_max`). In
     addition the event loop may hold one write of `WRITE_BYTES` or one larger frame, which is lost
@@ -63,13 +65,13 @@ class StreamTransport:
 
     Args:
         address: where this process receives: `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
-        addresses: where each node of the cluster receives. Nodes at `address` are in this process:
-            the shell delivers messages among them itself.
+        addresses: address at which each node of the cluster receives. Nodes at `address` are in
+            this process, so the shell delivers their messages itself.
         loop: the running event loop; all methods are called on it.
 
     Raises:
-        ConfigError: an address is of another kind, or ours cannot be bound; or one is not on
-            loopback and there are no keys.
+        ConfigError: an address has another form, or ours cannot be bound; or an address is not on
+            loopback, and there are no keys.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class StreamTransport:
         }
         self._peers = {node: self._processes[to] for node, to in remote.items()}
         self._spoken_to: dict[_Peer, None] = {}
-        """Peers with frames since the last flush, in order: a role sends the most urgent first."""
+        """Peers with frames since the last flush, in the order of their first frame, because roles
+        send the most urgent messages first.
+        """
         self._listener = own.listener()
 
     def start(self, on_frames: OnFrames) -> None:
@@ -167,7 +171,7 @@ class _Peer(asyncio.Protocol):
         self.queued_bytes = 0
         self.writable = False
         self._paused = False
-        """Whether the event loop asked for a pause of writes."""
+        """Whether the event loop has paused writes."""
         self.waiting_since = 0.0
         """When the peer last took bytes; valid while `queue` holds frames that it does not take."""
         self._untaken_bytes = 0
@@ -215,7 +219,7 @@ class _Peer(asyncio.Protocol):
             self._write(frames, size)
 
     def _first_frames(self) -> tuple[list[bytes], int]:
-        """Remove about one write from the queue: one frame at least."""
+        """Remove the frames of the next write from the queue; at least one frame."""
         frames = [self.queue.popleft()]
         size = len(frames[0])
         while self.queue and size + len(self.queue[0]) <= self._write_bytes:
@@ -286,7 +290,7 @@ class _Peer(asyncio.Protocol):
             self._forget()
             self._drop_old()
         except (OSError, TimeoutError):
-            self._forget()  # a connection made just now is closed unused
+            self._forget()  # a connection that was just opened is closed unused
             self._drop_old()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -295,7 +299,7 @@ class _Peer(asyncio.Protocol):
         if self._closed:
             self._abort()
             return
-        # A TLS connection compares with "at least", so the limit 0 would pause it for ever.
+        # A TLS connection compares with "at least", so with limit 0 it would stay paused forever.
         self._connection.set_write_buffer_limits(high=0 if self._keys is None else 1)
         tune(self._connection)
         self._connected_at = self._loop.time()
@@ -303,7 +307,7 @@ class _Peer(asyncio.Protocol):
             self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Queue frames: the connection takes no more."""
+        """Queue further frames, because the connection takes no more."""
         self._paused = True
         if self.writable:
             self.writable = False
@@ -323,7 +327,7 @@ class _Peer(asyncio.Protocol):
         self._abort()
 
     def eof_received(self) -> None:
-        """Write no more: the peer is gone; later frames wait for the next connection."""
+        """Stop writing, because the peer is gone. Later frames wait for the next connection."""
         self.writable = False
 
     def connection_lost(self, exc: Exception | None) -> None:

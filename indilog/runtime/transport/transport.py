@@ -1,8 +1,10 @@
-"""Frames between processes: the guarantees of a transport (ARCHITECTURE 5, 6).
+"""The interface and guarantees of a transport, which carries frames between processes (ARCHITECTURE
+5, 6).
 
 A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
-frames, as a network may, and does not report that to the sender: the roles resend the messages that
-matter. It never changes a frame, never blocks, and holds a bounded number of bytes for each peer.
+frames, as a network may, and does not report that to the sender; the roles resend messages that
+must arrive. It never changes a frame, never blocks, and holds a bounded number of bytes for each
+peer.
 
 Two classes implement this: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport`
 (pyzmq, decision 0002). Nodes of one process share its address.
@@ -22,7 +24,7 @@ from indilog.base.ids import NodeId
 QUEUE_FULL: Final = "queue full"
 """More than `send_queue_bytes_max` bytes wait for the peer."""
 TOO_OLD: Final = "too old"
-"""The peer took nothing for `send_queue_s_max`."""
+"""The peer took no bytes for `send_queue_s_max`."""
 TOO_LARGE: Final = "too large"
 """The frame is larger than `message_bytes_max`."""
 UNKNOWN_PEER: Final = "unknown peer"
@@ -50,12 +52,12 @@ class TransportCounts:
     frames_received: int = 0
     bytes_received: int = 0
     dropped: defaultdict[str, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
-    """Frames that never left, and connections refused, by reason: `QUEUE_FULL` and so on."""
+    """Dropped frames and refused connections, by reason (`QUEUE_FULL` and so on)."""
 
     def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
         """Count a frame that can never arrive: its receiver is not `known`, or it exceeds `limit`.
 
-        The frame is not sent again, because that would fail too.
+        The frame is not resent, because a resend would fail, too.
         """
         if not known:
             self.dropped[UNKNOWN_PEER] += 1
@@ -76,14 +78,14 @@ class Transport(Protocol):
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """Send `frame` towards `receiver` with the next `flush`, or before; it may be lost.
 
-        The frames to one peer that arrive do so in order. A frame above `message_bytes_max`, or
+        Frames to one peer arrive in order, if they arrive. A frame above `message_bytes_max`, or
         beyond the limits of the peer's queue, is dropped and counted.
         """
 
     def flush(self) -> None:
         """Send as many waiting frames as the peers take; called at the end of every iteration.
 
-        The other frames leave without a further call, as soon as the peers take them.
+        The remaining frames are sent without a further call, as soon as the peers take them.
         """
 
     def close(self) -> None:

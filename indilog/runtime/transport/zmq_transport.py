@@ -1,10 +1,10 @@
 """The transport over pyzmq (ARCHITECTURE 6; decision 0002).
 
 A process has one PULL socket for all incoming frames, and one PUSH socket for each peer *process*.
-The event loop watches the file descriptors of the sockets. A zmq descriptor is *edge triggered*: it
-becomes readable when the socket's state changes, not while there is work. Any send or receive may
-consume that signal. So the transport receives until the socket has no more frames. After a send
-that would block, it reads the socket's state again before it waits for the descriptor.
+The event loop watches the file descriptors of the sockets. A zmq descriptor is *edge-triggered*: it
+becomes readable when the socket's state changes, not as long as the socket has frames. Any send or
+receive may consume that signal. So the transport receives until the socket has no more frames.
+After a send that would block, it reads the socket's state again before it waits for the descriptor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ RECEIVE_HIGH_WATER_FRAMES: Final = 128
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 500
 HEARTBEAT_MS: Final = 2_000
-"""A peer that is silent for three of these intervals is reconnected: its host may have vanished."""
+"""Interval of zmq's heartbeats in milliseconds. A peer that is silent for three intervals is
+reconnected, because its host may be down.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -53,9 +55,9 @@ class _Peer:
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.waiting_since = 0.0
-        """When the peer last took a frame; valid while `queue` holds something."""
+        """When the peer last took a frame; valid while `queue` has frames."""
         self.watched = False
-        """Whether the loop watches the socket; only while `queue` holds something."""
+        """Whether the loop watches the socket; only while `queue` has frames."""
 
 
 class ZmqTransport:
@@ -66,14 +68,15 @@ class ZmqTransport:
     flooded with outdated frames.
 
     Args:
-        address: where this process receives, e.g. `ipc:///run/x/storage-0`, `tcp://10.0.0.7:7401`.
-        addresses: where each node of the cluster receives. Nodes at `address` are in this process:
-            the shell delivers messages among them itself.
+        address: address at which this process receives, e.g. `ipc:///run/x/storage-0`,
+            `tcp://10.0.0.7:7401`.
+        addresses: address at which each node of the cluster receives. Nodes at `address` are in
+            this process, so the shell delivers their messages itself.
         loop: the running event loop; all methods are called on it.
 
     Raises:
-        ConfigError: the address cannot be bound, or one is not on loopback: pyzmq does not encrypt
-            here (decision 0044).
+        ConfigError: the address cannot be bound, or an address is not on loopback, because this
+            transport does not encrypt (docs/decisions/0044).
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class ZmqTransport:
             if self._events(self._pull) & zmq.POLLIN:
                 for _ in range(FRAMES_PER_ITERATION_MAX - 1):
                     took(receive(zmq.NOBLOCK))
-                self._loop.call_soon(self._receive)  # no edge signals the frames that are left
+                self._loop.call_soon(self._receive)  # no edge will signal the remaining frames
         except zmq.Again:
             pass
         return frames
@@ -185,7 +188,7 @@ class ZmqTransport:
         self._drain(peer)
 
     def _drop_old(self, peer: _Peer) -> None:
-        """Drop the queued frames of `peer` if it took nothing for `send_queue_s_max`."""
+        """Drop the queued frames of `peer` if it took no frame for `send_queue_s_max`."""
         if peer.queue and self._loop.time() - peer.waiting_since > self._queue_s_max:
             self.counts.dropped[TOO_OLD] += len(peer.queue)
             _log.info("peer takes nothing", address=peer.address, dropped=len(peer.queue))

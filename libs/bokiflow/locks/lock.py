@@ -1,9 +1,9 @@
 """Fenced locks with leases on a log (PITFALLS 11; API.md, "BokiFlow").
 
 `async with Lock(log, "hotel:7") as held:` queues for the lock, acquires it, and releases it at the
-end. At each place of the log at most one holder has the lock, and `held.token` is larger than the
-tokens of all earlier holders. A holder whose lease ended gets an error, but a paused process can
-notice that too late. So the guarded resource should refuse tokens smaller than the largest it has
+end. At every seqnum of the log, at most one holder has the lock. `held.token` is larger than the
+tokens of all earlier holders. A holder whose lease has ended gets an error, but a paused process
+may get it too late. So the guarded resource should refuse tokens smaller than the largest it has
 seen.
 """
 
@@ -41,20 +41,24 @@ LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
 _REMINDER_S_MIN: Final = 0.001
 _PLACE_S: Final = 1.0
-"""A waiting caller appends its reminder this many seconds later for each place before it."""
+"""For each place before it in the queue, a waiting caller delays its reminder by this many
+seconds.
+"""
 
 
 def seconds_now() -> float:
-    """Return seconds of a monotonic clock; it only says when to look, and decides nothing."""
+    """Return seconds of a monotonic clock, which decides only when to read, not who holds the
+    lock.
+    """
     return time.monotonic()
 
 
 class Held:
-    """A lock held until its lease ends.
+    """A lock that the caller holds until its lease ends.
 
     Attributes:
-        name: of the lock.
-        token: the fencing token, the seqnum of the record by which it was acquired.
+        name: name of the lock.
+        token: the fencing token: the seqnum of the record that queued the caller.
     """
 
     def __init__(self, log: Log, name: str, replica: LockReplica, token: SeqNum) -> None:
@@ -67,22 +71,22 @@ class Held:
         """Extend the lease to `lease` seconds from now. This also checks that the lock is held.
 
         Raises:
-            LockLostError: the lease had ended before.
+            LockLostError: the lease had already ended.
             AppendOutcomeUnknownError: the lease may be extended; the call can be repeated.
         """
         check_lease(lease)
         await self._append_command(ExtendLease(self.token, lease))
 
     async def release(self) -> None:
-        """Release the lock to the next caller in the queue; may be repeated soon after.
+        """Release the lock to the next caller in the queue. A recent release may be repeated.
 
         Raises:
-            LockLostError: the lease had ended before, which released the lock.
-            AppendOutcomeUnknownError: the lock may be released; if not, the end of the lease does
-                that.
+            LockLostError: the lease had already ended, so the lock was released before.
+            AppendOutcomeUnknownError: the lock may be released; otherwise the end of the lease
+                releases it.
         """
         await self._append_command(Release(self.token))
-        with contextlib.suppress(IndilogError):  # it is released all the same
+        with contextlib.suppress(IndilogError):  # the lock is released, even if this fails
             await self._replica.save(self._log)
 
     async def _append_command(self, command: ExtendLease | Release) -> None:
@@ -95,20 +99,20 @@ class Held:
 
 
 class Lock:
-    """A lock of a log, by name. Objects are cheap.
+    """A named lock on a log. `Lock` objects are cheap.
 
-    An `async with` block acquires it on entering and releases it on leaving. If the lease has ended
-    by then, leaving raises `LockLostError`, unless the block raised another error. With `renew`, a
-    lost lease ends the block with `LockLostError` as soon as it is noticed.
+    An `async with` block acquires the lock on entering and releases it on leaving. If the lease has
+    ended before, leaving raises `LockLostError`, unless the block raised another error. With
+    `renew`, the block ends with `LockLostError` as soon as the loss of the lease is detected.
 
     Args:
-        log: of the lock; it may also hold other records.
-        name: of the lock, unique in the log.
-        lease: seconds after which the lock is released, unless it is extended before.
+        log: log of the lock; it may also hold other records.
+        name: name of the lock, unique in the log.
+        lease: seconds after which the lock is released, unless the lease is extended before.
         wait: seconds to wait for the lock; None: without limit.
-        owner: an id of the caller. An owner that holds the lock, or waits for it, gets the same
-            token again: it may retry after an interruption, and keeps its place meanwhile. Default:
-            a new id each time.
+        owner: an id of the caller. If an owner already holds the lock or waits for it, `acquire`
+            returns the same token. So the owner may retry after an interruption, and keeps its
+            place meanwhile. Default: a new id each time.
         renew: whether the lease is extended in the background while the block runs.
     """
 
@@ -126,7 +130,9 @@ class Lock:
         if wait is not None:
             _check_seconds("A wait", wait)
         if owner is not None and not 0 < len(owner) <= OWNER_CHARACTERS_MAX:
-            raise LockSettingsError(f"An owner is 1 to {OWNER_CHARACTERS_MAX} characters of text.")
+            raise LockSettingsError(
+                f"owner must be 1 to {OWNER_CHARACTERS_MAX} characters of text."
+            )
         self.name = name
         self._log = log
         self._lease_s = lease
@@ -141,10 +147,12 @@ class Lock:
         """Queue for the lock and acquire it; the caller must release it.
 
         Raises:
-            LockTimeoutError: not within `wait` seconds; the caller left the queue.
+            LockTimeoutError: the lock was not acquired within `wait` seconds; the caller left the
+                queue.
             LockQueueFullError: too many callers are queued.
             AppendOutcomeUnknownError: the caller may be queued, or hold the lock. With an `owner`
-                it may retry and keeps its place. Without, its place ends after `wait` or one lease.
+                it may retry and keeps its place. Without an `owner`, its place ends after `wait`
+                seconds or one lease.
         """
         owner = self._owner or secrets.token_hex(8)
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
@@ -166,7 +174,9 @@ class Lock:
 
     async def __aenter__(self) -> Held:
         if self._held is not None:
-            raise RuntimeError("A Lock is one block; make another for a block inside it.")
+            raise RuntimeError(
+                "A Lock object serves one block at a time; create another one for a nested block."
+            )
         held = self._held = await self.acquire()
         if self._renew:
             self._renewal = Renewal(held.extend, self._lease_s)
@@ -195,7 +205,7 @@ class _PlaceInQueue:
     """One caller's place in the queue of a lock.
 
     Waiting is one read that the log answers when the lock has a new record. When a lease should
-    have ended, a waiting caller appends a reminder: its `ordered_at` ends the lease.
+    have ended, a waiting caller appends a reminder, whose `ordered_at` ends the lease.
     """
 
     def __init__(self, log: Log, name: str, replica: LockReplica, lease_s: float) -> None:
@@ -204,17 +214,20 @@ class _PlaceInQueue:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """Time of this caller's last record: by the log; `_time`: by this process's clock."""
+        """Time of this caller's last record, by the log. `_time` is the same by this process's
+        clock.
+        """
         self._time = 0.0
 
     async def acquire(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
-        """Wait until `owner` holds the lock, and return the token; None: it left the queue before.
+        """Wait until `owner` holds the lock, and return the token; None: `owner` left the queue
+        first.
 
         Args:
-            owner: of the place in the queue.
-            ends: when it leaves the queue, as `seconds_now` counts.
-            leaves: whether it leaves the queue when it is interrupted, instead of keeping its
-            place.
+            owner: owner of the place in the queue.
+            ends: when to leave the queue, in the time of `seconds_now`.
+            leaves: whether to leave the queue when the wait is interrupted, instead of keeping the
+                place.
         """
         token: SeqNum | None = None
         try:
@@ -224,11 +237,13 @@ class _PlaceInQueue:
             has_left = leaves and await self._has_left(owner)
             if token is None or has_left:
                 raise
-            with append_outcome_unknown(token):  # it keeps its place
+            with append_outcome_unknown(token):  # the caller keeps its place
                 raise
 
     async def _wait_until_held(self, token: SeqNum, ends: float) -> SeqNum | None:
-        """Wait until the token holds the lock, and return it; None: it left the queue."""
+        """Wait until the token holds the lock, and return the token; None: it is no longer
+        queued.
+        """
         while not self._replica.fold.holds(token):
             if self._replica.fold.place(token) is None:
                 return None  # this process was paused: its lease, or its wait, has ended
@@ -239,8 +254,8 @@ class _PlaceInQueue:
         return token
 
     async def _has_left(self, owner: str) -> bool:
-        """Leave the queue; tell whether that is certain. If not, its wait or one lease ends its
-        place.
+        """Leave the queue, and tell whether that is certain. If not, the place ends after the wait
+        or one lease.
         """
         with contextlib.suppress(IndilogError):
             await self.leave(owner)
@@ -248,7 +263,7 @@ class _PlaceInQueue:
         return False
 
     async def _join(self, owner: str, ends: float) -> SeqNum | None:
-        """Join the queue and return the token; None: the place has already ended again."""
+        """Join the queue and return the token; None: the place has already ended."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
         outcome = await self._replica.append(self._log, Acquire(owner, self._lease_s, wait_s))
         token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
@@ -270,7 +285,7 @@ class _PlaceInQueue:
         self._time = seconds_now()
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
-        """Wait for a record of the lock, for the end of its holder's lease, or until `ends`."""
+        """Wait for a record of the lock, for the end of the holder's lease, or until `ends`."""
         now = seconds_now()
         due_s = self._due_s(token, now)
         wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))
@@ -286,7 +301,7 @@ class _PlaceInQueue:
             self._note_log_time(await self._replica.append(self._log, Remind()))
 
     def _due_s(self, token: SeqNum, now: float) -> float:
-        """Return in how many seconds the holder's lease ends, by the time of the log."""
+        """Return the seconds until the holder's lease ends, by the time of the log."""
         fold = self._replica.fold
         holder, place = fold.holder, fold.place(token)
         assert holder is not None
@@ -297,16 +312,18 @@ class _PlaceInQueue:
 
 
 def check_lease(lease: float) -> None:
-    """Refuse an invalid lease.
+    """Raise for an invalid lease.
 
     Raises:
-        LockSettingsError: the lease is no number of seconds, too short or too long.
+        LockSettingsError: the lease is not a number, is too short or is too long.
     """
     _check_seconds("A lease", lease)
     if lease < _LEASE_S_MIN:
-        raise LockSettingsError(f"A lease is at least {_LEASE_S_MIN} seconds, not {lease}.")
+        raise LockSettingsError(f"lease must be at least {_LEASE_S_MIN} seconds, not {lease}.")
 
 
 def _check_seconds(what: str, seconds: object) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
-        raise LockSettingsError(f"{what} is 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}.")
+        raise LockSettingsError(
+            f"{what} must be 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}."
+        )

@@ -1,9 +1,10 @@
-"""The state of one lock, a pure fold of its records: the same in every process.
+"""Derives the state of one lock as a pure fold of its records, so that it is the same in every
+process.
 
-The order of the log alone decides the holder: the first request in the queue. The seqnum of its
-record identifies a request and is its fencing token. The queue is first in, first out, so each
-holder's token is larger than those of all earlier holders. Time is that of the log
-(`Record.ordered_at`), not of a writer or reader, so all processes agree when a lease ended.
+The holder is the first request in the queue, and the order of the log alone decides the queue. The
+seqnum of a request's record identifies the request and is its fencing token. The queue is first in,
+first out, so each holder's token is larger than those of all earlier holders. Time is that of the
+log (`Record.ordered_at`), not of a writer or reader, so all processes agree when a lease ended.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from bokiflow.locks.lock_records import (
 from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
-"""Remembered releases, so that a release may be repeated."""
+"""Number of released tokens that are kept, so that a release may be repeated."""
 QUEUE_MAX: Final = 4096
-"""Requests in the queue of one lock, including the holder's; further ones are refused."""
+"""Largest number of requests in the queue of one lock, including the holder's."""
 
 
 @dataclass(slots=True)
 class LockRequest:
-    """A place in the queue. `until`: of the holder, the end of its lease; of others, the end of
-    their wait; seconds since 1970. None: they wait without limit.
+    """A place in the queue. For the holder, `until` is the end of the lease; for others, the end of
+    their wait (seconds since 1970; None: no limit).
     """
 
     token: SeqNum
@@ -56,8 +57,8 @@ class LockFold:
         self._tokens: dict[str, SeqNum] = {}
         """The token of each owner in the queue."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
-        """Released tokens, for the answer to a repeated release. They decide nothing about the lock
-        and are not in checkpoints.
+        """Released tokens, to answer repeated releases. They do not affect the lock, so checkpoints
+        omit them.
         """
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
@@ -67,10 +68,11 @@ class LockFold:
     # --- applying records
 
     def apply(self, seqnum: SeqNum, ordered_at: float, command: Command | None) -> SeqNum | None:
-        """Apply the record at `seqnum`; return the token that it had an effect on.
+        """Apply the record at `seqnum`; return the token that it affected.
 
-        Of an acquire: the token of the place in the queue, None if it was refused. Of a release
-        (first or repeated) or an extension: the holder's token, None if it does not hold the lock.
+        For an `Acquire`, this is the token of the place in the queue, or None if the queue is full.
+        For a `Release` (first or repeated) or `ExtendLease`, it is the holder's token, or None if
+        the token does not hold the lock.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
@@ -90,7 +92,9 @@ class LockFold:
         return token
 
     def _on_clock(self) -> None:
-        """End waits and leases by the log's time; waits first, so an expired wait gets no lock."""
+        """End waits and leases by the log's time. Waits end first, so that an expired wait gets no
+        lock.
+        """
         holder = self.holder
         for request in list(self._queue.values()):
             is_over = request.until is not None and request.until <= self.clock
@@ -160,19 +164,19 @@ class LockFold:
         return (holder := self.holder) is not None and holder.token == token
 
     def token_of(self, owner: str) -> SeqNum | None:
-        """Return the token of an owner in the queue, or None."""
+        """Return the token of an owner in the queue; None if the owner is not queued."""
         return self._tokens.get(owner)
 
     def place(self, token: SeqNum) -> int | None:
-        """Return how many requests are queued before `token`, None if it is not queued."""
+        """Return how many requests are queued before `token`; None if `token` is not queued."""
         return next((place for place, held in enumerate(self._queue) if held == token), None)
 
     def __len__(self) -> int:
-        """Requests in the queue, including the holder's."""
+        """Number of requests in the queue, including the holder's."""
         return len(self._queue)
 
     def checkpoint(self) -> LockCheckpoint:
-        """Return the whole state, for a process that starts here."""
+        """Return the whole state, from which another process can continue."""
         queue = (QueuePlace(r.token, r.owner, r.lease_s, r.until) for r in self._queue.values())
         return LockCheckpoint(self.end, self.clock, tuple(queue))
 

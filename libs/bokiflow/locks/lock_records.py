@@ -1,7 +1,7 @@
-"""The records of a lock: one command each, and checkpoints.
+"""The records of a lock: commands and checkpoints.
 
-All commands of a lock have the lock's tag. So the sub-stream of this tag is the lock's whole
-history. Checkpoints have a tag of their own. The frame is that of `indilog.sdk.record_format`.
+All commands of a lock have the lock's tag, so the sub-stream of this tag is the lock's whole
+history. Checkpoints have a separate tag. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _Owner = Annotated[str, msgspec.Meta(max_length=OWNER_CHARACTERS_MAX)]
 
 
 class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
-    """Add `owner` to the queue.
+    """Adds `owner` to the queue.
 
-    If it is queued, it keeps its place; if it holds the lock, its lease ends `lease_s` from now.
+    If the owner is already queued, it keeps its place. If it holds the lock, its lease ends
+    `lease_s` seconds after this record.
 
-    `wait_s`: seconds for which it waits in the queue; None: without limit.
+    `wait_s`: seconds for which the owner waits in the queue; None: without limit.
     """
 
     owner: _Owner
@@ -41,29 +42,29 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, tag="acquire"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The request `token` leaves the queue, or releases the lock."""
+    """Removes the request `token` from the queue, or releases its lock."""
 
     token: _SeqNum
 
 
 class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
-    """If `token` holds the lock, its lease ends `lease_s` from now."""
+    """If `token` holds the lock, its lease ends `lease_s` seconds after this record."""
 
     token: _SeqNum
     lease_s: _Seconds
 
 
 class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
-    """A reminder: its `ordered_at` may end a lease. Has no other effect."""
+    """A reminder, whose `ordered_at` may end a lease. It has no other effect."""
 
 
 Command: TypeAlias = Acquire | Release | ExtendLease | Remind
 
 
 class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place of the queue in a checkpoint.
+    """A place in the queue, as part of a checkpoint.
 
-    `until`: the end of the lease at the first place, the end of the wait at all others.
+    `until`: for the first place the end of the lease, for all others the end of the wait.
     """
 
     token: _SeqNum
@@ -73,7 +74,7 @@ class QueuePlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LockCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
-    """The state of a lock after its records below seqnum `end`."""
+    """The state of a lock as of its records below seqnum `end`."""
 
     end: _SeqNum
     clock: float
@@ -99,7 +100,7 @@ def lock_tags(name: str) -> LockTags:
     """
     if not can_be_in_tag(name, _NAME_BYTES_MAX):
         raise LockSettingsError(
-            f"A lock's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
+            f"A lock's name must be 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
             f"not {name!r:.64}."
         )
     return LockTags(_TAG_PREFIX + name, _TAG_PREFIX + name + _TAG_SUFFIX)
@@ -111,7 +112,7 @@ def encode(content: Command | LockCheckpoint) -> bytes:
 
 
 def command_decoded(data: bytes) -> Command | None:
-    """Return the command in a record, None if the data is not of a lock.
+    """Return the command in a record; None if the data is not of a lock.
 
     Raises:
         FlowVersionError: a later version wrote the record.
@@ -121,5 +122,5 @@ def command_decoded(data: bytes) -> Command | None:
 
 
 def checkpoint_decoded(data: bytes) -> LockCheckpoint | None:
-    """Return the checkpoint in a record; None and errors as `command_decoded`."""
+    """Return the checkpoint in a record. None and errors are as in `command_decoded`."""
     return _FORMAT.decoded(data, _decode_checkpoint)

@@ -15,8 +15,8 @@ _RENEWALS_PER_LEASE: Final = 3
 class Renewal:
     """Extends a lease periodically, for the task that creates it.
 
-    If renewals cannot reach the log, the lease counts as lost once it must have ended: another
-    holder may have the lock by then.
+    If renewals cannot reach the log, the lease counts as lost when it must have ended, because
+    another holder may have the lock then.
     """
 
     def __init__(self, extend: Callable[[float], Awaitable[None]], lease_s: float) -> None:

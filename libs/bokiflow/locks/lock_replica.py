@@ -1,6 +1,6 @@
-"""Replicas of locks in a process: their folds, as far as their records were read.
+"""Replicas of locks in a process: the folds of the records read so far.
 
-All callers of a lock in one process share a replica. After a few hundred records, a caller that
+All callers of a lock in one process share a replica. Every few hundred records, a caller that
 releases the lock writes a checkpoint and trims superseded commands.
 """
 
@@ -33,15 +33,17 @@ from indilog.sdk import (
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
 _OUTCOMES_MAX: Final = 65_536
-"""Outcomes remembered while appends are in flight; about ten seconds of a busy lock."""
+"""Largest number of outcomes kept while appends are in flight; about ten seconds of a busy lock."""
 _LOCKS_MAX: Final = 4096
-"""Locks of one platform in memory; the least recently used one is evicted first."""
+"""Largest number of replicas in memory for one platform; the least recently used is evicted
+first.
+"""
 _PAGE: Final = 1000
 _CHECKPOINTS_PAGE: Final = 16
 
 
 class CommandOutcome(NamedTuple):
-    """The token that a command had an effect on, and the record's time, seconds since 1970."""
+    """The token that a command affected, and the time of its record (seconds since 1970)."""
 
     token: SeqNum | None
     ordered_at: float
@@ -51,9 +53,9 @@ class LockCheckpoints(NamedTuple):
     """The surviving checkpoints of a lock.
 
     Attributes:
-        place: seqnum of the checkpoint that covers most.
-        furthest: that checkpoint; None: there is none.
-        lost: the lost records, if one of them may cover more.
+        place: seqnum of the checkpoint that covers the most records.
+        furthest: this checkpoint; None if there is none.
+        lost: the loss, if a lost checkpoint may cover more.
     """
 
     place: SeqNum
@@ -62,7 +64,7 @@ class LockCheckpoints(NamedTuple):
 
 
 class LockReplica:
-    """One lock, in one process."""
+    """The state of one lock in one process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,18 +72,19 @@ class LockReplica:
         self.fold = LockFold()
         self._unsaved = 0
         self._appending: dict[object, SeqNum] = {}
-        """For each append in flight a seqnum at or below that of its record; ascending."""
+        """For each append in flight, a seqnum at or below that of its record; ascending."""
         self._outcomes: OrderedDict[SeqNum, CommandOutcome] = OrderedDict()
-        """Outcomes of records that may be those of appends in flight."""
+        """Outcomes of records that may belong to appends in flight."""
 
     async def append(self, log: Log, command: Command) -> CommandOutcome | None:
         """Append a command, catch up with it, and return its outcome.
 
-        None: the outcome is unknown, because hundreds of later records came and were trimmed.
+        None: the outcome is unknown, because hundreds of later records were applied and then
+            trimmed.
 
         Raises:
-            AppendOutcomeUnknownError: as `Log.append`; or the command was appended, and its outcome
-                cannot be read now.
+            AppendOutcomeUnknownError: as for `Log.append`; or the command was appended, and its
+                outcome cannot be read now.
         """
         telling = object()
         self._appending[telling] = self.fold.end
@@ -101,12 +104,12 @@ class LockReplica:
             self._outcomes.popitem(last=False)
 
     async def catch_up(self, log: Log, own: SeqNum = -1) -> None:
-        """Apply new records, at least up to and including `own`, a command that the session of
-        `log` appended.
+        """Apply new records, at least up to and including `own`, which is a command that the
+        session of `log` appended.
 
         Raises:
             DataLossError: a needed record is lost.
-            NotReadyError: the record at `own` is missing in the read.
+            NotReadyError: the read did not return the record at `own`.
             TrimmedError: the whole log was trimmed, and with it the history of the lock.
         """
         while True:
@@ -114,7 +117,8 @@ class LockReplica:
             try:
                 page = await log.read_range(self.tags.commands, start, limit=_PAGE)
             except TrimmedError as error:
-                # The floor may be visible before the checkpoint that was appended before the trim.
+                # The floor may become visible before the checkpoint, although the checkpoint was
+                # appended first.
                 await log.tail()
                 lost = await self._load(log)
                 if self.fold.end > start:
@@ -144,8 +148,8 @@ class LockReplica:
             self._outcomes.popitem(last=False)
 
     async def _load(self, log: Log) -> DataLossError | None:
-        """Continue from the checkpoint that covers most, if it covers more; return the loss if a
-        lost one may cover still more.
+        """Continue from the checkpoint that covers the most, if it is ahead of the fold. Return the
+        loss if a lost checkpoint may cover even more.
         """
         left = await self._furthest(log)
         if left.furthest is not None and left.furthest.end > self.fold.end:
@@ -153,9 +157,10 @@ class LockReplica:
         return left.lost
 
     async def _furthest(self, log: Log) -> LockCheckpoints:
-        """Return the checkpoint that covers most.
+        """Return the checkpoint that covers the most records.
 
-        It may not be the newest: a process may have paused between making one and appending it.
+        It need not be the newest, because a process may have paused between building a checkpoint
+        and appending it.
         """
         place, furthest = 0, None
         lost: DataLossError | None = None
@@ -172,13 +177,14 @@ class LockReplica:
         return LockCheckpoints(place, furthest, lost if is_lost else None)
 
     async def save(self, log: Log) -> None:
-        """After `CHECKPOINT_EVERY` records, write a checkpoint and trim what the previous one
-        covers.
+        """After `CHECKPOINT_EVERY` records, write a checkpoint and trim the records that the
+        previous one covers.
 
-        Trimming only up to the previous one leaves the last commands readable, so that callers in
+        Because only records before the previous checkpoint are trimmed, callers with appends in
         flight can still read their outcomes. Concurrent checkpoints are safe: each is correct, and
-        the one that covers most is kept, so one always continues where commands were trimmed.
-        While a lost checkpoint may cover more, nothing is trimmed: it may become readable again.
+        the checkpoint that covers the most is kept, so it covers all trimmed commands. While a lost
+        checkpoint may cover more, nothing is trimmed, because the lost one may become readable
+        again.
         """
         if self._unsaved < CHECKPOINT_EVERY:
             return
@@ -188,7 +194,7 @@ class LockReplica:
         try:
             await log.append(encode(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
-            return  # the queue is too long; it fits once the queue is shorter
+            return  # the queue is too long for a record; retried when it is shorter
         left = await self._furthest(log)
         if left.lost is not None:
             return

@@ -1,4 +1,4 @@
-"""The body of a step: calls it, and converts its result to JSON text and back."""
+"""Calls the body of a step, and converts its result to JSON text and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Body:
     """A step's body, with its signature.
 
     Attributes:
-        name: of the step, in the log.
+        name: name of the step in the log.
         takes_context: whether its first parameter is the function's context.
     """
 
@@ -37,11 +37,13 @@ class Body:
         hint = hints.get("return", Any)
         self._is_any = hint is Any
         self._type = ResultType(f"Step {self.name!r}", hint)
-        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(call))  # also of a partial
+        self._is_async = inspect.iscoroutinefunction(
+            inspect.unwrap(call)
+        )  # unwrapped, so that a partial works, too
         self.takes_context = _takes_context(call, hints)
 
     def of(self, call: Callable[..., Any]) -> Body:
-        """Return this description for another function object of the same code."""
+        """Return the same description for another function object with the same code."""
         if call is self._call:
             return self
         other = object.__new__(Body)
@@ -72,10 +74,10 @@ class Body:
 
 
 def check_function(call: object) -> None:
-    """Refuse an object that cannot be the body of a step.
+    """Raise for an object that cannot be the body of a step.
 
     Raises:
-        FlowSettingsError: the body is a coroutine, a workflow, or no function.
+        FlowSettingsError: the object is a coroutine or a workflow, or is not callable.
     """
     if inspect.iscoroutine(call):
         call.close()  # else Python warns that it was never awaited
@@ -95,7 +97,7 @@ def _hints(call: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(call), include_extras=True)
     except (NameError, TypeError, AttributeError):
-        return {}  # a partial, a builtin, names for type checkers only: then any JSON
+        return {}  # a partial, a builtin, or names only for type checkers: any JSON is accepted
 
 
 def _takes_context(call: Callable[..., Any], hints: dict[str, Any]) -> bool:

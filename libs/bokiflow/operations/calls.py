@@ -1,7 +1,7 @@
-"""Calls of functions from workflows: `await wf.call(send_mail, room, seat)`.
+"""Calls functions from workflows: `await wf.call(send_mail, room, seat)`.
 
 The operation's key is the call's idempotency key. So the platform records the call before it runs,
-and the call has one outcome, however many executors repeat it.
+and the call has one outcome, even if several executors repeat it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class FunctionCall:
     ) -> None:
         if isinstance(function, str):
             if given:
-                raise FlowSettingsError(f"Call {function!r} with named arguments; it is not here.")
+                raise FlowSettingsError(
+                    f"Call {function!r} with named arguments; its parameters are not known here."
+                )
             self.name, self.arguments = function, named
             self._body: Body | None = None
             return
@@ -46,7 +48,7 @@ class FunctionCall:
         known = function_of(function)
         if known is None:
             raise FlowSettingsError(
-                f"{getattr(function, '__name__', function)!r} is no function of an app; "
+                f"{getattr(function, '__name__', function)!r} is not a function of an app; "
                 "make it one with @app.function, or run it with wf.step."
             )
         names = list(inspect.signature(function).parameters)
@@ -104,5 +106,5 @@ async def _call_with_retry(of: FunctionCall, ctx: Context, key: str) -> bytes:
         except IndilogError as error:
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_transient(error) or unknown == _UNKNOWN_TRIES:
-                raise  # an outcome that stays unknown is an outcome, too
+                raise  # the call's outcome is that it stays unknown
     raise Stopped("The platform is unavailable.")

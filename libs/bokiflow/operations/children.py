@@ -1,8 +1,9 @@
 """Child workflows: runs started by a step of another run.
 
-The id of a child consists of the parent's id and the step's number. So a repeated start after a
-crash finds the existing child. The parent decides the start before it starts the child. So a later
-executor of the parent knows all possible children, and cancels them if the parent is compensated.
+The id of a child consists of the parent's id and the step's number, so a repeated start after a
+crash finds the existing child. The start is decided in the parent's log records before the child
+starts. So a later executor of the parent knows all children that may exist, and cancels them when
+it compensates the parent.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ class ChildWorkflow(Protocol[_ResultT_co]):
 
     @property
     def log_name(self) -> str:
-        """The name of the log of its runs."""
+        """The name of the log of the workflow's runs."""
 
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
         """Check the arguments and return them as a JSON object."""
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
-        """Start the run, unless one of this id exists, and execute it in this process."""
+        """Start the run, unless a run with this id exists, and execute it in this process."""
 
     def result_of(self, text: bytes) -> _ResultT_co:
         """Return the value of a result's JSON text."""
 
 
 def check_startable(child: object) -> None:
-    """Refuse an object that is no workflow.
+    """Raise for an object that is not a workflow.
 
     Raises:
-        FlowSettingsError: the argument is no workflow; the message says what to use instead.
+        FlowSettingsError: the argument is not a workflow; the message says what to use instead.
     """
     if inspect.iscoroutine(child):
         child.close()  # else Python warns that it was never awaited
@@ -74,18 +75,18 @@ def check_startable(child: object) -> None:
     if not isinstance(child, ChildWorkflow):
         name = getattr(child, "__name__", repr(child))
         raise FlowSettingsError(
-            f"{name} is no workflow of this flow: for a function of an application use "
+            f"{name} is not a workflow of this flow: for a function of an application use "
             f"wf.call({name}, ...), for any other wf.step({name}, ...)."
         )
 
 
 class Child(Generic[_ResultT_co]):
-    """A child of a run, in one execution of its parent.
+    """A child run, as seen by one execution of its parent.
 
     Attributes:
-        id: of its run.
-        name: of its workflow.
-        number: of the operation that starts the child.
+        id: id of the child run.
+        name: name of its workflow.
+        number: number of the parent's operation that starts the child.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class Child(Generic[_ResultT_co]):
         self.id = execution.child_id(number)
         run_tag(self.id)
         if self.id.count("/") > _DEPTH_MAX:
-            raise FlowSettingsError(f"Workflows start each other {_DEPTH_MAX} deep at most.")
+            raise FlowSettingsError(f"Child workflows can be nested at most {_DEPTH_MAX} deep.")
         if startable.log_name != execution.log.name:
             raise FlowSettingsError(
-                f"{startable.name} is of another flow ({startable.log_name}); start it in a step."
+                f"{startable.name} belongs to another flow ({startable.log_name}); start it in a "
+                "step."
             )
         self._execution = execution
         self._startable = startable
@@ -125,7 +127,7 @@ class Child(Generic[_ResultT_co]):
         raise_failure(decided)
         self.id = msgspec.json.decode(
             decided.result, type=str
-        )  # a fork has the child of its origin
+        )  # a fork uses the child of the run that it forks
         compensations.add(self.number, name, CANCEL_CHILD, self._cancelled)
         with execution.asked.performing():
             await read_dependency(self._start)
@@ -134,8 +136,8 @@ class Child(Generic[_ResultT_co]):
         finished, started = await self._finished(), self._run.started
         if started is not None and started.parent is None:
             raise RunIdInUseError(
-                f"Run {self.id!r} was not started by {self._execution.id!r}; ids that end in a "
-                "slash and a number are those of children, choose others."
+                f"Run {self.id!r} was not started by {self._execution.id!r}; ids that end with a "
+                "slash and a number are reserved for children, so choose another id."
             )
         if started is None and finished is None:
             origin = Origin(self._execution.id, self.number)
@@ -145,7 +147,7 @@ class Child(Generic[_ResultT_co]):
         """Wait for the child's end; return its result, decided as operation `number` of the parent.
 
         Raises:
-            StepFailedError: the child failed, or was cancelled on its own.
+            StepFailedError: the child failed, or was cancelled independently of the parent.
             Cancelled: the parent was cancelled while waiting.
         """
 
@@ -169,14 +171,14 @@ class Child(Generic[_ResultT_co]):
         return finished
 
     async def _finished(self) -> RunFinished | None:
-        """Return the end of the child, None while it runs; a trimmed child has ended."""
+        """Return the end of the child; None while it runs. A trimmed child has ended."""
         log = self._execution.log
         try:
             if self._run.started is None:
                 await log.read_next(run_tag(self.id))
             await read_run(log, self.id, self._run)
         except TrimmedError:
-            words = f"Run {self.id!r} ended long ago and was trimmed after its retention."
+            words = f"Run {self.id!r} has ended and was trimmed after its retention."
             return RunFinished(1, b"", RecordedFailure(UnknownRunError.__name__, words))
         return self._run.finished
 
@@ -185,7 +187,7 @@ class Child(Generic[_ResultT_co]):
         try:
             await read_dependency(self._start)
         except RunIdInUseError:
-            return OperationOutcome(b"false")  # the run of this id is not this child
+            return OperationOutcome(b"false")  # the run with this id is not this child
         if await read_dependency(self._finished) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
             entry = Entry(encode(CancelAsked()), tags)

@@ -1,8 +1,8 @@
-"""Compensations of a failed or cancelled workflow (a saga): steps are undone by functions, children
-by their cancellation.
+"""Compensates a failed or cancelled workflow (a saga): functions undo steps, and child runs are
+cancelled.
 
-Compensations run one after the other, in the reverse order of the operations' numbers. Each is an
-operation of its own, so it is decided once, and continues after a crash.
+Compensations run one after the other, in the reverse order of the operations' numbers. Each is a
+separate operation, so its outcome is decided once, and it is continued after a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Compensations:
     """The compensations that one execution has registered.
 
     Attributes:
-        execution: that they belong to.
+        execution: the execution that registered them.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -45,16 +45,19 @@ class Compensations:
         """Register the compensation of the operation `number`.
 
         Args:
-            number: of the operation to undo.
-            name: of the compensation.
-            kind: of the compensation.
-            produce: undoes the operation; its argument is the number of the compensation.
+            number: number of the operation to undo.
+            name: name of the compensation.
+            kind: kind of the compensation.
+            produce: function that undoes the operation; its argument is the number of the
+                compensation.
         """
         assert number not in self._undos, "an operation is undone once"
         self._undos[number] = _Undo(name, kind, produce)
 
     def must_not_run(self, raised: Exception) -> bool:
-        """Whether the workflow has not failed, but its code does not match the decided steps."""
+        """Tell whether compensations must not run, because the code does not match the decided
+        steps.
+        """
         return self.execution.has_left_out(raised, self._undos)
 
     async def run(self) -> list[RecordedFailure]:
@@ -91,7 +94,7 @@ async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any
     """Run a workflow's body; if it raises, run its compensations and raise its error.
 
     Raises:
-        CompensationFailedError: some compensations failed; all of them ran.
+        CompensationFailedError: all compensations ran, and some failed.
         UnfinishedOperationError: the body returned before its operations were finished.
     """
     execution = compensations.execution

@@ -1,6 +1,6 @@
-"""Concurrent branches of a workflow: `await wf.gather(...)`.
+"""Runs concurrent branches of a workflow: `await wf.gather(...)`.
 
-Each branch numbers its operations by itself, so the order of execution changes no number.
+Each branch numbers its own operations, so the numbers do not depend on the order of execution.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bokiflow.runs.execution import BRANCH, Branch, Execution
 _ValueT = TypeVar("_ValueT")
 BRANCHES_MAX: Final = 10_000
 AT_ONCE: Final = 64
-"""Branches of one `gather` that run at once, by default."""
+"""Default for the number of branches of a `gather` that run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """The error that a branch raised; a branch may also return an error object."""
+    """The error that a branch raised; distinct from an error object that a branch returns."""
 
     error: Exception
 
@@ -36,18 +36,18 @@ async def gather(
 ) -> list[_ValueT]:
     """Return the results of all branches, in the given order.
 
-    Every branch runs to its end, also when another one fails. So which branches have an effect does
-    not depend on timing.
+    Every branch runs to its end, even if another branch fails. So it does not depend on timing
+    which branches have an effect.
 
     Raises:
         Exception: the error of the first failed branch; a `Cancelled` has priority.
-        FlowSettingsError: too many branches, or `at_once` is below 1.
+        FlowSettingsError: there are too many branches, or `at_once` is less than 1.
     """
     if len(branches) > BRANCHES_MAX or at_once < 1:
         for branch in branches:
             branch.close()  # otherwise Python warns that the branch was never awaited
         raise FlowSettingsError(
-            f"gather takes {BRANCHES_MAX:,} branches at most, and at_once is 1 or more, "
+            f"gather takes at most {BRANCHES_MAX:,} branches, and at_once must be 1 or more, "
             f"not {len(branches):,} and {at_once}."
         )
     parent = execution.branch
@@ -87,7 +87,7 @@ async def _at_once(
     ]
     try:
         return await asyncio.gather(*tasks)
-    finally:  # when the execution stops, no branch continues
+    finally:  # when the execution stops, all branches are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,7 +96,7 @@ async def _at_once(
 
 
 async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:
-    """Run a branch without an event loop: branches then run one after the other."""
+    """Run a branch without an event loop. Branches then run one after the other."""
     before = BRANCH.set(context[BRANCH])
     try:
         return await branch

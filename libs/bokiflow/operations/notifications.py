@@ -1,7 +1,7 @@
-"""Waits of a workflow's operations: for a record of its run, or for a time.
+"""Lets a workflow's operations wait for a record of its run, or for a time.
 
-All notifications of a waiting workflow (signals, a cancellation, the end of a child, a takeover)
-are records of its run. So one read waits for all of them, without polling.
+All events that end a wait (a signal, a cancellation, the end of a child, a takeover) are records of
+the run. So one read waits for all of them, without polling.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from indilog.sdk import SeqNum
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
-"""One read waits for at most this many seconds; then the next one begins."""
+"""Longest wait of one read in seconds; then the next read begins."""
 
 
 def _ignore_count(by: int) -> None:
-    """Ignore the count of waiting operations; the default outside of a runner."""
+    """Do nothing: the default of `RESTS` outside of a runner."""
 
 
 RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
@@ -32,7 +32,7 @@ RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_i
 
 
 class Woken(Exception):  # noqa: N818 - it never leaves an operation
-    """A cancellation is requested while an operation waits."""
+    """Raised in a waiting operation when a cancellation is requested."""
 
 
 async def wait_for_record(
@@ -42,12 +42,12 @@ async def wait_for_record(
     *,
     wakes: bool = True,
 ) -> _ValueT | None:
-    """Wait until `found` returns a value, and return it; None: the time `ends` was reached.
+    """Wait until `found` returns a value, and return the value; None: the time `ends` was reached.
 
-    `found` is called at first, and again after each further record of the run.
+    `found` is called at once, and after each new record of the run.
 
     Args:
-        execution: of the waiting operation.
+        execution: execution of the waiting operation.
         ends: seconds since 1970, by the time of the run's log.
         found: returns the value if it is available, else None.
         wakes: whether a cancellation ends the wait.
@@ -61,7 +61,7 @@ async def wait_for_record(
     try:
         has_looked = False
         while True:
-            end = execution.run.end  # another branch may read further while this one looks
+            end = execution.run.end  # another branch may read further records meanwhile
             if (value := await found()) is not None:
                 return value
             if wakes and execution.is_cancel_asked:
@@ -76,7 +76,9 @@ async def wait_for_record(
 
 
 async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) -> None:
-    """Wait up to `wait_s` for a record of the run at `end` or later, and apply all new ones."""
+    """Wait up to `wait_s` seconds for a record of the run at seqnum `end` or later, and apply all
+    new records.
+    """
 
     async def look() -> None:
         await execution.log.read_next(run_tag(execution.id), end, wait=wait_s)
@@ -88,10 +90,11 @@ async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) 
 async def run_unless_cancelled(
     execution: Execution, asked: Coroutine[Any, Any, _ValueT]
 ) -> _ValueT:
-    """Return the result of `asked`; on an event loop, a cancellation of the run ends it at once.
+    """Return the result of `asked`. On an event loop, a cancellation of the run ends `asked` at
+    once.
 
     Raises:
-        Woken: a cancellation is requested; `asked` has ended, with or without its effect.
+        Woken: a cancellation is requested; `asked` has ended, and may have had its effect.
     """
     if not waiting.has_loop():
         return await asked
@@ -120,7 +123,9 @@ async def decide_waiting(
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
 ) -> StepDecided:
-    """As `Execution.decide`, for a wait: a cancellation meanwhile is decided instead."""
+    """Do the same as `Execution.decide`, for a wait. If a cancellation is requested meanwhile, it
+    is decided instead.
+    """
     while True:
         with suppress(Woken):
             return await execution.decide(number, name, kind, produce, may_wait=True)

@@ -32,10 +32,10 @@ _ValueT = TypeVar("_ValueT")
 
 
 class RunningChild(Generic[_ValueT]):
-    """A started child.
+    """A child run that was started.
 
     Attributes:
-        id: of its run.
+        id: id of the child run.
     """
 
     def __init__(self, execution: Execution, child: Child[_ValueT]) -> None:
@@ -47,7 +47,8 @@ class RunningChild(Generic[_ValueT]):
         """Wait for the end of the child and return its result.
 
         Raises:
-            StepFailedError: the child failed. Cancelled: the waiting run was cancelled.
+                StepFailedError: the child failed.
+                Cancelled: the waiting run was cancelled.
         """
         number = self._execution.number()
         result = self._child.result(number)
@@ -60,7 +61,7 @@ class Operations:
     execution: Execution
 
     def log(self, name: str) -> Log:
-        """Return the log `name`, for the bodies of steps."""
+        """Return the log `name`, to be used in the bodies of steps."""
         raise NotImplementedError
 
     @property
@@ -86,8 +87,8 @@ class Operations:
     # --- waiting
 
     def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
-        """Wait for this duration (seconds), counted from the first execution of this line. A
-        restart of the process does not change when the wait ends.
+        """Wait for this duration (in seconds, or a timedelta), counted from the first execution of
+        this line. A restart of the process does not change when the wait ends.
 
         Raises:
             Cancelled: the run was cancelled while waiting.
@@ -104,11 +105,12 @@ class Operations:
     ) -> Coroutine[Any, Any, Any]:
         """Wait for the next signal `name` to this run and return its value; None: timeout.
 
-        Signals wait in the log until this is called. Each is returned once, in log order; one that
-        arrives after the timeout is kept for the next call.
+        Signals stay in the log until this is called. Each signal is returned once, in log order. A
+        signal that arrives after the timeout is kept for the next call.
 
         Raises:
-            Cancelled: the run was cancelled while waiting. FlowSettingsError: the name is empty.
+                Cancelled: the run was cancelled while waiting.
+                FlowSettingsError: the name is empty.
         """
         check_name(name)
         ends = math.inf if timeout is None else start_timer(self.execution, name, timeout)
@@ -122,12 +124,12 @@ class Operations:
     ) -> Coroutine[Any, Any, list[_ValueT]]:
         """Run branches concurrently and return their results, in the given order.
 
-        A branch is an operation, or any coroutine that awaits operations. All of them run to their
-        ends, also when one fails; then the error of the first failed one is raised.
+        A branch is an operation, or any coroutine that awaits operations. All branches run to their
+        end, even if one fails; then the error of the first failed branch is raised.
 
         Args:
-            branches: to run, at most 10,000.
-            at_once: branches that run at once (1 or more).
+            branches: branches to run, at most 10,000.
+            at_once: largest number of branches that run concurrently (1 or more).
         """
         number = self.execution.number()
         gathered = gather(self.execution, number, branches, at_once)
@@ -145,21 +147,21 @@ class Operations:
     ) -> RunLock:
         """Hold a lock during an `async with` block: `async with wf.lock("hotel:7") as lock`.
 
-        The holder is the run: a re-execution still holds what an earlier execution acquired, with
-        the same `lock.token`. The lease is renewed while the block runs. It can still end if no
-        process executes the run for longer than `lease`: then `lock.check()` and leaving the block
-        raise `LockLostError`.
+        The holder is the run, so a re-execution still holds a lock that an earlier execution
+        acquired, with the same `lock.token`. The lease is renewed while the block runs. The lease
+        can still end if no process executes the run for longer than `lease`. Then `lock.check()`
+        and leaving the block raise `LockLostError`.
 
         Args:
-            name: of the lock, unique in its log.
-            lease: seconds; choose it longer than a takeover takes.
+            name: name of the lock, unique in its log.
+            lease: length of the lease in seconds; choose it longer than a takeover takes.
             wait: seconds to wait for the lock; None: without limit.
-            log: of the lock, to share it with other programs; default: the log of the runs.
+            log: log of the lock, if other programs share it; default: the log of the runs.
 
         Raises:
-            LockTimeoutError: on entering: not acquired within `wait` seconds.
-            NestedLockError: on entering: an enclosing block, also one around the enclosing
-                `gather`, holds the lock. That is decided.
+            LockTimeoutError: on entering: the lock was not acquired within `wait` seconds.
+            NestedLockError: on entering: an enclosing block holds the lock, maybe one around the
+                enclosing `gather`. This outcome is decided.
         """
         where = self.execution.log if log is None else self.log(log)
         return RunLock(self.execution, where, name, lease, wait)
@@ -173,14 +175,14 @@ class Operations:
         *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
         **named: Any,  # noqa: ANN401
     ) -> Coroutine[Any, Any, RunningChild[_ValueT]]:
-        """Start a workflow of the same flow, exactly once, without waiting for its end.
+        """Start a workflow of the same flow exactly once, and do not wait for its end.
 
-        If this run fails or is cancelled, the child is cancelled. If this run succeeds first, the
-        child continues.
+        If this run fails or is cancelled, the child is cancelled. If this run succeeds before the
+        child has ended, the child continues.
 
         Raises:
             InvalidArgumentsError: the arguments do not fit the child's type hints.
-            FlowSettingsError: `child` is no workflow of this flow.
+            FlowSettingsError: `child` is not a workflow of this flow.
             Cancelled: this run was cancelled; there is no child.
         """
         begun = self._child(child, arguments, named)
@@ -197,11 +199,11 @@ class Operations:
         *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
         **named: Any,  # noqa: ANN401
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Run a workflow of the same flow, exactly once, and return its result.
+        """Run a workflow of the same flow exactly once, and return its result.
 
         Raises:
             StepFailedError: the child failed.
-            InvalidArgumentsError, FlowSettingsError, Cancelled: as `start_child`.
+            InvalidArgumentsError, FlowSettingsError, Cancelled: as for `start_child`.
         """
         begun, number = self._child(child, arguments, named), self.execution.number()
         return self._asked(number, begun.name, CHILD, self._ran(begun, number))
@@ -249,19 +251,20 @@ class Operations:
     ) -> Coroutine[Any, Any, Any]:
         """Call a function of an application and return its result; the call has one outcome.
 
-        The platform records the call under the key of this operation. So one outcome is decided,
-        despite crashes and concurrent executors, and then the function does not run again. If its
+        The platform records the call with the key of this operation. So one outcome is decided,
+        despite crashes and concurrent executors, and the function does not run after that. If its
         worker crashes, the function is restarted, so its body may run more than once. Effects that
         must happen once belong into a workflow (`run`), or into a transaction with an id.
 
         Args:
             function: a decorated function, or `"app.function"`, which takes named arguments only.
-            arguments: of the function.
-            named: arguments by name.
+            arguments: positional arguments of the function.
+            named: arguments of the function by name.
 
         Raises:
-            StepFailedError: the function raised, or its worker crashed each time. That is decided.
-            FlowSettingsError: the argument is no function of an application.
+            StepFailedError: the function raised, or its worker crashed in each attempt. This
+                outcome is decided.
+            FlowSettingsError: `function` is not a function of an application.
         """
         of, number = FunctionCall(function, arguments, named), self.execution.number()
         called = call(self.execution, number, lambda: self.ctx, of)
@@ -276,16 +279,17 @@ class Operations:
         *,
         name: str | None = None,
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Run `body(txn)` in a transaction of a store that takes effect exactly once; return its
-        result, decided once by the log.
+        """Run `body(txn)` in a transaction that takes effect exactly once. Return its result, which
+        the log decides once.
 
-        The body may run several times. The writes of one attempt take effect, despite crashes and
-        concurrent executors. The result is stored as JSON and converted to the return type.
+        The body may run several times, because of conflicts, crashes and concurrent executors. The
+        writes of exactly one attempt take effect. The result is stored as JSON and converted to the
+        return type.
 
         Args:
-            store: of any log.
-            body: as for `Store.transact`.
-            name: of the operation in the log; default: the name of the body.
+            store: a store on any log.
+            body: function of the transaction, as for `Store.transact`.
+            name: name of the operation in the log; default: the name of the body.
 
         Raises:
             StepFailedError: the body raised, or all attempts conflicted; nothing was changed.

@@ -1,7 +1,9 @@
-"""Locks in workflows: the holder is the run, so a re-execution still holds what the run acquired.
+"""Locks in workflows. The holder is the run, so a re-execution still holds the locks that the run
+acquired.
 
 Acquiring and releasing are operations. While the block runs, its executor renews the lease; after a
-takeover the next executor does. `check`, and leaving the block, report a lease that has ended.
+takeover, the new executor does. If the lease has ended, `check` raises, and so does leaving the
+block.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class HeldByRun:
     """A lock that a run holds.
 
     Attributes:
-        name: of the lock.
-        token: the fencing token, larger than those of all holders before.
+        name: name of the lock.
+        token: the fencing token, larger than those of all earlier holders.
     """
 
     def __init__(self, execution: Execution, log: Log, held: Held, lease_s: float) -> None:
@@ -54,17 +56,17 @@ class HeldByRun:
         self._renewing: asyncio.Task[None] | None = None
 
     def is_held(self, execution: Execution, log: Log, name: str) -> bool:
-        """Whether this is the lock `name` of `log`, held by the run of `execution` as far as
-        decided.
+        """Tell whether this is the lock `name` of `log`, and the run of `execution` holds it, as
+        far as is decided.
         """
         is_same = (self._log_name, self.name) == (log.name, name)
         return is_same and self._execution is execution and not self._is_over
 
     async def check(self) -> None:
-        """Check that the run holds the lock, and extend it to a whole lease from now.
+        """Check that the run holds the lock, and extend the lease to its whole length from now.
 
         Raises:
-            LockLostError: the lease has ended. That is decided.
+            LockLostError: the lease has ended. This outcome is decided.
         """
         await self._ask(CHECK_LOCK, is_cancellable=True)
 
@@ -72,7 +74,7 @@ class HeldByRun:
         """Release the lock to the next caller in the queue.
 
         Raises:
-            LockLostError: the lease had ended before. That is decided.
+            LockLostError: the lease had already ended. This outcome is decided.
         """
         await self._ask(UNLOCK, is_cancellable=False)
 
@@ -99,7 +101,7 @@ class HeldByRun:
         raise_failure(decided)
 
     def keep(self, *, is_new: bool) -> None:
-        """Renew the lease from now on; without an event loop, do nothing."""
+        """Start to renew the lease. Without an event loop, do nothing."""
         assert not self._is_over, "only a held lock is renewed"
         assert self._renewing is None, "one task renews a lease"
         if waiting.has_loop():
@@ -127,7 +129,7 @@ class HeldByRun:
 
 
 _AROUND: Final[ContextVar[tuple[HeldByRun, ...]]] = ContextVar("around", default=())
-"""The locks of the blocks that enclose the running code, also those around its `gather`."""
+"""The locks of the blocks that enclose the running code, including blocks around its `gather`."""
 
 
 class RunLock:
@@ -157,7 +159,9 @@ class RunLock:
         try:
             raise_failure(decided)
         except Cancelled:
-            with suppress(IndilogError):  # an earlier execution may hold it; its lease ends
+            with suppress(
+                IndilogError
+            ):  # an earlier execution may hold the lock; its lease will end
                 await self._lock.leave()
             raise
         held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
@@ -169,8 +173,8 @@ class RunLock:
     async def _acquired(self) -> OperationOutcome:
         if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
             words = (
-                f"Lock {self._name!r} is held by a block around this one, which would wait for "
-                "itself; remove the inner block, or give its lock another name."
+                f"Lock {self._name!r} is held by an enclosing block, so this block would wait for "
+                "its own run; remove the inner block, or give its lock another name."
             )
             return OperationOutcome(b"", RecordedFailure(NestedLockError.__name__, words))
 
@@ -202,4 +206,4 @@ class RunLock:
         elif isinstance(error, Exception):
             with suppress(LockLostError):  # the error of the block has priority
                 await held.release()
-        # else this execution stops, and the next one holds the lock
+        # otherwise this execution stops, and the next execution holds the lock

@@ -1,8 +1,7 @@
 """Signals: values sent to a run, each consumed once, in log order.
 
-A signal waits in the log until the workflow asks for it. Which signal an operation consumed is
-decided, so a re-execution gets the same one. For each name, the oldest signal that is not consumed
-comes next.
+A signal stays in the log until the workflow reads it. An operation consumes the oldest signal of
+its name that is not consumed yet. Its choice is decided, so a re-execution gets the same signal.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
 
 
 def check_name(name: str) -> None:
-    """Refuse an invalid name of a signal.
+    """Raise for an invalid name of a signal.
 
     Raises:
         FlowSettingsError: the name is empty.
     """
     if not name:
-        raise FlowSettingsError("A signal's name is not empty.")
+        raise FlowSettingsError("A signal's name must not be empty.")
 
 
 class Signals:
@@ -45,11 +44,11 @@ class Signals:
             if _is_got(decided)
         }
         self._sorted = 0
-        """How many of `run.signals` are in `_left` or were consumed."""
+        """How many of `run.signals` were moved to `_left` so far."""
         self._left: defaultdict[str, deque[tuple[SeqNum, bytes]]] = defaultdict(deque)
 
     async def next(self, number: str, name: str, ends: float = math.inf) -> Any:  # noqa: ANN401
-        """Wait for the next signal `name` and return its value; None: there was none until `ends`.
+        """Wait for the next signal `name` and return its value; None: no signal came until `ends`.
 
         Raises:
             Cancelled: the run was cancelled while waiting.

@@ -1,6 +1,6 @@
 """Durable timers: `await wf.sleep(...)`, and timeouts of other waits.
 
-The end of a timer is decided when it starts, so a re-execution waits only for the rest.
+The end of a timer is decided when it starts, so a re-execution waits only for the remaining time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ def seconds_of(duration: float | timedelta) -> float:
     """Return a duration in seconds.
 
     Raises:
-        FlowSettingsError: the duration is negative, no number or longer than ten years.
+        FlowSettingsError: the duration is negative, not a number, or longer than ten years.
     """
     seconds: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _SECONDS_MAX:
         raise FlowSettingsError(
-            f"A duration is 0 to {_SECONDS_MAX:,.0f} seconds or a timedelta, not {duration!r:.40}."
+            f"A duration must be 0 to {_SECONDS_MAX:,.0f} seconds or a timedelta, not "
+            f"{duration!r:.40}."
         )
     return float(seconds)
 
 
 def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
-    """Start a timer; return its end, decided by the first execution: seconds since 1970 by the time
-    of the run's log.
+    """Start a timer; return its end, which the first execution decides (seconds since 1970, by the
+    time of the run's log).
     """
     seconds, clock = seconds_of(duration), log_clock(execution.log)
     decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))

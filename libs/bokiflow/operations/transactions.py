@@ -1,8 +1,8 @@
-"""Transactions in workflows: `await wf.transact(store, body)`, committed exactly once.
+"""Runs transactions in workflows, committed exactly once: `await wf.transact(store, body)`.
 
-The transaction has the operation's key as its id, so of all commits the first one takes effect
-(`Store.transact`). A body that raises commits, too, with its failure and without its writes.
-Otherwise a stalled execution could commit after the failure was decided.
+The transaction has the operation's key as its id, so only the first commit takes effect
+(`Store.transact`). If the body raises, its failure is committed without its writes. Otherwise a
+stalled execution could commit writes after the failure was decided.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ID_BYTES_MAX: Final = 250
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What a transaction records in addition to its writes: its result, or its body's failure."""
+    """The result of a transaction, or the failure of its body, recorded with its writes."""
 
     result: Any = None
     failure: RecordedFailure | None = None
@@ -61,7 +61,8 @@ async def transact(
             plain = await _transact_with_retry(store, wrote, txn_id)
         except Exception as error:  # noqa: BLE001 - each error is an outcome
             errors.append(error)
-            # A concurrent execution may still commit the writes; the log orders one of both first.
+            # A concurrent execution may still commit the writes. The log orders one of the two
+            # commits first.
             plain = await _transact_with_retry(store, failed, txn_id)
         recorded = msgspec.convert(plain, _Recorded)
         return OperationOutcome(msgspec.json.encode(recorded.result), recorded.failure)

@@ -14,20 +14,20 @@ class FlowSettingsError(FlowError):
 
 
 class RunIdInUseError(FlowError):
-    """The run of this id belongs to another workflow; nothing was done."""
+    """The run with this id belongs to another workflow; nothing was done."""
 
 
 class UnknownRunError(FlowError):
-    """There is no run of this id, or it was trimmed after its retention."""
+    """There is no run with this id, or it was trimmed after its retention."""
 
 
 class StepFailedError(FlowError):
-    """A step, child, call or transaction failed permanently. The failure is its decided outcome, so
+    """A step, child, call or transaction failed permanently. The failure is the decided outcome, so
     every execution raises it.
 
     Attributes:
-        step: its name.
-        kind: class name of the error that it failed with.
+        step: name of the operation.
+        kind: class name of the error with which it failed.
     """
 
     def __init__(self, step: str, kind: str, message: str) -> None:
@@ -55,26 +55,26 @@ class RunCancelledError(RunFailedError):
 
 
 class Cancelled(FlowError):  # noqa: N818 - a request, not an error
-    """Raised inside a workflow: by a cancellation of its run, or by the workflow to end as
-    cancelled.
+    """Raised inside a workflow after a cancellation of its run was requested. A workflow may also
+    raise it to end as cancelled.
     """
 
 
 class UnfinishedOperationError(FlowError):
-    """The workflow returned before an operation that it had requested was finished: a step in
-    another task, or one that it did not await. That is decided, and the run has failed.
+    """The workflow returned before one of its operations had finished, such as a step in another
+    task, or a step that was not awaited. This outcome is decided, so the run has failed.
     """
 
 
 class ChangedWorkflowError(FlowError):
-    """The code does not match the decided steps: their sequence has changed.
+    """The code does not match the decided steps, because their sequence has changed.
 
     The run is parked and keeps its steps. It continues when matching code is deployed.
 
     Attributes:
         run: the run's id.
-        number: of the step at which code and log differ.
-        decided: the step in the log; None: none.
+        number: number of the step at which code and log differ.
+        decided: the step in the log; None if there is none.
         found: the step in the code; None: the code ends before.
     """
 
@@ -91,7 +91,7 @@ class ChangedWorkflowError(FlowError):
         else:
             does = "ends before it" if found is None else f"does {found!r} there"
         super().__init__(
-            f"Run {run!r} does not fit the code: step {number} was decided as {decided!r}, "
+            f"Run {run!r} does not match the code: step {number} was decided as {decided!r}, "
             f"the code {does.rstrip('.')}. "
             "Deploy code that does the same steps first, or let old runs end."
         )
@@ -110,17 +110,18 @@ class LockSettingsError(FlowError):
 
 
 class LockLostError(FlowError):
-    """The lease ended before the lock was released; another holder may have, or have had, the lock.
+    """The lease ended before the lock was released. Since then another holder may have had the
+    lock.
 
     Attributes:
         name: of the lock.
-        token: the fencing token, which is no longer valid.
+        token: the fencing token; it is no longer valid.
     """
 
     def __init__(self, name: str, token: int) -> None:
         super().__init__(
-            f"The lease on lock {name!r} (token {token}) ended before it was released; take a "
-            "longer lease, and let what it guards refuse tokens that are smaller than the largest "
+            f"The lease on lock {name!r} (token {token}) ended before the lock was released; use a "
+            "longer lease, and let the guarded resource refuse tokens smaller than the largest "
             "it has seen."
         )
         self.name = name
@@ -128,7 +129,7 @@ class LockLostError(FlowError):
 
 
 class LockTimeoutError(FlowError):
-    """The lock was not acquired in the given time; the caller no longer waits for it."""
+    """The lock was not acquired within the given time; the caller no longer waits for it."""
 
     retryable = True
 
@@ -138,7 +139,7 @@ class NestedLockError(FlowError):
 
 
 class LockQueueFullError(FlowError):
-    """Too many callers wait for the lock already; this one was not added."""
+    """Too many callers wait for the lock already; this caller was not added."""
 
     retryable = True
 
@@ -159,4 +160,4 @@ class CompensationFailedError(FlowError):
 
 
 class RunEndedError(FlowError):
-    """The run has ended; it takes no signals and cannot be cancelled."""
+    """The run has ended, so it cannot receive signals and cannot be cancelled."""

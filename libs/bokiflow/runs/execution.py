@@ -1,11 +1,13 @@
-"""One execution of a run: decided outcomes are replayed; other operations run, and the log decides.
+"""One execution of a run: decided outcomes are replayed; other operations run, and the log decides
+their outcomes.
 
-All operations (steps, timers, signals, locks, children) get their outcome by `Execution.decide`. It
-awaits only the log, so tests can interleave executions call by call.
+All operations (steps, timers, signals, locks, children) get their outcome from `Execution.decide`.
+That method awaits only the log, so tests can interleave executions call by call.
 
-An outcome is durable before the next operation begins, with one exception. The last outcome of the
-workflow's own coroutine waits until that coroutine continues. If the coroutine ends there, outcome
-and end are one append. If it begins or awaits anything, the outcome is appended before.
+An outcome is durable before the next operation begins, with one exception: the last outcome of the
+workflow's own coroutine is not appended until that coroutine continues. If the coroutine then ends,
+the outcome and the end are one append. If it begins an operation or awaits, the outcome is appended
+first.
 """
 
 from __future__ import annotations
@@ -44,23 +46,27 @@ from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
-"""A larger result is appended at once, so that a result over the limit fails at its step."""
+"""Results with more bytes are appended at once, so that a result over the limit fails at its
+step.
+"""
 _DEFERRED_TOGETHER: Final = 500
-"""Outcomes in one batch, at most; all but one of them have short results."""
+"""Largest number of outcomes in one batch; all but one of them have short results."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
 """Suffix of a compensation's number; the rest is the number of the operation that it undoes."""
 CANCEL: Final = "cancel"
 """The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
-"""Number, name and kind of the decision that the workflow returned too early."""
+"""Number, name and kind of the decision that records that the workflow returned too early."""
 
 
 class LeaseCheck(Protocol):
     """Tells whether this executor is certainly the only one."""
 
     def is_sure(self) -> bool:
-        """Whether no other executor can have taken the run yet; if not, the log must be read."""
+        """Whether no other executor can have taken over the run yet. If not, the log must be
+        read.
+        """
 
 
 class OperationOutcome(NamedTuple):
@@ -71,10 +77,11 @@ class OperationOutcome(NamedTuple):
 
 
 class Branch:
-    """Numbers operations by their place in the code, independently of what runs concurrently.
+    """Numbers operations by their place in the code, independently of the timing of concurrent
+    branches.
 
     Attributes:
-        execution: of the operations.
+        execution: the execution of the operations.
         parent: the branch that contains this one.
         was_notified: whether the run's cancellation was raised in this branch, or in a part of it.
     """
@@ -106,7 +113,7 @@ KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
 
 
 def failure_from(error: BaseException) -> RecordedFailure:
-    """Return an error as it is recorded."""
+    """Return the recorded form of an error."""
     kind = error.kind if isinstance(error, StepFailedError) else type(error).__name__
     return RecordedFailure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
 
@@ -115,18 +122,18 @@ def _too_large(error: TooLargeError) -> RecordedFailure:
     """Return the failure of an operation that ran, but whose result no record can hold."""
     return RecordedFailure(
         TooLargeError.__name__,
-        f"It ran, and what it did stays, but its result cannot be kept: its record has "
-        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        f"It ran, and its effects remain, but its result is too large: the record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; store large results in a log and "
         "return their seqnums.",
     )
 
 
 def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> None:
-    """Raise the failure of an operation, if it failed; the same error in every replay.
+    """Raise the failure of an operation, if it failed. Every replay raises the same error.
 
     Raises:
         Cancelled: the run was cancelled there.
-        StepFailedError: anything else.
+        StepFailedError: the operation failed for another reason.
     """
     failure = decided.failure
     if failure is None:
@@ -140,9 +147,9 @@ class Execution:
     """One execution of one run, in the epoch that the run has in `run`.
 
     Attributes:
-        id: of the run.
-        run: the run as far as its records were read. This execution's decisions may be missing.
-        log: of the run.
+        id: id of the run.
+        run: the run as of the records read so far; this execution's own decisions may be missing.
+        log: log of the run.
         asked: the operations that the workflow requested.
     """
 
@@ -159,15 +166,15 @@ class Execution:
         self._parent = run.started.parent
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
-        self._unsettled: list[StepDecided] = []
-        self._settling = waiting.Mutex()
+        self._unflushed: list[StepDecided] = []
+        self._flushing = waiting.Mutex()
         self._changed: ChangedWorkflowError | None = None
         self._main = Branch(self)
         self._is_driving = False
         self._cancel_asked = run.cancel_asked
         self._is_cancellation_suppressed = False
         self.on_cancel: list[Callable[[], None]] = []
-        """Called when a cancellation is requested; waiting operations must wake up."""
+        """Called when a cancellation is requested, to wake waiting operations."""
 
     # --- numbers
 
@@ -178,22 +185,22 @@ class Execution:
         return branch if branch is not None and branch.execution is self else self._main
 
     def number(self) -> str:
-        """Return the number of the next operation of this branch. Call it before anything is
-        awaited, so that the order of the code decides the number.
+        """Return the number of the next operation of this branch. Call it before the first await,
+        so that the order of the code decides the number.
         """
         return self.branch.number()
 
     def key(self, number: str) -> str:
         """Return the idempotency key of an operation: the same in every execution, and unique.
 
-        An earlier run of the same id that was trimmed has other keys.
+        An earlier, trimmed run with the same id had other keys.
         """
         return f"{self.log.name}/{self.id}@{self.run.started_at}/{number}"
 
     def child_id(self, number: str) -> str:
         """Return the unique id of the run that operation `number` starts.
 
-        A child's own id already names the start of its root run, in case that run's id is reused.
+        The id contains the seqnum of the root run's start, in case the root run's id is reused.
         """
         began = "" if self._parent is not None else f"@{self.run.started_at}"
         return f"{self.id}{began}/{number}"
@@ -201,7 +208,7 @@ class Execution:
     # --- deciding
 
     def decided(self, number: str, name: str, kind: str) -> StepDecided | None:
-        """Return the decided outcome of an operation; None: not decided.
+        """Return the decided outcome of an operation; None if it is not decided.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -232,13 +239,13 @@ class Execution:
         may_wait: bool = False,
         is_cancellable: bool = True,
     ) -> StepDecided:
-        """Return the outcome of an operation: the decided one, else what `produce` returns,
-        decided.
+        """Return the decided outcome of an operation. If none is decided yet, run `produce` and let
+        the log decide.
 
-        All earlier outcomes are durable when `produce` begins. It may run again in another
-        execution until an outcome is decided. When this returns, the outcome is durable, too; with
-        `may_wait`, see the module's docstring. If a cancellation is requested, that is decided
-        instead, once in each branch.
+        All earlier outcomes are durable when `produce` begins. Until an outcome is decided,
+        `produce` may run again in another execution. When this returns, the outcome is durable; for
+        `may_wait`, see the module's docstring. If a cancellation is requested, the cancellation is
+        decided instead, once in each branch.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -249,8 +256,8 @@ class Execution:
             if self._is_driving:
                 await self.asked.catch_up(self._decided)
             return known
-        if self._unsettled or self._settling.locked():
-            await self.settle()
+        if self._unflushed or self._flushing.locked():
+            await self.flush()
         if is_cancellable and self.is_cancel_asked:
             self._mark_notified()
             failure = RecordedFailure(
@@ -262,12 +269,12 @@ class Execution:
         record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
             self._keep(record)
-            self._unsettled.append(record)
+            self._unflushed.append(record)
             return record
         return await self._record(record)
 
     def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> StepDecided:
-        """As `decide`, for a value that is available at once and has no effect. It is durable
+        """Decide a value that is available at once and has no effect. The decision is durable
         before the next operation begins.
         """
         number = self.number()
@@ -275,17 +282,18 @@ class Execution:
         if known is None:
             known = StepDecided(self.epoch, number, name, kind, produce())
             self._keep(known)
-            self._unsettled.append(known)
+            self._unflushed.append(known)
         return known
 
     def check_finished(self) -> None:
         """Check that a returning workflow has finished all its operations.
 
-        If not, that is decided: a later execution, which may find more of them finished, must come
-        to the same end.
+        If it has not, that is decided, because a later execution, which may find more operations
+        finished, must end in the same way.
 
         Raises:
-            UnfinishedOperationError: it has not, or had not in an earlier execution.
+            UnfinishedOperationError: an operation has not finished, or had not in an earlier
+                execution.
         """
         known = self.decided(RETURN, RETURN, RETURN)
         if known is not None:
@@ -296,27 +304,27 @@ class Execution:
         except UnfinishedOperationError as error:
             record = StepDecided(self.epoch, RETURN, RETURN, RETURN, b"", failure_from(error))
             self._keep(record)
-            self._unsettled.append(record)
+            self._unflushed.append(record)
             raise
 
-    async def settle(self) -> None:
-        """Make all decisions so far durable.
+    async def flush(self) -> None:
+        """Append all decisions that are not durable yet.
 
         Raises:
             Stopped: this execution must not continue.
         """
-        async with self._settling:
-            await self._append_unsettled(0)
+        async with self._flushing:
+            await self._append_unflushed(0)
 
-    async def _append_unsettled(self, left_max: int) -> None:
-        """Append decisions that are not durable, oldest first, until `left_max` are left. Those of
-        an append that fails or is interrupted stay.
+    async def _append_unflushed(self, left_max: int) -> None:
+        """Append decisions that are not durable, oldest first, until `left_max` are left. If an
+        append fails or is interrupted, its decisions remain to be appended.
         """
-        assert self._settling.locked(), "one task appends at a time"
-        while len(self._unsettled) > left_max:
-            some = self._unsettled[:_DEFERRED_TOGETHER]
+        assert self._flushing.locked(), "one task appends at a time"
+        while len(self._unflushed) > left_max:
+            some = self._unflushed[:_DEFERRED_TOGETHER]
             await self._append(some)
-            del self._unsettled[: len(some)]
+            del self._unflushed[: len(some)]
 
     async def _record(self, record: StepDecided) -> StepDecided:
         try:
@@ -339,11 +347,11 @@ class Execution:
 
     @property
     def is_cancel_asked(self) -> bool:
-        """Whether a cancellation is requested of which this branch was not notified yet."""
+        """Whether a cancellation is requested that was not raised in this branch yet."""
         return self.is_cancel_asked_in(self.branch)
 
     def is_cancel_asked_in(self, branch: Branch) -> bool:
-        """As `is_cancel_asked`, of a branch whose code may not be running."""
+        """Tell the same as `is_cancel_asked`, for a branch whose code need not be running."""
         return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
     def _mark_notified(self) -> None:
@@ -353,11 +361,11 @@ class Execution:
             branch = branch.parent
 
     def suppress_cancellation(self) -> None:
-        """Raise no cancellation from now on, because compensations run."""
+        """Raise no further cancellation, because compensations run."""
         self._is_cancellation_suppressed = True
 
     def ask_cancel(self) -> None:
-        """Let the next operation decide that the run is cancelled, and wake waiting operations."""
+        """Make the next operation decide that the run is cancelled, and wake waiting operations."""
         self._cancel_asked = True
         for notify in list(self.on_cancel):
             notify()
@@ -391,29 +399,31 @@ class Execution:
         return await self._finish(finished)
 
     async def _finish(self, finished: RunFinished) -> RunFinished:
-        async with self._settling:
-            await self._append_unsettled(_DEFERRED_TOGETHER)
+        async with self._flushing:
+            await self._append_unflushed(_DEFERRED_TOGETHER)
             try:
-                await self._append([*self._unsettled, finished])
+                await self._append([*self._unflushed, finished])
             except TooLargeError as error:
                 finished = RunFinished(self.epoch, b"", _too_large(error))
-                await self._append([*self._unsettled, finished])
+                await self._append([*self._unflushed, finished])
         return finished
 
     def has_left_out(self, raised: Exception | None, undone: Collection[str] = ()) -> bool:
-        """Tell whether the code does not match the decided steps: the workflow has ended before a
-        decided operation of its main branch, or before a decided compensation.
+        """Tell whether the workflow has ended before a decided operation of its main branch, or
+        before a decided compensation. Then the code does not match the decided steps.
 
-        That applies to code that raises, too: an earlier execution that raised at the same place
-        has decided nothing after it.
+        This also holds for code that raises: an earlier execution that raised at the same place
+        decided nothing after it.
 
         Args:
             raised: the error with which the workflow ended, if any.
             undone: numbers of the operations about to be compensated.
         """
         if self._changed is None:
-            with suppress(ChangedWorkflowError):  # noted
-                for operation in self.asked.left():  # a task of the workflow has not reached it yet
+            with suppress(ChangedWorkflowError):  # the mismatch is stored
+                for (
+                    operation
+                ) in self.asked.left():  # a task of the workflow has not finished it yet
                     self.decided(*operation[:3])
         if self._changed is None:
             reached = self._reached.union(number + UNDO for number in undone)
@@ -425,19 +435,20 @@ class Execution:
                     break
         return self._changed is not None
 
-    async def park(self, reason: str, *, is_given_up: bool = False) -> RunFinished | None:
+    async def park(self, reason: str, *, is_cancelled: bool = False) -> RunFinished | None:
         """Park the run until other code is deployed. End it instead if it was cancelled while it
-        was parked before, or if `is_given_up`.
+        was parked earlier, or if `is_cancelled`.
 
-        Compensations are part of the code that does not match, so none runs; the end says so.
+        Compensations are part of the code that does not match, so none of them runs. The failure
+        says so.
         """
         started = self.run.started
         assert started is not None, "only a run that has begun is executed"
         has_decided = any(record.epoch == self.epoch for record in self._decided.values())
-        if is_given_up or (self.run.is_given_up and not has_decided):
+        if is_cancelled or (self.run.is_cancelled_while_parked and not has_decided):
             words = (
-                "The run was cancelled while it waited for other code; what it had done was not "
-                f"taken back. It waited because: {reason}"
+                "The run was cancelled while it waited for other code; its steps were not "
+                f"compensated. It waited because: {reason}"
             )
             failure = RecordedFailure(Cancelled.__name__, words[:_MESSAGE_CHARACTERS_MAX])
             return await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=True))
@@ -447,11 +458,11 @@ class Execution:
     # --- the log
 
     async def catch_up(self, own: SeqNum = -1) -> None:
-        """Apply new records of the run, at least up to and including `own`, a record of the run
-        that the session of `log` has appended (`read_run`).
+        """Apply new records of the run, at least up to and including `own`, which is a record that
+        the session of `log` has appended (`read_run`).
 
         Raises:
-            Stopped: another executor has taken the run, or the run cannot be read.
+            Stopped: another executor has taken over the run, or the run cannot be read.
         """
         run = self.run
         await read_own_run(partial(read_run, self.log, self.id, run, own))
@@ -481,10 +492,12 @@ class Execution:
         return (self._tag, self._executor_tag, RUNS_TAG)
 
     def drive(self, *, on: bool) -> None:
-        """For `FlushBeforeAwait`: the workflow's own coroutine begins or ceases to run."""
+        """Note that the workflow's own coroutine begins or stops running (for
+        `FlushBeforeAwait`).
+        """
         self._is_driving = on
 
     @property
-    def has_unsettled(self) -> bool:
-        """Whether a decision is not durable yet, and no task is appending it."""
-        return bool(self._unsettled) and not self._settling.locked()
+    def has_unflushed(self) -> bool:
+        """Tell whether a decision is not durable yet, and no task is appending it."""
+        return bool(self._unflushed) and not self._flushing.locked()

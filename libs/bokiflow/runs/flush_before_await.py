@@ -1,4 +1,4 @@
-"""Runs a workflow's own coroutine so that it never waits with a decision that is not durable.
+"""Runs a workflow's own coroutine, and makes its decisions durable before each wait.
 
 See `bokiflow.runs.execution`.
 """
@@ -10,27 +10,27 @@ from contextvars import Context
 from typing import Any, Protocol
 
 
-class Unsettled(Protocol):
-    """The part of an execution that makes its decisions durable."""
+class Unflushed(Protocol):
+    """The part of an execution that appends its decisions."""
 
     @property
-    def has_unsettled(self) -> bool:
+    def has_unflushed(self) -> bool:
         """Whether a decision is not durable yet, and no task is appending it."""
 
-    async def settle(self) -> None:
-        """Make all decisions durable; errors as `Execution.settle`."""
+    async def flush(self) -> None:
+        """Append all decisions that are not durable. It raises the errors of `Execution.flush`."""
 
     def drive(self, *, on: bool) -> None:
         """Note that the workflow's own coroutine begins or stops running."""
 
 
 class FlushBeforeAwait:
-    """Runs a workflow's coroutine in a context of its own. Whenever the coroutine waits, its
-    decisions are made durable first.
+    """Runs a workflow's coroutine in a separate context. Before the coroutine waits, its decisions
+    are made durable.
     """
 
     def __init__(
-        self, execution: Unsettled, body: Coroutine[Any, Any, bytes], context: Context
+        self, execution: Unflushed, body: Coroutine[Any, Any, bytes], context: Context
     ) -> None:
         self._execution = execution
         self._body = body
@@ -47,10 +47,10 @@ class FlushBeforeAwait:
                 return result
             error = None
             try:
-                if execution.has_unsettled:
-                    yield from execution.settle().__await__()
+                if execution.has_unflushed:
+                    yield from execution.flush().__await__()
                 yield awaited
-            except BaseException as raised:  # noqa: BLE001 - the error continues in the workflow
+            except BaseException as raised:  # noqa: BLE001 - the error is raised in the workflow
                 error = raised
 
     def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - any awaitable

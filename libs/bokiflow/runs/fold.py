@@ -1,8 +1,9 @@
-"""The state of a run, a pure fold of its records: the same in every process.
+"""Derives the state of a run as a pure fold of its records, so that it is the same in every
+process.
 
-The order of the log decides. The executor of a run has an epoch; its records take effect only until
-a later epoch begins. So of two concurrent executors one decides nothing. Of several decisions of
-one step the first takes effect. `bokiflow.runs.states` has the transitions.
+The executor of a run has an epoch. Its records take effect only until a record begins a later
+epoch. So of two concurrent executors, one decides nothing. Of several decisions of one step, the
+first in the log takes effect. `bokiflow.runs.states` has the transitions.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ class Run:
 
     Attributes:
         end: records below this seqnum are applied.
-        state: as of those records; None: the run has not begun.
+        state: state as of those records; None: the run has not begun.
         clock: `Record.ordered_at` of the last applied record, seconds since 1970.
-        started: its first record; None: there is no such run.
+        started: the first record of the run; None: there is no such run.
         started_at: seqnum of that record. Valid once `started` is set.
         began: `ordered_at` of that record, seconds since 1970.
-        epoch: the current one; 0 before the start.
+        epoch: the current epoch; 0 before the start.
         executor: name of the executor in this epoch.
-        taken_at: seqnum of the record that assigned the run to it.
-        crashes: executors in a row that ended right after they got the run and decided nothing.
+        taken_at: seqnum of the record that assigned the run to `executor`.
+        crashes: how many executors in a row crashed right after they got the run and decided
+            nothing.
         steps: the decided outcomes, by step number, in log order.
         places: seqnums of these decisions.
-        signals: in log order.
+        signals: signals to the run, in log order.
         cancel_asked: whether a cancellation was requested.
         parked: the record that parked the run; None unless it is parked.
         parked_at: `ordered_at` of that record, seconds since 1970.
-        is_given_up: whether a cancellation was requested while the run was parked, and nothing was
-            decided since. Then the run ends even if no code matches.
+        is_cancelled_while_parked: whether a cancellation was requested while the run was parked,
+            and nothing was decided since. Such a run ends even if no code matches it.
         finished: the record that ended the run, once it has ended.
     """
 
     __slots__ = (
         "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "epoch", "executor",
-        "finished", "is_given_up", "parked", "parked_at", "places", "signals", "started",
-        "started_at", "state", "steps", "taken_at",
+        "finished", "is_cancelled_while_parked", "parked", "parked_at", "places", "signals",
+        "started", "started_at", "state", "steps", "taken_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class Run:
         self.cancel_asked = False
         self.parked: RunParked | None = None
         self.parked_at = 0.0
-        self.is_given_up = False
+        self.is_cancelled_while_parked = False
         self.finished: RunFinished | None = None
 
     def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
@@ -87,7 +89,9 @@ class Run:
         if state is None or not self._effect(seqnum, record):
             return False
         self.state = state
-        assert (self.parked is not None) == (state is State.PARKED), "a parked run has its reason"
+        assert (self.parked is not None) == (state is State.PARKED), (
+            "exactly a parked run has a reason"
+        )
         assert self.finished is None or state not in {State.RUNNING, State.PARKED}
         assert self.started is not None, "a run begins with its start"
         assert self.epoch >= 1, "a run that has begun has an executor"
@@ -96,7 +100,7 @@ class Run:
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
-        """Apply a record that the state allows; False: the step has an outcome already."""
+        """Apply a record that the state allows; False if the step already has an outcome."""
         match record:
             case RunStarted(executor=executor):
                 assert self.started is None, "a run starts once"
@@ -110,7 +114,9 @@ class Run:
                 pass
             case CancelAsked():
                 self.cancel_asked = True
-                self.is_given_up = self.is_given_up or self.parked is not None
+                self.is_cancelled_while_parked = (
+                    self.is_cancelled_while_parked or self.parked is not None
+                )
             case RunTaken() | StepDecided() | RunParked() | RunFinished():
                 return self._executor_effect(seqnum, record)
             case unreachable:
@@ -129,7 +135,7 @@ class Run:
                 if number in self.steps:
                     return False
                 self.steps[number], self.places[number] = record, seqnum
-                self.is_given_up, self.crashes = False, 0
+                self.is_cancelled_while_parked, self.crashes = False, 0
             case RunParked():
                 self.parked, self.parked_at = record, self.clock
             case RunFinished():

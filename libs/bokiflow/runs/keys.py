@@ -1,4 +1,4 @@
-"""Idempotency keys of operations, shortened for interfaces that limit their length."""
+"""Shortens idempotency keys of operations for interfaces that limit their length."""
 
 from __future__ import annotations
 

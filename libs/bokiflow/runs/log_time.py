@@ -1,5 +1,5 @@
-"""The clock of a log in this process. Timers end by the time of their run's log, not by the clock
-of the process that executes the run.
+"""Estimates the time of a log in this process. Timers end by the time of their run's log, not by
+the clock of the process that executes the run.
 """
 
 from __future__ import annotations

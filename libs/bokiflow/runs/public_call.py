@@ -1,7 +1,7 @@
 """Errors of public calls (`start`, `signal`, ...) when the log is unavailable or full.
 
 An execution that cannot continue stops (`Stopped`) and is retried. A public call raises an
-`IndilogError` instead, by which its caller decides whether to repeat the call.
+`IndilogError` instead, so that its caller can decide whether to repeat the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from indilog import OutcomeUnknownError as Unknown
 class Stopped(BaseException):
     """This execution must not continue: the run has another executor, or the log is unavailable.
 
-    No `Exception`, so that a workflow does not handle it as a failure of a step.
+    It is not an `Exception`, so that a workflow does not handle it as the failure of a step.
 
     Attributes:
         error: the log's error, if that is the cause.
@@ -30,11 +30,11 @@ class Stopped(BaseException):
 
 
 class PublicCall:
-    """What one public call has appended so far.
+    """Tracks what one public call has appended.
 
     Attributes:
-        unknown: the error of an append of unknown outcome; None: there was none, or a later attempt
-            succeeded.
+        unknown: the error of an append whose outcome is unknown; None if there was none, or if a
+            later attempt succeeded.
         has_appended: whether a record of the call is in the log.
     """
 
@@ -44,29 +44,29 @@ class PublicCall:
 
     @property
     def has_done_nothing(self) -> bool:
-        """Whether no record of it is in the log or in flight."""
+        """Whether no record of the call is in the log or in flight."""
         return self.unknown is None and not self.has_appended
 
     def appended(self) -> None:
-        """Note that its append succeeded."""
+        """Note that an append of the call succeeded."""
         self.unknown, self.has_appended = None, True
 
     def error_for_caller(self, error: IndilogError) -> IndilogError:
-        """Return the error to raise for `error`: not a retryable one if something was appended."""
+        """Return the error to raise for `error`. It is not retryable if a record was appended."""
         if self.unknown is not None:
             return self.unknown
         if self.has_appended and error.retryable:
-            return AppendOutcomeUnknownError(f"It was done at least in part, then: {error}")
+            return AppendOutcomeUnknownError(f"The call was done at least in part. Then: {error}")
         return error
 
 
 CALL: Final[ContextVar[PublicCall | None]] = ContextVar("public_call", default=None)
-"""The current public call; None: an execution, or a background task."""
+"""The current public call; None in an execution or a background task."""
 
 
 @contextmanager
 def public_call() -> Iterator[None]:
-    """A block that is a public call, also one made by a step.
+    """Enter a block that is a public call, also if a step makes the call.
 
     Raises:
         OutcomeUnknownError: part of it may have been done.

@@ -1,9 +1,9 @@
-"""BokiFlow's records: one for each event of a run, and heartbeats of executors.
+"""BokiFlow's records: events of runs, and heartbeats of executors.
 
-All records of a run have the tag `flow:<id>`, so that sub-stream is the whole history of the run.
-Records that start, take over, park or end a run also have the tag of its executor. So the runs of a
-dead executor are found without other reads. Starts, takeovers and ends also have `flows`, the list
-of runs. The frame is that of `indilog.sdk.record_format`.
+All records of a run have the tag `flow:<id>`, so this sub-stream is the whole history of the run.
+Records that start, take over, park or end a run also have the tag of its executor. So the
+sub-stream of a dead executor names its runs. Starts, takeovers and ends also have the tag `flows`,
+so its sub-stream lists all runs. `indilog.sdk.record_format` defines the frame of a record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersio
 RUNS_TAG: Final = "flows"
 EXECUTORS_TAG: Final = "flow-executors"
 URGENT_TAG: Final = "flow-urgent"
-"""Tag of records for executors that drivers handle at once, not at their next iteration."""
+"""Tag of records that drivers handle at once, not at their next iteration."""
 PARKED_TAG: Final = "flow-parked"
 _RUN_PREFIX: Final = "flow:"
 _EXECUTOR_PREFIX: Final = "flow-executor:"
@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """A run starts, with `executor` in epoch 1; the first such record of a run takes effect.
+    """A run starts, with `executor` in epoch 1. Only the first such record of a run takes effect.
 
     `arguments` is a JSON object; `version` is a digest of the code. `parent` is the step that
     started the run, `forked` the step of another run from which it continues.
@@ -61,10 +61,10 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """`executor` executes the run in `epoch`; takes effect if the current epoch is one less.
+    """`executor` executes the run in `epoch`. Takes effect if the current epoch is one less.
 
-    `crashes` counts the executors in a row that ended right after they got the run (see
-    `bokiflow.takeover.crash_loops`).
+    `crashes` counts how many executors in a row crashed right after they got the run
+    (`bokiflow.takeover.crash_loops`).
     """
 
     epoch: _Epoch
@@ -87,7 +87,7 @@ class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
-    """The run was sent a signal; `value` is JSON text. Of several with one `key`, the first takes
+    """A signal to the run; `value` is JSON text. Of several signals with one `key`, the first takes
     effect.
     """
 
@@ -97,7 +97,7 @@ class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
 
 
 class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag="child ended"):
-    """The run `child`, started by this run, may have ended. Only wakes the parent."""
+    """The run `child`, which this run started, may have ended. The record only wakes this run."""
 
     child: str
 
@@ -107,7 +107,9 @@ class CancelAsked(msgspec.Struct, frozen=True, array_like=True, tag="cancel aske
 
 
 class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
-    """The code of the executor of `epoch` does not match the run. Takes effect in that epoch."""
+    """The run waits for other code, or is crash-looping. Takes effect if `epoch` is the current
+    one.
+    """
 
     epoch: _Epoch
     version: str
@@ -115,7 +117,9 @@ class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
 
 
 class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The run has ended: `result` as JSON text, or `failure`. Takes effect in its epoch."""
+    """The run has ended: `result` as JSON text, or `failure`. Takes effect if `epoch` is the
+    current one.
+    """
 
     epoch: _Epoch
     result: bytes
@@ -124,17 +128,19 @@ class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """A heartbeat: a process that reads it leaves the runs of `executor` alone for `lease_s`."""
+    """`executor` is running. A process that reads this takes over no run of `executor` for
+    `lease_s` seconds.
+    """
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
 
 
 class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """`new_owner` takes over the orphaned runs of `executor`: its lease had expired by all records
-    below `end`.
+    """`new_owner` takes over the runs of `executor`, whose lease had ended as of the records below
+    `end`.
 
-    Takes effect if no record at or after `end` is about `executor`.
+    Takes effect if no record about `executor` is between `end` and this record.
     """
 
     executor: str
@@ -143,8 +149,8 @@ class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor has stopped; `is_idle`: it has no orphaned runs. An executor writes
-    `is_idle` of itself only while no append that assigns it a run is unanswered.
+    """The executor has stopped. `is_idle`: no runs remain to be taken over. An executor writes
+    `is_idle` about itself only if no append that assigns it a run is in flight.
     """
 
     executor: str
@@ -176,7 +182,7 @@ def run_tag(run: str) -> str:
     """
     if not can_be_in_tag(run, ID_BYTES_MAX):
         raise FlowSettingsError(
-            f"A run's id is 1 to {ID_BYTES_MAX} bytes of text without U+001F, not {run!r:.64}."
+            f"A run's id must be 1 to {ID_BYTES_MAX} bytes of text without U+001F, not {run!r:.64}."
         )
     return _RUN_PREFIX + run
 
@@ -200,7 +206,7 @@ def encode(record: FlowRecord) -> bytes:
 
 
 def run_record(data: bytes) -> RunRecord | None:
-    """Return the record of a run, None if the data is not of BokiFlow.
+    """Return the record of a run; None if the data is not of BokiFlow.
 
     Raises:
         FlowVersionError: a later version wrote the record.
@@ -210,6 +216,6 @@ def run_record(data: bytes) -> RunRecord | None:
 
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
-    """Return the record of an executor; None and errors as `run_record`."""
+    """Return the record of an executor. None and errors are as in `run_record`."""
     record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
     return record

@@ -1,4 +1,4 @@
-"""Reads of runs and appends to them, with retries while the platform is unavailable.
+"""Reads runs and appends to them, with retries while the platform is unavailable.
 
 A record may be appended twice; readers ignore the second copy.
 """
@@ -28,8 +28,9 @@ from indilog.sdk import SeqNum, check_own_append, name_loss
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
 PATIENCE_TRIES: Final = 13
-"""Attempts before an execution stops. The pauses between them grow, to 25 s in total. Each attempt
-may itself wait until the log reports a timeout (`append_timeout_s`)."""
+"""Attempts before an execution stops. The pauses between them grow; together they take 25 s. Each
+attempt may also wait until the log reports a timeout (`append_timeout_s`).
+"""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
 
@@ -42,7 +43,9 @@ class Logs(Protocol):
 
 
 class RunUnreadable(Stopped):
-    """This execution must not continue: its run, or what it waits for, cannot be read now."""
+    """This execution must not continue: its run, or the run or lock for which it waits, cannot be
+    read now.
+    """
 
 
 async def read_run(
@@ -55,20 +58,20 @@ async def read_run(
 ) -> Run:
     """Apply the new records of a run; return the run.
 
-    With `own`, at least the records up to and including that seqnum are applied, else all that
-    `log` shows.
+    With `own`, apply at least the records up to and including that seqnum; otherwise all that the
+    session of `log` sees.
 
     Args:
-        log: of the run.
-        id: of the run.
-        run: as far as it was read before.
+        log: log of the run.
+        id: id of the run.
+        run: the run as of the records read before.
         own: a record of this run that the session of `log` appended.
-        is_reused: skip a trimmed run of this id, to a new run; without a new one, `run` has not
-            begun.
+        is_reused: skip a trimmed run with this id, and read a later run with the id. If there is
+            none, `run` has not begun.
 
     Raises:
         TrimmedError: the run was trimmed after its retention.
-        NotReadyError: the record at `own` is missing in the read.
+        NotReadyError: the read did not return the record at `own`.
     """
     tag, clock = run_tag(id), log_clock(log)
     await clock.begin(log)
@@ -95,7 +98,7 @@ async def read_run(
 async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
-    """Append idempotent entries; return the seqnum of the last one (of its last copy).
+    """Append idempotent entries; return the seqnum of the last entry, in its last copy.
 
     Raises:
         Stopped: the log was unavailable for too long.
@@ -116,14 +119,15 @@ async def append_with_retry(
 async def retry_while_unavailable(
     ask: Callable[[], Awaitable[_ValueT]], on_again: Callable[[], None] | None = None
 ) -> _ValueT:
-    """Return the result of `ask`, retried while the platform is unavailable.
+    """Return the result of `ask`; retry it while the platform is unavailable.
 
     Args:
         ask: an idempotent operation.
-        on_again: called before each attempt but the first.
+        on_again: called before each attempt except the first.
 
     Raises:
-        Stopped: unavailable for too long; in a public call also at once if the disk is full.
+        Stopped: the platform was unavailable for too long; or the disk is full in a public call,
+            which is not retried.
         IndilogError: an error that is not transient.
     """
     pause_s = _PAUSE_S_MIN
@@ -148,10 +152,10 @@ async def retry_while_unavailable(
 
 
 async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `retry_while_unavailable`, for reads of the run that is executed.
+    """Do the same as `retry_while_unavailable`, for reads of the run that is being executed.
 
-    The run may be unreadable: damaged, written by a later version, or ended elsewhere and trimmed.
-    That is no failure of the workflow, and must not trigger its compensations.
+    The run may be unreadable: damaged, written by a later version, or ended by another executor and
+    trimmed. That is not a failure of the workflow, so it must not trigger compensations.
 
     Raises:
         RunUnreadable: the run cannot be read now.
@@ -164,19 +168,19 @@ async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
 
 
 async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `retry_while_unavailable`, for reads of what a run depends on (another run, a lock).
+    """Do the same as `retry_while_unavailable`, for reads of another run or of a lock.
 
-    Damage of it, or records of a later version in it, are no failure of the workflow.
+    If these are damaged or written by a later version, that is not a failure of the workflow.
 
     Raises:
-        RunUnreadable: it cannot be read now.
+        RunUnreadable: the other run or lock cannot be read now.
         Stopped: the log was unavailable for too long.
         IndilogError: another error that is not transient.
     """
     try:
         return await retry_while_unavailable(ask)
     except (DataLossError, FlowVersionError) as error:
-        raise RunUnreadable(f"What the run needs cannot be read: {error}", error) from error
+        raise RunUnreadable(f"Another run or lock cannot be read: {error}", error) from error
 
 
 def seqnum_after_loss(lost: DataLossError, bound: SeqNum) -> SeqNum:

@@ -1,8 +1,8 @@
-"""The states of a run, and which record moves it from one to another: a table.
+"""The states of a run and its transitions, as a table.
 
-The fold (`bokiflow.runs.fold`) looks each record up here; the diagram in docs/libs/bokiflow.md is
-generated from it. A record whose pair of state and event is not in the table has no effect.
-Examples are a second start, and any record before the start or after the end.
+The fold (`bokiflow.runs.fold`) looks each record up in this table. The diagram in
+docs/libs/bokiflow.md is generated from it. A record has no effect if the table has no entry for its
+event in the run's state, such as a second start, or any record after the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class State(enum.StrEnum):
 
 
 class RunEvent(enum.StrEnum):
-    """What a record reports of a run."""
+    """The event that a record reports about a run."""
 
     STARTED = "started"
     TAKEN = "taken"
@@ -64,7 +64,9 @@ EPOCHS: Final[Mapping[RunEvent, Epoch]] = {
     RunEvent.FAILED: Epoch.CURRENT,
     RunEvent.CANCELLED: Epoch.CURRENT,
 }
-"""Records of the other events are not written by the run's executor, so they have no epoch."""
+"""The epoch that each event needs. Records of the other events are not written by the run's
+executor, so they have no epoch.
+"""
 
 TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (None, RunEvent.STARTED): State.RUNNING,
@@ -78,7 +80,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.RUNNING, RunEvent.FAILED): State.FAILED,
     (State.RUNNING, RunEvent.CANCELLED): State.CANCELLED,
     (State.PARKED, RunEvent.TAKEN): State.RUNNING,
-    # Appends of the same executor that were in flight when it parked the run.
+    # These appends were in flight when the same executor parked the run.
     (State.PARKED, RunEvent.DECIDED): State.PARKED,
     (State.PARKED, RunEvent.PARKED): State.PARKED,
     (State.PARKED, RunEvent.RETURNED): State.DONE,
@@ -88,11 +90,11 @@ TRANSITIONS: Final[Mapping[tuple[State | None, RunEvent], State]] = {
     (State.PARKED, RunEvent.CHILD_ENDED): State.PARKED,
     (State.PARKED, RunEvent.CANCEL_ASKED): State.PARKED,
 }
-"""The next state; None is a run that has not begun."""
+"""The next state. State None: the run has not begun."""
 
 
 def event_of(record: RunRecord) -> RunEvent:  # noqa: PLR0911 - one for each kind of record
-    """Return what a record reports."""
+    """Return the event that a record reports."""
     match record:
         case RunStarted():
             return RunEvent.STARTED
@@ -117,12 +119,12 @@ def event_of(record: RunRecord) -> RunEvent:  # noqa: PLR0911 - one for each kin
 
 
 def next_state(state: State | None, record: RunRecord, epoch: int) -> State | None:
-    """Return the state after a record, None if the record has no effect.
+    """Return the state after a record; None if the record has no effect.
 
     Args:
-        state: before the record; None: the run has not begun.
-        record: of the run.
-        epoch: of the run, before the record; 0 if it has not begun.
+        state: state before the record; None: the run has not begun.
+        record: a record of the run.
+        epoch: epoch of the run before the record; 0 if the run has not begun.
     """
     event = event_of(record)
     match record:

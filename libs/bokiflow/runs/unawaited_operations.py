@@ -1,7 +1,7 @@
-"""Operations that a workflow requested but did not await to their end.
+"""Finds operations that a workflow began but did not await to their end.
 
-They run in another task, or their coroutine was dropped. A workflow that returns before them has
-failed. Otherwise its run would silently end without a part of its work.
+Such an operation runs in another task, or its coroutine was dropped. A workflow that returns before
+it ends has failed; otherwise the run would silently omit a part of its work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bokiflow.runs.errors import UnfinishedOperationError
 _ValueT = TypeVar("_ValueT")
 _KEPT_MIN: Final = 64
 _ITERATIONS: Final = 16
-"""Within so many iterations of the event loop, one of the replayed operations ends or another one
-is replayed; a `gather` takes about five.
+"""Iterations of the event loop within which a replayed operation ends, or another one is replayed.
+A `gather` takes about five.
 """
 GATHER: Final = "gather"
-"""The kind of an operation that is decided only by its parts."""
+"""The kind of an operation whose outcome is not decided itself, only those of its parts."""
 
 
 class AskedOperation(NamedTuple):
@@ -34,17 +34,17 @@ class AskedOperation(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        """Whether it has not ended, by a result, an error or a cancellation."""
+        """Whether the operation has not ended (by a result, an error or a cancellation)."""
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CLOSED
 
     @property
     def is_running(self) -> bool:
-        """Whether its code is running now."""
+        """Whether the operation's code is running now."""
         return inspect.getcoroutinestate(self.coroutine) == inspect.CORO_RUNNING
 
     @property
     def is_begun(self) -> bool:
-        """Whether it was awaited."""
+        """Whether the operation was awaited."""
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class AskedOperations:
     """The operations requested in one execution, except most of those that have ended.
 
     Attributes:
-        replayed: outcomes of earlier executions that were replayed, a count.
+        replayed: number of outcomes of earlier executions that were replayed.
     """
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ class AskedOperations:
         """Return the coroutine of an operation, which the workflow should await.
 
         Args:
-            number: of the deciding operation.
-            name: of the deciding operation.
-            kind: of the deciding operation.
-            coroutine: to await.
+            number: number of the operation.
+            name: name of the operation.
+            kind: kind of the operation.
+            coroutine: the operation's coroutine.
         """
         self._operations.append(AskedOperation(number, name, kind, coroutine))
         if len(self._operations) > self._kept_max:
@@ -90,7 +90,7 @@ class AskedOperations:
 
     @contextmanager
     def performing(self) -> Iterator[None]:
-        """A block that carries out a decision; its operation ends afterwards."""
+        """Enter a block that carries out a decision; the operation ends after the block."""
         self._carried_out += 1
         self._is_at_rest.clear()
         try:
@@ -102,8 +102,8 @@ class AskedOperations:
                 self._is_at_rest.set()
 
     async def run_until_idle(self) -> None:
-        """Run the workflow's tasks until all of them wait: they have begun, decided operations have
-        finished, and cancelled ones have ended.
+        """Run the workflow's tasks until all of them wait. Then all have begun, decided operations
+        have finished, and cancelled operations have ended.
 
         It terminates: each decision is replayed once, and each round leaves fewer operations.
         """
@@ -116,11 +116,11 @@ class AskedOperations:
             is_on = self.replayed > replayed or len(self.left()) < left
 
     async def catch_up(self, decided: Collection[str]) -> None:
-        """Before the workflow continues after a replayed operation, advance its tasks to where they
-        were when that operation was decided, as far as the log shows that.
+        """Advance the workflow's tasks after a replayed operation, before the workflow continues.
+        As far as the log shows, the tasks then are where they were when that operation was decided.
 
-        A replay does not wait. Without this it would find operations unfinished, cancel them or
-        leave them out, although they were finished in the earlier execution.
+        A replay does not wait. Without this it would find operations unfinished that were finished
+        in the earlier execution, and cancel or omit them.
         """
         for operation in self._operations:
             is_due = operation.number in decided or operation.kind == GATHER
@@ -129,10 +129,10 @@ class AskedOperations:
                 return
 
     def check(self, decided: Collection[str]) -> None:
-        """Check that all operations have ended or are decided, now that the workflow returns.
+        """Check, when the workflow returns, that all its operations have ended or are decided.
 
         Raises:
-            UnfinishedOperationError: one has not and is not.
+            UnfinishedOperationError: an operation has neither ended nor been decided.
         """
         left = [operation for operation in self.left() if operation.number not in decided]
         if not left:

@@ -1,6 +1,6 @@
-"""Clocks, random names, pauses and threads: what BokiFlow needs in addition to the log.
+"""Clocks, random names, pauses and threads: BokiFlow's dependencies besides the log.
 
-They are only here, so that tests can replace each of them. No decision depends on them.
+All of them are in this module, so that tests can replace them. No decision depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ValueT = TypeVar("_ValueT")
 Mutex = asyncio.Lock
 """Needs an event loop only while a task waits for it."""
 Gate = asyncio.Event
-"""Waiting tasks continue once it is set; needs an event loop only while one waits."""
+"""Waiting tasks continue when it is set. It needs an event loop only while a task waits."""
 
 
 def seconds_now() -> float:
@@ -76,7 +76,7 @@ async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str)
 
 
 def has_loop() -> bool:
-    """Whether an event loop is running, so that tasks can be made."""
+    """Tell whether an event loop is running, so that tasks can be started."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

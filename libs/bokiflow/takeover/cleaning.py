@@ -1,8 +1,8 @@
-"""Garbage collection of ended runs: their sub-streams are trimmed, and the list of runs up to the
-first run that is kept.
+"""Garbage-collects ended runs: trims their sub-streams, and the list of runs up to the first run
+that is kept.
 
-Every driver does it periodically. Floors only grow, so concurrent collections are safe, and a later
-one finds the work done.
+Every driver does this periodically. Floors only grow, so concurrent collections are safe; the later
+one finds nothing to trim.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ INTERVAL_S_MAX: Final = 600.0
 class Cleaner:
     """Trims the ended runs of one log.
 
-    It keeps state only of runs that began longer than the retention ago and either have not ended
-    or ended recently. It does not read younger runs.
+    It keeps state only for runs that began before the retention period and are still open or ended
+    within it. It does not read runs that began later.
 
     Args:
         retention_s: seconds for which an ended run is kept after its last record.
 
     Attributes:
-        open: running runs that began longer than that ago, as of the last round, with their
+        open: running runs that began before the retention period, as of the last round, with their
             executors.
     """
 
@@ -52,8 +52,8 @@ class Cleaner:
         return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
 
     async def clean(self, log: Log, now: float) -> int:
-        """Trim runs that ended before `now` (by the time of the log) less the retention; return how
-        many.
+        """Trim runs that ended more than the retention period before `now` (time of the log);
+        return how many.
         """
         before = now - self._retention_s
         forgotten = 0
@@ -75,8 +75,9 @@ class Cleaner:
         return forgotten
 
     async def _page(self, log: Log) -> list[Record]:
-        """Return the next page of the list of runs, after lost places. A lost place is as old as
-        the record after it, so the list is not trimmed beyond it until that record is old.
+        """Return the next page of the list of runs, and skip lost records. A lost record counts as
+        old as the record after it, so the list is not trimmed beyond it until that later record is
+        old.
         """
         bound = self._cursor
         while True:
@@ -95,8 +96,8 @@ class Cleaner:
         return await self._look(log, run_id, before)
 
     async def _look(self, log: Log, run_id: str, before: float) -> int:
-        """Trim a run if it ended long enough ago; return how many were trimmed (0 or 1). A run that
-        cannot be read is kept.
+        """Trim a run if it ended before `before`; return how many runs were trimmed (0 or 1). A run
+        that cannot be read is kept.
         """
         try:
             return await self._look_at(log, run_id, before)
@@ -126,7 +127,7 @@ class Cleaner:
 
 
 def _may_begin(record: Record) -> bool:
-    """Whether a record starts a run, as far as this version can tell."""
+    """Tell whether a record starts a run, as far as this version can read it."""
     try:
         return isinstance(run_record(record.data), RunStarted)
     except FlowVersionError:

@@ -1,14 +1,16 @@
-"""Crash-looping runs: runs that may crash the processes that execute them.
+"""Handles crash-looping runs: runs that may crash the processes that execute them.
 
 A step that calls `os._exit`, or uses all memory, ends its worker. It would also end the next worker
-that takes its run over, with all other runs there. So a takeover counts the executors in a row that
-ended without a heartbeat after they got the run, and without deciding anything of it.
+that takes over the run, and so interrupt all other runs there. So a takeover counts how many
+executors in a row crashed after they got the run, before they sent a heartbeat or decided a step of
+it.
 
-From the second one on the run counts as crash-looping, and so do the runs taken together with it.
-Such runs are taken in small groups after growing pauses, finally one at a time. Each group is
-watched for a moment before the next one. That separates the cause from runs that only shared its
-process. After the fifth crash the run is parked, which `status()` shows. It is retried with growing
-pauses, because memory or code may have changed.
+After the second crash the run counts as crash-looping, and so do the runs that were taken over
+together with it. Such runs are taken over in small groups after growing pauses, and finally one at
+a time. Each group is watched for some seconds before the next one is taken over. That separates the
+cause from runs that were only in the same process. After the fifth crash the run is parked, which
+`status()` shows. A parked run is retried with growing pauses, because memory or code may have
+changed.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from bokiflow.runs.fold import Run
 from bokiflow.takeover.executors import Executors
 
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]
-"""Takes a run over and returns the task that executes it here, if one does."""
+"""Takes over a run, and returns the task that executes it here, if there is one."""
 
 _CRASH_LOOPING_FROM: Final = 2
 CRASHES_PARKED: Final = 5
-"""Executors in a row after which a run is parked."""
+"""Number of crashed executors in a row after which a run is parked."""
 _PAUSE_S_MAX: Final = 600.0
 _GROUP_MAX: Final = 16
 
 
 def crashes_of(run: Run, executors: Executors) -> int:
-    """Return how many executors in a row ended soon after they got a run and decided nothing of it,
-    including the last one, which is dead.
+    """Return how many executors in a row crashed soon after they got a run and decided nothing of
+    it. The run's last executor, which is dead, counts, too.
     """
     known = executors.known.get(run.executor)
     if run.parked is not None or known is None or known.has_left:
@@ -49,52 +51,56 @@ def is_crash_looping(crashes: int) -> bool:
 
 
 def pause_s(crashes: int) -> float:
-    """Return the seconds before such a run is taken: 1, doubled each time, up to 600."""
+    """Return the seconds before a crash-looping run is taken over: 1, doubled for each crash, up to
+    600.
+    """
     return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
 
 def retry_s(run: Run) -> float:
-    """Return the seconds for which a run parked as crash-looping waits; 0 if it was cancelled."""
+    """Return the seconds for which a run parked as crash-looping waits; 0 if the run was
+    cancelled.
+    """
     return 0.0 if run.cancel_asked else pause_s(run.crashes)
 
 
 def group_size(crashes: int) -> int:
-    """Return how many such runs are taken at once: 16, then 4, then 1."""
+    """Return how many crash-looping runs are taken over together: 16, then 4, then 1."""
     return max(1, _GROUP_MAX >> (2 * (crashes - _CRASH_LOOPING_FROM)))
 
 
 def problem(crashes: int) -> str:
-    """Return the problem of a crash-looping run, for its status."""
+    """Return the problem of a crash-looping run as text, for its status."""
     processes = "1 process" if crashes == 1 else f"{crashes} processes in a row"
     return (
-        f"{processes} ended right after they had begun to execute it; something in it may end them "
+        f"{processes} ended right after they had begun to execute it; a step of it may end them "
         "(os._exit, too much memory)."
     )
 
 
 def parked_reason(crashes: int) -> str:
-    """Return why a crash-looping run is parked."""
-    return (
-        f"{problem(crashes)} It is tried again in {pause_s(crashes):,.0f} s; cancel it to end it."
-    )
+    """Return a text that says why a crash-looping run is parked."""
+    return f"{problem(crashes)} It is retried in {pause_s(crashes):,.0f} s; cancel it to end it."
 
 
 class Tasks:
-    """Tasks that take runs over, at most one for each name."""
+    """Tasks that take over runs, at most one for each name."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is one of that name."""
+        """Tell whether a task with that name is running."""
         return name in self._tasks
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of running tasks."""
         return len(self._tasks)
 
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Start a task, unless one of that name is running. `name`: the executor of the runs."""
+        """Start a task, unless one with that name is running. `name` is the executor of the
+        runs.
+        """
         if name in self._tasks:
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())
@@ -106,7 +112,7 @@ class Tasks:
             structlog.get_logger().error("runs are not taken over", executor=name, exc_info=error)
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait for their end."""
+        """Cancel all tasks, and wait until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -117,7 +123,7 @@ class CrashLoops(Tasks):
     """Takes over crash-looping runs of all executors in groups, one group after the other.
 
     Args:
-        watch_s: seconds for which a group is watched before the next one is taken.
+        watch_s: seconds for which a group is watched before the next group is taken over.
     """
 
     def __init__(self, watch_s: float) -> None:
@@ -126,7 +132,9 @@ class CrashLoops(Tasks):
         self._alone = waiting.Mutex()
 
     async def take(self, runs: dict[str, int], take: Take) -> None:
-        """Take over runs, given with their crashes; those with fewer crashes first."""
+        """Take over runs, each given with its number of crashes. Runs with fewer crashes come
+        first.
+        """
         left = sorted(runs, key=runs.__getitem__)
         while left:
             crashes = runs[left[0]]
@@ -137,7 +145,9 @@ class CrashLoops(Tasks):
             await self.take_group(group, take)
 
     async def take_group(self, runs: list[str], take: Take) -> None:
-        """Take over runs; return when they have ended, or run for `watch_s` without a crash."""
+        """Take over runs. Return when they have ended, or have run for `watch_s` seconds without a
+        crash.
+        """
         async with self._alone:
             tasks = [task for run in runs if (task := await take(run)) is not None]
             if tasks:

@@ -1,16 +1,17 @@
-"""The orphaned runs of dead executors, including assignments that arrive late.
+"""Finds the orphaned runs of dead executors, including runs whose assignment arrives late.
 
-A record that assigns a run to an executor may be ordered after all drivers have read that
-executor's stream, because it was in flight. So a driver trims only what it has read, and re-reads
-the streams of dead executors at doubling intervals for a day. Each driver makes about twenty pairs
-of reads for each dead executor.
+An executor's stream is the records with its tag. A record that assigns a run to a dead executor may
+be in flight, and be ordered after all drivers have read that executor's stream. So a driver trims
+only records that it has read, and re-reads the streams of dead executors at doubling intervals for
+a day. Each driver makes about twenty pairs of reads for each dead executor.
 
-An executor that stopped in an orderly way needs none of that. It records that it has left nothing
-only if no record in flight can assign it a run, and before its lease ends for other processes
-(`HeartbeatSender.rest`). Garbage collection finds later assignments (`bokiflow.takeover.cleaning`).
+The stream of an executor that stopped normally need not be re-read. Such an executor records that
+it has no runs left only if no record in flight can assign it a run, and before its lease ends for
+other processes (`HeartbeatSender.rest`). Garbage collection finds later assignments
+(`bokiflow.takeover.cleaning`).
 
-Lost records, and those of a later version, are skipped. Each belongs to one run, so only that run
-cannot be taken over here. Such a record is not trimmed, and is read again later.
+Lost records, and records of a later version, are skipped. Each belongs to one run, so this process
+cannot take over that run. Such a record is not trimmed, and is read again later.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from indilog import DataLossError, Log, Record
 from indilog.sdk import SeqNum, read_surviving_records
 
 AGE_S_MIN: Final = 1.0
-"""Seconds after the death of an executor until its stream is read again first."""
+"""Seconds after an executor was found dead until its stream is re-read for the first time."""
 AGE_S_MAX: Final = 86_400.0
 NAMES_MAX: Final = 4096
-"""Dead executors that are remembered; beyond that the oldest are dropped."""
+"""Largest number of dead executors that are kept; the oldest are dropped first."""
 _PAGE: Final = 1000
 
 
 class Remains(NamedTuple):
-    """The runs of a dead executor, as far as its stream was read.
+    """The runs of a dead executor, as of the part of its stream that was read.
 
     Attributes:
-        end: the stream was read completely below this seqnum.
+        end: seqnum below which the stream was read completely.
     """
 
     runs: list[str]
@@ -53,13 +54,14 @@ class Remains(NamedTuple):
 
 
 class HeldRuns:
-    """The runs that an executor may own, by the records that assign or end runs.
+    """The runs that an executor may own, derived from the records that assign or end runs.
 
-    It follows `bokiflow.runs.fold` without the other records of a run. An epoch ends only by a
+    It applies the rules of `bokiflow.runs.fold` to these records only. An epoch ends only by a
     record that takes effect in it: the run's end, its parking, or the next epoch. A record without
-    effect (a late end of an earlier epoch, a second takeover, any record of an earlier run of that
-    id) belongs to another epoch, so it removes nothing. Hence no owned run is missing here. A run
-    that is not owned may be included; its own records show that.
+    effect belongs to another epoch, so it removes no run here. (Examples are a late end of an
+    earlier epoch, a second takeover, and any record of an earlier run with that id.) Hence no owned
+    run is missing here. Runs that the executor does not own may be included; their own records show
+    that.
 
     Args:
         executor: name of the owner; None: runs of all executors.
@@ -82,7 +84,7 @@ class HeldRuns:
             case RunParked(epoch) | RunFinished(epoch):
                 self._over(run, epoch)
             case _:
-                pass  # it neither assigns a run nor ends an epoch
+                pass  # the record neither assigns a run nor ends an epoch
 
     def _given(self, seqnum: SeqNum, run: str, epoch: int) -> None:
         self._epochs.setdefault(run, set()).add(epoch)
@@ -95,7 +97,7 @@ class HeldRuns:
             self.drop(run)
 
     def drop(self, run: str) -> SeqNum | None:
-        """Remove a run; return the seqnum since which it may have been owned, if it may."""
+        """Remove a run. Return the seqnum since which it may be owned; None if it is not."""
         self._epochs.pop(run, None)
         return self._since.pop(run, None)
 
@@ -106,8 +108,8 @@ class HeldRuns:
 
 
 async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
-    """Return the runs that an executor started or took at `bound` or later, and that its stream
-    does not show as ended. No run that it owns is missing.
+    """Return the runs that an executor started or took over at seqnum `bound` or later, and that
+    its stream does not show as ended. No run that it owns is missing.
     """
     held = HeldRuns(executor)
     unreadable: list[SeqNum] = []
@@ -120,7 +122,7 @@ async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
         try:
             held.apply(record.seqnum, run, run_record(record.data))
         except FlowVersionError:
-            # Only drivers of that version can read the run, and take it over.
+            # Only drivers of the later version can read the run and take it over.
             since = held.drop(run)
             unreadable.append(record.seqnum if since is None else since)
     return Remains(held.runs, min([*unreadable, end]))
@@ -133,9 +135,9 @@ async def read_readable(
 
     Args:
         log: to read.
-        tag: of the records.
+        tag: tag of the records.
         bound: first seqnum to read.
-        unreadable: the seqnum of each skipped loss is appended to it.
+        unreadable: list to which the seqnum of each skipped record is appended.
     """
     async for record in read_surviving_records(log, tag, bound, limit=_PAGE):
         if isinstance(record, DataLossError):
@@ -153,7 +155,7 @@ class _Death:
 
 
 class DeadExecutors:
-    """The dead executors whose streams are read again, and when: monotonic time of this process."""
+    """The dead executors whose streams are re-read, and when (monotonic time of this process)."""
 
     def __init__(self) -> None:
         self._names: dict[str, _Death] = {}
@@ -164,31 +166,33 @@ class DeadExecutors:
             self._names[name] = _Death(now, now + AGE_S_MIN)
             if len(self._names) > NAMES_MAX:
                 del self._names[next(iter(self._names))]
-        assert len(self._names) <= NAMES_MAX, "the oldest made room"
+        assert len(self._names) <= NAMES_MAX, "the oldest was dropped"
 
     def __contains__(self, name: str) -> bool:
-        """Whether an executor is dead, and its stream is read again."""
+        """Tell whether an executor is dead and its stream is still re-read."""
         return name in self._names
 
     def discard(self, name: str) -> None:
-        """Remove an executor that is alive again."""
+        """Remove an executor that has sent a heartbeat."""
         self._names.pop(name, None)
 
     def due(self, now: float) -> list[str]:
-        """Return the executors whose streams are due to be read again at `now`."""
+        """Return the executors whose streams are due to be re-read at `now`."""
         return [name for name, dead in self._names.items() if dead.again_at <= now]
 
     def next_due(self) -> float | None:
-        """Return when the next one is due."""
+        """Return when the next stream is due."""
         return min((dead.again_at for dead in self._names.values()), default=None)
 
     def end(self, name: str) -> SeqNum:
-        """Return the seqnum below which no run in its stream is open."""
+        """Return the seqnum below which the executor's stream assigns no open run."""
         dead = self._names.get(name)
         return 0 if dead is None else dead.end
 
     def looked(self, name: str, now: float, end: SeqNum) -> None:
-        """Note that at `now` no run is open below `end` of its stream; schedule the next read."""
+        """Note that, as of `now`, the stream assigns no open run below `end`. Schedule the next
+        read.
+        """
         dead = self._names.get(name)
         if dead is None:
             return

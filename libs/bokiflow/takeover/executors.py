@@ -1,18 +1,20 @@
-"""The executors of a flow, a fold of their records.
+"""Derives the state of a flow's executors as a fold of their records.
 
-A busy executor writes a heartbeat before its lease ends, and no other executor takes its runs
-meanwhile. When its lease has ended, the order of the log chooses a new owner, which takes its runs
-over one by one. The name of a dead executor is never used again.
+A busy executor writes a heartbeat before its lease ends, and no other executor takes over its runs
+meanwhile. When its lease has ended, the order of the log chooses a new owner, which takes over its
+runs. The name of a dead executor is never used again.
 
 **Clocks.** Correctness does not depend on clocks of other machines. Each process counts a lease by
-its own monotonic clock from when it read the heartbeat. The executor itself counts from before it
-sent the heartbeat, so its own lease always ends first. A process that finds a lease ended records
-up to which seqnum it has read. The claim takes effect if no record at or after that seqnum is about
-the executor. So its effect follows from the records alone, in every process.
+its own monotonic clock, from when it read the heartbeat. The executor itself counts from before it
+sent the heartbeat, so it considers its lease ended first. A process that finds a lease ended
+appends a claim (`ExecutorDead`), which says up to which seqnum the process has read. The claim
+takes effect if no record at or after that seqnum is about the executor. So its effect follows from
+the records alone, and every process agrees.
 
-**Unreadable records** are skipped: a lost one may have been any record, which `Executors.lost`
-compensates for; one of a later version is left to that version (`Executors.skip_later_version`).
-docs/decisions/0021-lost-heartbeats.md explains why that is safe for each kind of record.
+**Unreadable records** are skipped. A lost record may have been any record, which `Executors.lost`
+takes into account. A record of a later version is left to that version
+(`Executors.skip_later_version`). docs/decisions/0021-lost-heartbeats.md explains why skipping is
+safe for each kind of record.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from bokiflow.takeover.dead_executors import DeadExecutors
 from indilog.sdk import SeqNum
 
 NEW_OWNER_S: Final = 600.0
-"""Seconds after which a second new owner is chosen, if the first has not taken all runs (it has no
-room, or takes crash-looping runs in groups). Each skips runs that the other has taken."""
+"""Seconds after which a second new owner is chosen, if the first has not taken over all runs
+(because it has no room, or takes crash-looping runs in groups). Each of them skips runs that the
+other has taken over.
+"""
 
 
 @dataclass(slots=True)
@@ -35,13 +39,13 @@ class KnownExecutor:
     """An executor that may own runs.
 
     Attributes:
-        lease_s: of its last heartbeat, seconds.
+        lease_s: length of the lease in its last heartbeat, in seconds.
         until: when a new owner may be chosen, by this process's monotonic clock.
-        seqnum: of its last heartbeat.
+        seqnum: seqnum of its last heartbeat.
         last_record_at: seqnum of the last record about it.
-        new_owner: which takes over its runs; None: it counts as alive.
-        has_left: it recorded that it stops.
-        was_dead: it was in `dead_executors` before, in this process.
+        new_owner: name of the executor that takes over its runs; None: it is not dead.
+        has_left: whether it has recorded that it stops.
+        was_dead: whether it was in `dead_executors` of this process before.
     """
 
     lease_s: float
@@ -60,10 +64,10 @@ class Executors:
 
     Attributes:
         end: records below this seqnum are applied or skipped.
-        known: by name: the live ones, and those whose new owner has not finished.
-        dead_executors: executors that were known and are not any more.
-        lost_at: when lost records were last skipped. None: none were, or executors known only by
-            lost records have been looked for since.
+        known: live executors by name, and dead ones whose new owner has not finished.
+        dead_executors: executors that were in `known`, and whose takeover has finished.
+        lost_at: when lost records were last skipped. None: no records were lost, or unknown
+            executors have been searched since.
     """
 
     def __init__(self) -> None:
@@ -112,11 +116,12 @@ class Executors:
             known.last_record_at = seqnum
 
     def _on_left(self, name: str, now: float) -> None:
-        """Remove an executor that has left no run. Executors whose new owner it was need another
-        one.
+        """Remove an executor that has no runs left. Executors whose new owner it was need another
+        new owner.
 
-        An executor that records this of itself knows that no assignment is in flight. A new owner
-        that records it of another does not, so that one stays in `dead_executors`.
+        An executor that records this about itself knows that no assignment is in flight. A new
+        owner that records it about another executor does not know that, so the other stays in
+        `dead_executors`.
         """
         left = self.known.pop(name, None)
         if left is None or left.new_owner is not None or left.was_dead or self._lost_to:
@@ -133,14 +138,17 @@ class Executors:
     # --- unreadable records
 
     def lost(self, end: SeqNum, now: float) -> None:
-        """Skip lost records before `end`, as of `now`, which may have been any of these.
+        """Skip lost records before `end`, read at `now`.
 
-        - a heartbeat: so all leases count anew from now;
-        - a death: so a repeated claim must have read at least up to here;
-        - the end of a takeover: so the runs of that new owner are open again, one lease from now;
-        - the first heartbeat of an unknown executor: see `lost_at`.
+        A lost record may have been one of these:
+
+        - a heartbeat, so all leases count anew from `now`;
+        - a claim that an executor is dead, so a repeated claim must have read at least up to
+          `end`;
+        - the end of a takeover, so the new owner's runs are open again one lease from now;
+        - the first heartbeat of an unknown executor, see `lost_at`.
         """
-        assert end > self.end, "reading goes on"
+        assert end > self.end, "reads make progress"
         self.end = self._lost_to = end
         self.lost_at = now
         for known in self.known.values():
@@ -149,8 +157,9 @@ class Executors:
     def skip_later_version(self, seqnum: SeqNum) -> None:
         """Skip a record that a later version wrote.
 
-        A later version leaves an unreadable record in each run that it touches, so this version
-        cannot take that run. Its records of executors are not trimmed (`needed_from`).
+        A later version leaves an unreadable record in each run that it executes, so this version
+        cannot take over such a run. Records of executors by the later version are not trimmed
+        (`needed_from`).
         """
         self.apply(seqnum, 0.0, None)
         if self._later_from is None:
@@ -162,8 +171,8 @@ class Executors:
         return self._later_from is not None
 
     def unknown_until(self, lease_s: float) -> float:
-        """Return when unknown executors are dead, if leases are `lease_s`: a live one whose
-        heartbeats are all lost sends another one before.
+        """Return when unknown executors count as dead, if leases are `lease_s` seconds. By then, a
+        live executor whose heartbeats are all lost has sent another one.
         """
         longest_s = max((lease_s, *(known.lease_s for known in self.known.values())))
         return -math.inf if self.lost_at is None else self.lost_at + longest_s
@@ -171,12 +180,14 @@ class Executors:
     # --- questions
 
     def is_silent(self, name: str, end: SeqNum) -> bool:
-        """Whether an executor is known and no record at `end` or later can be about it."""
+        """Tell whether an executor is known and no record at `end` or later can be about it."""
         known = self.known.get(name)
         return known is not None and max(known.last_record_at + 1, self._lost_to) <= end
 
     def has_new_owner(self, name: str) -> bool:
-        """Whether an executor has a new owner: its later decisions have no effect."""
+        """Tell whether an executor has a new owner, so that its later decisions may have no
+        effect.
+        """
         known = self.known.get(name)
         return known is not None and known.new_owner is not None
 
@@ -185,7 +196,7 @@ class Executors:
         return [name for name, known in self.known.items() if known.until <= now]
 
     def next_lapse(self) -> float | None:
-        """Return when the next lease ends, None if none is known."""
+        """Return when the next lease ends; None if no executor is known."""
         return min((known.until for known in self.known.values()), default=None)
 
     def left_to(self, new_owner: str) -> list[str]:
@@ -193,12 +204,14 @@ class Executors:
         return [name for name, known in self.known.items() if known.new_owner == new_owner]
 
     def forget(self, name: str, now: float) -> None:
-        """Remove an executor that has left no run; if it is alive, it sends another heartbeat."""
+        """Remove an executor that has no runs left. If it is running, it will send another
+        heartbeat.
+        """
         self.known.pop(name, None)
         self.dead_executors.add(name, now)
 
     @property
     def needed_from(self) -> SeqNum:
-        """The first record that a process starting now must read."""
+        """The seqnum of the first record that a process starting now must read."""
         least = min((known.seqnum for known in self.known.values()), default=self.end)
         return least if self._later_from is None else min(least, self._later_from)

@@ -1,10 +1,11 @@
-"""Heartbeats: a process that executes runs renews its lease, and reads the heartbeats of others.
+"""Sends heartbeats: a process that executes runs renews its lease, and reads other executors'
+heartbeats.
 
-A process has a name and one lease on all its runs. It writes a heartbeat each quarter of the lease,
-on a schedule that its other work does not delay, and none while it executes nothing. During the
-first half of the lease no other process can have taken a run (unless its clock runs twice as fast),
-so a step costs an append and no read. Later each append is followed by a read that checks whether
-the record takes effect.
+A process has a name and one lease on all its runs. While it executes runs, it writes a heartbeat
+each quarter of the lease, and its other work does not delay the heartbeats. During the first half
+of the lease no other process can have taken over a run (unless that process's clock runs twice as
+fast). So in this half a step costs an append and no read. In the second half, each append is
+followed by a read that checks whether the record takes effect.
 """
 
 from __future__ import annotations
@@ -47,17 +48,20 @@ from indilog.sdk import SeqNum, check_own_append
 
 BEATS: Final = 4
 _RESTS: Final = 0.75
-"""Share of the lease after which an idle executor leaves, before other processes look."""
+"""Fraction of the lease after which an idle executor records that it leaves, before its lease
+ends.
+"""
 _PAGE: Final = 1000
 _TRIM_EVERY: Final = 512
 _TRIM_BEATS: Final = 64
 _LOST: Final = (
     "Heartbeats of executors are lost by damage; takeovers continue, some up to a lease later. "
-    "A cancellation requested in a lost record is lost: request it again."
+    "If a cancellation has no effect, its record may be lost: request it again."
 )
 _LATER: Final = (
-    "A later version of BokiFlow writes to this log; this program leaves the runs that it has "
-    "touched to it, and executes the others. Run that version everywhere."
+    "A later version of BokiFlow writes to this log; this program leaves the runs that the later "
+    "version has "
+    "executed, and executes the others. Run the later version everywhere."
 )
 
 
@@ -66,15 +70,17 @@ def _log_unreadable(what: str, log: Log, error: IndilogError) -> None:
 
 
 class HeartbeatSender(ABC):
-    """A process that executes runs of a log: its heartbeats, and those it reads.
+    """A process that executes runs of a log: it sends heartbeats, and reads those of other
+    processes.
 
     Args:
-        log_name: of the log of the runs.
-        lease_s: seconds after its last heartbeat until other processes take over its runs.
+        log_name: name of the log of the runs.
+        lease_s: seconds after this process's last heartbeat until other processes take over its
+            runs.
 
     Attributes:
-        executors: the executors of the log, as far as their records were read.
-        lease: on its runs.
+        executors: the executors of the log, as of the records read so far.
+        lease: this process's lease on its runs.
     """
 
     def __init__(self, log_name: str, lease_s: float) -> None:
@@ -89,12 +95,14 @@ class HeartbeatSender(ABC):
         self._beats_since_trim = 0
         self._needed_before: SeqNum = 0
 
-    # --- what it executes
+    # --- implemented by the runner
 
     @property
     @abstractmethod
     def _is_busy(self) -> bool:
-        """Whether this executor executes a run, or may own one without knowing."""
+        """Whether this executor executes a run, or may own a run whose assignment has an unknown
+        outcome.
+        """
 
     @property
     @abstractmethod
@@ -104,15 +112,15 @@ class HeartbeatSender(ABC):
     @property
     @abstractmethod
     def _needed_from(self) -> SeqNum:
-        """No record below this seqnum assigns a run that this executor still has or may get."""
+        """A seqnum below which no record assigns a run that this executor still has or may get."""
 
     @abstractmethod
     async def _on_beat(self, log: Log, logs: Logs) -> None:
-        """Do what is due after a heartbeat."""
+        """Do periodic work, after a heartbeat."""
 
     @abstractmethod
     def _on_lost(self) -> None:
-        """Stop its runs: other processes may have taken them over."""
+        """Stop the runs of this process, because other processes may have taken them over."""
 
     @abstractmethod
     def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
@@ -125,7 +133,7 @@ class HeartbeatSender(ABC):
     # --- heartbeats
 
     def current_lease(self) -> Lease:
-        """Return the lease for runs that begin now; a new one if the last has ended."""
+        """Return the lease for runs that begin now; if the last lease has ended, a new one."""
         if self.lease.has_ended():
             self._lose()
         return self.lease
@@ -137,10 +145,11 @@ class HeartbeatSender(ABC):
         entries: list[Entry],
         on_again: Callable[[], None] | None = None,
     ) -> SeqNum:
-        """Append records of this executor, with a heartbeat before them if the lease is not sure.
+        """Append records of this executor. If the lease is not sure (`Lease.is_sure`), append a
+        heartbeat before them.
 
-        A heartbeat that is not the first of its name may be ordered after the choice of a new
-        owner, and then has no effect. So it renews the lease only after a read.
+        Except for the first heartbeat under a name, a heartbeat may be ordered after the choice of
+        a new owner, and then has no effect. So the lease is renewed only after a read.
         """
         if lease.is_sure():
             return await append_with_retry(log, entries, on_again)
@@ -150,12 +159,14 @@ class HeartbeatSender(ABC):
         if is_first:
             lease.renewed(asked_at)
         else:
-            with suppress(IndilogError):  # then the lease is not renewed
+            with suppress(IndilogError):  # after an error the lease is not renewed
                 await self._renew_at(log, lease, last - len(entries), asked_at)
         return last
 
     async def _renew_at(self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: float) -> bool:
-        """Renew the lease by the heartbeat at `seqnum`, unless it came too late; return whether."""
+        """If the heartbeat at `seqnum` came in time, renew the lease. Return whether it was
+        renewed.
+        """
         await self.look(log, seqnum)
         if lease.has_ended() or lease is not self.lease:
             return False
@@ -171,7 +182,7 @@ class HeartbeatSender(ABC):
             self._beating = asyncio.create_task(self._beat(logs))
 
     async def _beat(self, logs: Logs) -> None:
-        """Send heartbeats while this process executes runs: one each quarter of the lease, also if
+        """Send heartbeats while this process executes runs: one each quarter of the lease, even if
         appends are slow.
         """
         CALL.set(None)  # the task outlives the call that started it
@@ -189,7 +200,7 @@ class HeartbeatSender(ABC):
                     self._tidying = asyncio.create_task(self._tidy(log, logs))
 
     async def _tidy(self, log: Log, logs: Logs) -> None:
-        """Do what is due after a heartbeat; the next heartbeat does not wait for it."""
+        """Do periodic work after a heartbeat. The next heartbeat does not wait for it."""
         try:
             await self._trim(log)
             await self._on_beat(log, logs)
@@ -207,7 +218,9 @@ class HeartbeatSender(ABC):
             self._lose()
 
     def _lose(self) -> None:
-        """Stop its runs, which others may have taken, and continue under another name."""
+        """Stop all runs, because other processes may have taken them over, and continue under
+        another name.
+        """
         self.lease = Lease(self.lease_s)
         self._on_lost()
 
@@ -216,12 +229,12 @@ class HeartbeatSender(ABC):
 
         Args:
             log: to read.
-            own: seqnum of such a record that the session of `log` appended; the read may end once
-                it is applied. -1: read all.
+            own: seqnum of a record that the session of `log` appended; the read may end when it is
+                applied. -1: read all.
             is_one_page: read at most one page.
 
         Raises:
-            NotReadyError: the record at `own` is missing in the read.
+            NotReadyError: the read did not return the record at `own`.
         """
         executors = self.executors
         while True:
@@ -232,11 +245,13 @@ class HeartbeatSender(ABC):
                 continue
             except DataLossError as error:
                 if error.next_seqnum is not None and error.next_seqnum <= executors.end:
-                    continue  # a concurrent look has skipped it
+                    continue  # a concurrent read has skipped it
                 executors.lost(seqnum_after_loss(error, executors.end), waiting.monotonic_now())
                 _log_unreadable(_LOST, log, error)
                 continue
-            now = waiting.monotonic_now()  # not earlier: a lease is counted from when it was read
+            now = (
+                waiting.monotonic_now()
+            )  # after the read, because a lease counts from when it was read
             for record in page:
                 if record.seqnum >= executors.end:
                     self._on_readable(log, record, now)
@@ -258,7 +273,7 @@ class HeartbeatSender(ABC):
         self.executors.apply(record.seqnum, now, said)
         is_over = isinstance(said, ExecutorLeft) and said.executor == name
         if is_over or self.executors.has_new_owner(name):
-            self._lose()  # at once: once the new owner has finished, it is no longer known
+            self._lose()  # now: `executors` forgets the name when the new owner has finished
         run = run_in(record.tags)
         if run is not None and isinstance(run_record(record.data), CancelAsked):
             self._on_cancel(run, record.seqnum)
@@ -271,16 +286,18 @@ class HeartbeatSender(ABC):
             return
         self._ended_since_trim = self._beats_since_trim = 0
         await log.trim(self._needed_from, tag=executor_tag(self.lease.name))
-        # Keep newer records: other processes may not have read them yet, for example cancellations.
+        # Keep newer records, such as cancellations, unread by some process.
         if self._needed_before:
             await log.trim(self._needed_before, tag=EXECUTORS_TAG)
             await log.trim(self._needed_before, tag=URGENT_TAG)
         self._needed_before = self.executors.needed_from
 
-    # --- the end
+    # --- leaving
 
     def rests_at(self) -> float | None:
-        """Return when to call `rest`, by `waiting.monotonic_now`; None: no need."""
+        """Return when to call `rest` (time of `waiting.monotonic_now`); None: it need not be
+        called.
+        """
         renewed_at, beating = self.lease.renewed_at, self._beating
         if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
             return None
@@ -290,16 +307,18 @@ class HeartbeatSender(ABC):
         return waiting.monotonic_now() + in_s
 
     async def rest(self, log: Log) -> None:
-        """Leave while idle, before the lease ends, so that no process looks for its runs."""
+        """While idle, record that this process leaves, before its lease ends. So no process looks
+        for its runs.
+        """
         name, is_owed = self.lease.name, self._is_owed
         self._lose()
         await self._leave(log, name, is_owed=is_owed)
 
     async def retire(self, log: Log) -> None:
-        """End an expired lease of this process. If it is idle, record that, so that no process
-        looks for its runs.
+        """End an expired lease of this process. If the process is idle, record that, so that no
+        process looks for its runs.
 
-        That includes a lease whose first heartbeat was read, but whose append did not return.
+        This includes a lease whose first heartbeat was read although its append did not return.
         """
         name = self.lease.name
         if self.lease.has_ended() or self.lease.renewed_at is None:
@@ -310,13 +329,13 @@ class HeartbeatSender(ABC):
                 await self._leave(log, name, is_owed=is_owed)
 
     async def _leave(self, log: Log, name: str, *, is_owed: bool) -> None:
-        """Record that an executor has left, and whether it owns runs or may still get some."""
+        """Record that an executor has left, and whether it owns runs or may still get runs."""
         left = await retry_while_unavailable(partial(read_remains, log, name))
         is_idle = not (is_owed or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
         await append_with_retry(log, [Entry(encode(ExecutorLeft(name, is_idle=is_idle)), tags)])
         if is_idle:
-            with suppress(IndilogError):  # it only saves other processes a read
+            with suppress(IndilogError):  # the record only saves other processes a read
                 await log.trim(left.end, tag=executor_tag(name))
 
     async def stop(self, log: Log) -> None:

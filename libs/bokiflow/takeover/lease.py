@@ -1,6 +1,6 @@
 """A process's lease on the runs that it executes, by a monotonic clock (see
-`bokiflow.takeover.heartbeat`). It counts from when a heartbeat was sent, not from its
-acknowledgement: so it ends here before it ends for any other process.
+`bokiflow.takeover.heartbeat`). The lease counts from when a heartbeat was sent, not from its
+acknowledgement, so it ends here before it ends for any other process.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from typing import Final
 from bokiflow.runs import waiting
 
 _SURE: Final = 0.5
-"""The share of the lease within which no other process can have taken over, also if its clock runs
-twice as fast.
+"""Fraction of the lease within which no other process can have taken over, even if that process's
+clock runs twice as fast.
 """
 
 
 class Lease:
-    """This process's lease on its runs, by a clock that cannot be set and that counts while the
-    machine sleeps (`waiting.passed_now`).
+    """This process's lease on its runs. Its clock cannot be set, and counts while the machine
+    sleeps (`waiting.passed_now`).
 
     Attributes:
-        name: of the executor. Once its lease has ended, make a new `Lease`: names are not reused.
+        name: name of the executor. When its lease has ended, create a new `Lease`, because names
+            are not reused.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -29,13 +30,13 @@ class Lease:
         self._renewed_at: float | None = None
 
     def renewed(self, asked_at: float) -> None:
-        """Renew the lease when a heartbeat is in the log; it was sent at `asked_at`."""
+        """Renew the lease: a heartbeat that was sent at `asked_at` is in the log."""
         if self._renewed_at is None or asked_at > self._renewed_at:
             self._renewed_at = asked_at
 
     @property
     def renewed_at(self) -> float | None:
-        """When the latest heartbeat that is in the log was sent; None: none yet."""
+        """When the latest heartbeat in the log was sent; None if there is none yet."""
         return self._renewed_at
 
     def is_sure(self) -> bool:
@@ -47,7 +48,7 @@ class Lease:
         return at is not None and waiting.passed_now() - at < self._lease_s * _SURE
 
     def has_ended(self) -> bool:
-        """Whether other processes may have taken over its runs.
+        """Whether the lease has ended, so that other processes may have taken over its runs.
 
         False before the first heartbeat.
         """

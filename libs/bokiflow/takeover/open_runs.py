@@ -1,4 +1,4 @@
-"""Finds the executors of open runs by reading the runs, for the case that heartbeats are lost.
+"""Finds the executors of open runs by reading the runs, if heartbeats are lost.
 
 It reads the list of all runs and each open run, so it is used only after a loss.
 """

@@ -1,8 +1,8 @@
-"""Pending assignments: runs that an executor may own without knowing, or owns and does not execute.
+"""Pending assignments: runs that an executor may own, or owns and does not execute.
 
 A record that assigns a run can become durable although its append fails, or its caller is
-cancelled. So each run is noted before the append, until the outcome is known. Runs whose outcome
-stays unknown are looked up after heartbeats.
+cancelled. So each run is registered before the append, until the outcome is known. Runs whose
+outcome stays unknown are looked up after heartbeats.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from bokiflow.runs import waiting
 from indilog.sdk import SeqNum
 
 RUNS_MAX: Final = 1024
-"""Pending runs that are kept.
+"""Largest number of pending runs that are kept.
 
-Of further ones only the least seqnum is kept, from which the new owner of this executor's runs
+For further runs only the smallest seqnum is kept, from which the new owner of this executor's runs
 reads.
 """
 _LOOKS: Final = 64
@@ -48,26 +48,30 @@ class PendingAssignments:
         self._alone: dict[str, _Exclusive] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Tell whether there are pending assignments."""
         return bool(self._pending)
 
     def __contains__(self, run: str) -> bool:
-        """Whether a run is pending."""
+        """Tell whether a run is pending."""
         return run in self._pending
 
     @property
     def has_room(self) -> bool:
-        """Whether there are not more than `RUNS_MAX`."""
+        """Whether at most `RUNS_MAX` runs are pending."""
         return len(self._pending) <= RUNS_MAX
 
     @property
     def since(self) -> Iterator[SeqNum]:
-        """Seqnums; no record below the least of them assigns a pending run."""
+        """Seqnums of which the smallest is a lower bound: no record below it assigns a pending
+        run.
+        """
         return (pending.since for pending in self._pending.values())
 
     @asynccontextmanager
     async def alone(self, run: str) -> AsyncIterator[None]:
-        """A block with exclusive access to a run, to assign it or to start its execution."""
+        """Enter a block with exclusive access to a run, to assign the run or to start its
+        execution.
+        """
         alone = self._alone.setdefault(run, _Exclusive(waiting.Mutex()))
         alone.users += 1
         try:
@@ -80,11 +84,13 @@ class PendingAssignments:
                 del self._alone[run]
 
     def is_under_way(self, run: str) -> bool:
-        """Whether a task has, or waits for, exclusive access to the run."""
+        """Tell whether a task has exclusive access to the run, or waits for it."""
         return run in self._alone
 
     def note(self, run: str, since: SeqNum) -> object:
-        """Note that a record at `since` or later may assign the run; return the previous entry."""
+        """Register that a record at `since` or later may assign the run; return the previous
+        entry.
+        """
         before = self._pending.get(run)
         self._pending[run] = _Pending(since) if before is None else replace(before, looks=_LOOKS)
         return before
@@ -97,23 +103,27 @@ class PendingAssignments:
             self.clear(run)
 
     def broke_off(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
-        """Note that an execution in `epoch` was interrupted, after `failures` earlier ones."""
+        """Register that an execution in `epoch` was interrupted, after `failures` earlier
+        interruptions.
+        """
         assert epoch >= 1, "only a run of an executor is executed"
         assert failures >= 0, "failures are counted"
         waits = min(2**failures, _BEATS_MAX) - 1
         self._pending[run] = _Pending(since, epoch=epoch, failures=failures + 1, waits=waits)
 
     def clear(self, run: str) -> SeqNum | None:
-        """Remove a run that is executing, parked or owned by another; return its `since`."""
+        """Remove a run that is executing, parked or owned by another executor; return its
+        `since`.
+        """
         pending = self._pending.pop(run, None)
         return None if pending is None else pending.since
 
     def reset(self) -> None:
-        """Remove all runs; this executor owns none any more."""
+        """Remove all runs, because this executor no longer owns any."""
         self._pending.clear()
 
     def epoch(self, run: str) -> int:
-        """Return the epoch in which a run was executed here last, 0 if it was not."""
+        """Return the epoch in which this process last executed a run; 0 if it did not."""
         return self._pending[run].epoch
 
     def failures(self, run: str) -> int:
@@ -121,7 +131,9 @@ class PendingAssignments:
         return self._pending[run].failures
 
     def due(self) -> list[str]:
-        """Return the runs to look up after this heartbeat, and count down the others."""
+        """Return the runs to look up after this heartbeat, and decrement the counters of the
+        others.
+        """
         due = [run for run, pending in self._pending.items() if pending.waits <= 0]
         for pending in self._pending.values():
             pending.waits -= 1
@@ -130,7 +142,7 @@ class PendingAssignments:
     def look_again(self, run: str) -> SeqNum | None:
         """Schedule another lookup of a run that was not found, up to `_LOOKS` times.
 
-        Return its `since` once the last lookup is used up.
+        After the last lookup, remove the run and return its `since`.
         """
         if (pending := self._pending.get(run)) is not None:
             pending.looks -= 1

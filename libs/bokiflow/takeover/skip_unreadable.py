@@ -11,10 +11,11 @@ from indilog import IndilogError
 
 
 class SkipUnreadable:
-    """A block that takes over one run. An error that is not transient is logged, not raised.
+    """Context manager for the takeover of one run. An error that is not transient is logged, not
+    raised.
 
     Attributes:
-        failed: whether there was such an error.
+        failed: whether there was an error that is not transient.
     """
 
     def __init__(self, run: str) -> None:

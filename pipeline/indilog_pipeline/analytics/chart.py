@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
-_LABEL_PX: Final = 320
+_LABEL_PX_MIN: Final = 160
+_CHARACTER_PX: Final = 7
 _BAR_PX: Final = 480
 _VALUE_PX: Final = 120
 _ROW_PX: Final = 22
 _HEAD_PX: Final = 56
-_LABEL_CHARACTERS: Final = 44
+_LABEL_CHARACTERS: Final = 90
+"""Longer labels are cut in the middle: they often differ at their ends."""
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
     """Return an SVG document with one horizontal bar for each (label, value).
 
-    Negative values have a bar of no length. Long labels are cut.
+    Negative values have a bar of no length.
 
     Args:
         title: above the bars.
@@ -26,7 +28,9 @@ def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
     """
     largest = max((value for _, value in bars), default=0.0)
     height = _HEAD_PX + _ROW_PX * max(len(bars), 1) + 12
-    width = _LABEL_PX + _BAR_PX + _VALUE_PX
+    labels = [_cut(label) for label, _ in bars]
+    label_px = max(_LABEL_PX_MIN, 16 + _CHARACTER_PX * max(map(len, labels), default=0))
+    width = label_px + _BAR_PX + _VALUE_PX
     size = f'width="{width}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
@@ -37,16 +41,23 @@ def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
     ]
     if not bars:
         lines.append(f'<text x="12" y="{_HEAD_PX + 15}">There is nothing to show.</text>')
-    for row, (label, value) in enumerate(bars):
+    for row, (label, (_, value)) in enumerate(zip(labels, bars, strict=True)):
         top = _HEAD_PX + row * _ROW_PX
         length = round(_BAR_PX * max(value, 0.0) / largest, 1) if largest > 0 else 0.0
-        shown = label if len(label) <= _LABEL_CHARACTERS else f"{label[: _LABEL_CHARACTERS - 1]}…"
         lines += [
-            f'<text x="{_LABEL_PX - 8}" y="{top + 15}" text-anchor="end">{_text(shown)}</text>',
-            f'<rect x="{_LABEL_PX}" y="{top + 3}" width="{length}" height="16" fill="#3b6ea5"/>',
-            f'<text x="{_LABEL_PX + length + 6}" y="{top + 15}">{value:,.6g}</text>',
+            f'<text x="{label_px - 8}" y="{top + 15}" text-anchor="end">{_text(label)}</text>',
+            f'<rect x="{label_px}" y="{top + 3}" width="{length}" height="16" fill="#3b6ea5"/>',
+            f'<text x="{label_px + length + 6}" y="{top + 15}">{value:,.6g}</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _cut(label: str) -> str:
+    """Return a label of at most `_LABEL_CHARACTERS`."""
+    if len(label) <= _LABEL_CHARACTERS:
+        return label
+    head = _LABEL_CHARACTERS // 2
+    return f"{label[:head]}…{label[head + 1 - _LABEL_CHARACTERS :]}"
 
 
 def _text(text: str) -> str:

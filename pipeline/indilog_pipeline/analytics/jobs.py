@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import datetime
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,6 +11,7 @@ from indilog.base.ids import SeqNum
 from indilog_pipeline.analytics.chart import bar_chart
 from indilog_pipeline.analytics.objects import objects
 from indilog_pipeline.analytics.workflows import runs
+from indilog_pipeline.spark_errors import sentence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,11 +84,11 @@ class Report(NamedTuple):
     svg: str
 
 
-_RAISED: Final = re.compile(r"^(?:indilog|boki)[\w.]*\.\w+Error: (.*)$", re.MULTILINE)
 VOLUME: Final = """
-    SELECT date_trunc('hour', ordered_at) AS hour, log, tag, count(*) AS records,
-           sum(bytes) AS bytes
-    FROM (SELECT ordered_at, log, length(data) AS bytes, explode_outer(tag_names) AS tag
+    SELECT timestampadd(HOUR, hours, TIMESTAMP_NTZ'1970-01-01 00:00:00') AS hour, log, tag,
+           count(*) AS records, sum(bytes) AS bytes
+    FROM (SELECT unix_seconds(ordered_at) DIV 3600 AS hours, log, length(data) AS bytes,
+                 explode_outer(tag_names) AS tag
           FROM {records})
     GROUP BY ALL ORDER BY bytes DESC, hour, log, tag"""
 TAGS: Final = """
@@ -114,7 +115,8 @@ WORKFLOWS: Final = """
     FROM (SELECT *, (ended_us - began_us) / 1000000 AS seconds FROM {runs})
     GROUP BY log, workflow ORDER BY runs DESC, log, workflow"""
 OBJECTS: Final = """
-    SELECT log, name, version, length(encode(value, 'UTF-8')) AS bytes, tags, value
+    SELECT log, name, version, length(encode(value, 'UTF-8')) AS bytes, tags,
+           if(length(value) > 60, concat(substr(value, 1, 59), '…'), value) AS value
     FROM {objects} ORDER BY bytes DESC, log, name"""
 
 
@@ -150,7 +152,7 @@ def _objects(session: SparkSession, source: Source) -> DataFrame:
 _WITH_DATA: Final = "ordered_at timestamp, log string, tag_names array<string>, data binary"
 JOBS: Final[dict[str, Job]] = {
     "volume": Job(
-        "Records and bytes by hour, log and tag",
+        "Records and bytes by hour (UTC), log and tag",
         _by_sql(VOLUME, _WITH_DATA),
         Chart(["hour", "log", "tag"], "bytes", "bytes of data"),
     ),
@@ -208,7 +210,7 @@ def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int =
         frame = job.result(session, source)
         found = [tuple(row) for row in frame.limit(rows_max + 1).collect()]
     except PySparkException as error:
-        raise JobError(_sentence(str(error))) from error
+        raise JobError(sentence_of(error)) from error
     columns, rows = list(frame.columns), found[:rows_max]
     bars = [(_label(job.chart, columns, row), _number(job.chart, columns, row)) for row in rows]
     svg = bar_chart(job.title, job.chart.unit, bars)
@@ -217,18 +219,15 @@ def analyse(session: SparkSession, name: str, source: Source, *, rows_max: int =
 
 def _label(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> str:
     values = [row[columns.index(name)] for name in chart.labels]
-    return " · ".join("-" if value is None else str(value) for value in values)
+    return " · ".join(map(_text, values))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    return "-" if value is None else str(value)
 
 
 def _number(chart: Chart, columns: Sequence[str], row: Sequence[object]) -> float:
     value = row[columns.index(chart.value)]
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _sentence(text: str) -> str:
-    """Return the message of this project's exception in an error of Spark, else the first line.
-
-    Spark's error contains the whole traceback of a task.
-    """
-    raised = _RAISED.findall(text)
-    return raised[-1] if raised else text.strip().partition("\n")[0]

@@ -87,7 +87,7 @@ def object_table(
     if url:
         if log is None:
             raise ConfigError("A read through a platform is of one log: give log.")
-        with connected(with_token(Access(url))) as platform:
+        with connected(with_token(Access(url)), waits=False) as platform:
             rows = platform.ask(partial(_rows, platform.log(log), at))
     else:
         image = LogImage.read(Path(path))

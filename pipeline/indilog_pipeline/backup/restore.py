@@ -286,7 +286,7 @@ def _write_journals(
             journals[node].write(stream_of(node), FrameKind.METALOG_STATE, state)
         for journal in set(journals.values()):
             journal.sync()
-            journal.settle_flushed()
+            journal.record_synced_end()
     finally:
         for journal in set(journals.values()):
             journal.close()

@@ -10,11 +10,11 @@ from indilog_pipeline.session import why_not
 
 EngineName: TypeAlias = Literal["local", "spark"]
 
-LOCAL_S: Final = 1.7
-"""Processor seconds of one process for 10^6 records with 4 rows each."""
-SPARK_S: Final = 2.6
+LOCAL_S: Final = 1.0
+"""Processor seconds of one process for 10^6 of 10^7 records with 4 rows each."""
+SPARK_S: Final = 0.9
 """Processor seconds of Spark for these records, in tasks that all cores share."""
-SPARK_WRITE_S: Final = 0.7
+SPARK_WRITE_S: Final = 0.4
 """Processor seconds of Spark for writing these records, in one task for each index shard."""
 SPARK_START_S: Final = 9.5
 """Seconds of a local session that runs a task which does nothing, with its start and end."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from indilog.base.errors import ConfigError
+from indilog.base.errors import ConfigError, DataDirectoryError
 from indilog.base.ids import MetalogPosition, NodeId
 from indilog.config import Config
 from indilog.kernel.index_schedule import Eras, IndexPositions
@@ -86,10 +86,11 @@ def rebuild_index(
     Raises:
         ConfigError: `sharding` has fewer than 1 index shard, or ZooKeeper has the layout.
         DataDirectoryError: the index tier is running (with `sharding`: any part of the platform),
-            or as `LogImage.read`.
+            the disk is full or fails, or as `LogImage.read`.
         DataLossError, NotReadyError: as `LogImage.read`.
     """
     engine = engine or LocalEngine()
+    directory = directory.absolute()  # executors of a cluster have other working directories
     if sharding is not None and has_copied_layout(directory):
         raise ConfigError(
             f"ZooKeeper has the layout of {directory}, so this command cannot change it: rebuild "
@@ -101,9 +102,10 @@ def rebuild_index(
         image = LogImage.read(directory)
         view = image.view if sharding is None else sharding.of(image)
         plan, folders = _planned(directory, workspace, image, view)
-        built = engine(plan)
-        for shard, one in built.items():
-            _install(one, image.position, folders[shard])
+        with _full_disk_told(directory):
+            built = engine(plan)
+            for shard, one in built.items():
+                _install(one, image.position, folders[shard])
         if metadata is not None and view != image.view:
             metadata.replace(VIEW_KEY, msgspec.json.encode(view))
         return [_rebuilt(plan, shard, built.get(shard)) for shard in folders]
@@ -171,6 +173,19 @@ def _locked(directory: Path, *, whole: bool) -> Iterator[EmbeddedMetadataStore |
 
 def _journals(arrangement: Arrangement, nodes: Sequence[NodeId]) -> Sequence[str]:
     return ["journal"] if arrangement == "embedded" else nodes
+
+
+@contextmanager
+def _full_disk_told(directory: Path) -> Iterator[None]:
+    """Raise a `DataDirectoryError` for an error of the disk in the block."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise DataDirectoryError(
+            f"The index cannot be rebuilt in {directory}: {reason}. Nothing is lost: make room "
+            "there and rebuild again."
+        ) from error
 
 
 @contextmanager

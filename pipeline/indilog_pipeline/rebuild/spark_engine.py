@@ -14,7 +14,6 @@ need the data directory at the same place, and write there.
 from __future__ import annotations
 
 import gc
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from indilog_pipeline.log_image import BatchPlaces, LogImage
 from indilog_pipeline.rebuild.local import write_snapshot
 from indilog_pipeline.rebuild.plan import Base, Built, RebuildPlan
 from indilog_pipeline.record_batches import parts_of
+from indilog_pipeline.spark_errors import sentence_of
 from indilog_storage.ordering import OrderedColumns
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ _SAMPLES_MIN: Final = 16
 _SAMPLE_RECORDS: Final = 50_000
 """The sample has 16 to 512 batches, with about this many records in all."""
 _PIECE_ROWS: Final = 1 << 20
-_PYTHON_ERROR: Final = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
 _TASKS_EACH: Final = 3
 """Tasks for each core, so that they end at about the same time."""
 
@@ -119,8 +118,8 @@ def _failures_told() -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        found = _PYTHON_ERROR.findall(str(error)) or str(error).strip().splitlines()[:1]
-        raise SparkFailedError(f"Spark could not rebuild the index: {found[-1]}") from error
+        sentence = f"Spark could not rebuild the index: {sentence_of(error)}"
+        raise SparkFailedError(sentence) from error
 
 
 class SparkEngine:

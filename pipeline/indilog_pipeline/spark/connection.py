@@ -37,9 +37,16 @@ class Connection:
         self._client = RemoteClient(access.url, token=access.token or None, ca=access.ca or None)
         self._client.session.saw(position)
 
-    def open(self) -> None:
-        """Connect; errors as `indilog.connect`."""
-        self._run(self._client.open())
+    def open(self, *, waits: bool) -> None:
+        """Connect; errors as `indilog.connect`.
+
+        Args:
+            waits: try again for a minute while no platform answers.
+        """
+        if waits:
+            self.ask(self._client.open)
+        else:
+            self._run(self._client.open())
 
     @property
     def position(self) -> MetalogPosition:
@@ -75,8 +82,16 @@ class Connection:
 
 
 @contextmanager
-def connected(access: Access, position: MetalogPosition = 0) -> Iterator[Connection]:
+def connected(
+    access: Access, position: MetalogPosition = 0, *, waits: bool = True
+) -> Iterator[Connection]:
     """Connect to a platform for this block; reads reflect at least `position`.
+
+    Args:
+        access: of the platform.
+        position: a metalog position that the caller has seen.
+        waits: try again for a minute while no platform answers: it may be restarting. Without it,
+            a wrong URL is an error at once.
 
     Raises:
         NotReadyError, UnauthorizedError, ConfigError, ValueError: as `indilog.connect`.
@@ -84,7 +99,7 @@ def connected(access: Access, position: MetalogPosition = 0) -> Iterator[Connect
     quiet_unless_configured()
     connection = Connection(access, position)
     try:
-        connection.open()
+        connection.open(waits=waits)
         yield connection
     finally:
         connection.close()

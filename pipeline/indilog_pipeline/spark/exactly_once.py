@@ -200,8 +200,8 @@ class BatchCommit:
     async def _mark(self, chunks: Sequence[Chunk]) -> tuple[SeqNum, _Marker]:
         """Return the first marker of this batch, appended if there is none."""
         tag = f"marker:{self._batch}"
-        first = await self._staging.read_next(tag, await _floor(self._staging, tag), fresh=True)
-        if first is None:
+        found = await _page(self._staging, tag)
+        if not found:
             if len(chunks) > _CHUNKS_MAX:
                 raise TooLargeError(
                     "The number of chunks (of 1,000 records or 1 MiB) of a batch",
@@ -210,10 +210,10 @@ class BatchCommit:
                 )
             marker = _Marker(VERSION, self._batch, tuple(chunks))
             own = await self._staging.append(_packed(marker), tags=[tag])
-            first = await self._staging.read_next(tag, await _floor(self._staging, tag), fresh=True)
-            if first is None:  # a later batch is finished
+            found = await _page(self._staging, tag)
+            if not found:  # a later batch is finished
                 raise TrimmedError(own + 1)
-        return first.seqnum, _unpack_marker(first.data)
+        return found[0].seqnum, _unpack_marker(found[0].data)
 
     async def _published(self, marker: SeqNum) -> _Published:
         """Return how far the writer has published."""
@@ -257,17 +257,13 @@ def _place_in(record: Record, written: str) -> tuple[int, int]:
     raise AssertionError("the last record of a chunk names its place")
 
 
-async def _floor(log: Log, tag: str) -> SeqNum:
-    """Return the first seqnum of a sub-stream that can be read."""
-    try:
-        await log.read_range(tag, 0, limit=1, fresh=True)
-    except TrimmedError as error:
-        return error.first_seqnum
-    return 0
+async def _page(log: Log, tag: str, bound: SeqNum = 0) -> list[Record]:
+    """Return the first records of a sub-stream from `bound` on, or from its floor if that is later.
 
-
-async def _page(log: Log, tag: str, bound: SeqNum) -> list[Record]:
-    try:
-        return await log.read_range(tag, bound, fresh=True)
-    except TrimmedError as error:
-        return await log.read_range(tag, error.first_seqnum, fresh=True)
+    Another program may trim the log at any time, also between two of these reads.
+    """
+    while True:
+        try:
+            return await log.read_range(tag, bound, fresh=True)
+        except TrimmedError as error:
+            bound = error.first_seqnum

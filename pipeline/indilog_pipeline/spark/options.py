@@ -115,7 +115,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     return ReadOptions(
         access=Access(url, given.get("token", ""), given.get("ca", "")) if url else None,
         path=path,
-        tag=_value(given, "tag_int", _integer(1, 2**64 - 1)) or given.get("tag"),
+        tag=_value(given, "tag_int", _integer(1, 2**64 - 1)) or _value(given, "tag", _text_tag),
         bounds=_bounds(given),
         skips_gaps=_choice(given, "on_loss", "error", "skip"),
         shows_gaps=_choice(given, "rows", "records", "gaps"),
@@ -174,6 +174,12 @@ def _integer(smallest: int, largest: int) -> Callable[[str], int]:
         return value
 
     return converted
+
+
+def _text_tag(text: str) -> str:
+    if not text:
+        raise ValueError("the text of a tag")
+    return text
 
 
 def _time_us(text: str) -> int:

@@ -59,10 +59,15 @@ class PlatformReads:
         self._tag = tag
         self._partition_bytes = partition_bytes
         self._batch_rows = batch_rows
+        self._answered = False
 
     def range_of(self, bounds: Bounds) -> tuple[SeqNum, SeqNum]:
-        """Return the seqnums [start, end) that bounds name, up to the end of the log now."""
-        with connected(self._access) as platform:
+        """Return the seqnums [start, end) that bounds name, up to the end of the log now.
+
+        The first call does not wait for a platform that does not answer: its URL may be wrong.
+        """
+        with connected(self._access, waits=self._answered) as platform:
+            self._answered = True
             # Seqnums and times are of all logs together, so any log answers.
             log = platform.log(_logs(bounds)[0] if _logs(bounds) else "any")
             start, end = bounds.start, min(bounds.end, platform.ask(log.tail))

@@ -43,13 +43,13 @@ async def written(
     """
     acknowledged = {}
     settled, loop = asyncio.Event(), asyncio.get_running_loop()
-    settle_flushed = Journal.settle_flushed
+    record_synced_end = Journal.record_synced_end
 
     def reported(journal: Journal) -> None:
-        settle_flushed(journal)
+        record_synced_end(journal)
         loop.call_soon_threadsafe(settled.set)
 
-    monkeypatch.setattr(Journal, "settle_flushed", reported)
+    monkeypatch.setattr(Journal, "record_synced_end", reported)
     async with embedded(config_in(directory)) as platform:
         log = platform.logs.log("orders")
         for number in range(RECORDS):

@@ -66,7 +66,7 @@ def test_the_longest_tag_and_the_largest_integer_are_accepted() -> None:
 
 
 def test_the_length_of_a_tag_is_measured_in_bytes() -> None:
-    with pytest.raises(InvalidTagError, match=f"{TAG_BYTES_MAX} bytes, this one is"):
+    with pytest.raises(InvalidTagError, match=f"{TAG_BYTES_MAX} bytes; this one has"):
         tag_hash("orders", "é" * (TAG_BYTES_MAX // 2 + 1))
 
 
@@ -144,5 +144,5 @@ def test_two_majorities_always_overlap(members: int, wanted: int) -> None:
 
 def test_the_message_about_an_empty_tag_fits_reads_and_appends() -> None:
     for use in (lambda: tag_columns("orders", ("",)), lambda: tag_hash("orders", "")):
-        with pytest.raises(InvalidTagError, match=r"^A tag must not be empty; leave it out"):
+        with pytest.raises(InvalidTagError, match=r"^A tag must not be empty; omit it"):
             use()

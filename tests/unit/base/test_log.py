@@ -70,12 +70,12 @@ def test_a_bound_above_every_seqnum_is_reduced_to_the_last_seqnum() -> None:
 
 @pytest.mark.parametrize("bound", [-1, 1.0, True, "1", None])
 def test_a_value_that_is_no_seqnum_is_refused_as_a_bound(bound: object) -> None:
-    with pytest.raises(ValueError, match="A bound is a seqnum"):
+    with pytest.raises(ValueError, match="A bound must be a seqnum"):
         check_bound(bound)  # type: ignore[arg-type]
 
 
 def test_a_page_has_at_least_one_record_and_a_largest_size() -> None:
     assert check_limit(READ_RANGE_LIMIT_MAX) == READ_RANGE_LIMIT_MAX
     for limit in (0, -1, READ_RANGE_LIMIT_MAX + 1):
-        with pytest.raises(ValueError, match="limit is 1 to"):
+        with pytest.raises(ValueError, match="limit must be 1 to"):
             check_limit(limit)

@@ -81,7 +81,7 @@ def test_lines_below_the_level_are_left_out() -> None:
 
 
 def test_an_unknown_level_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="The log level is one of"):
+    with pytest.raises(ConfigError, match="The log level must be one of"):
         configure_logging(level="loud")
 
 

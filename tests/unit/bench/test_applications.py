@@ -42,7 +42,7 @@ async def test_the_papers_figures_follow_ours_and_the_verdict_follows_the_table(
     assert "26 ms" in lines[1]
     kept = json.loads(file.read_text())["figures"]
     assert [len(run["latencies_us"]["compose"]) for run in kept["50/s"]] == [5, 5]
-    assert "once with itself" in kept["verdict"]
+    assert "once by its id" in kept["verdict"]
 
 
 @pytest.mark.asyncio

@@ -205,7 +205,7 @@ async def test_an_abandoned_append_has_no_effect_once_the_run_continues(
 
 
 @pytest.mark.parametrize(
-    ("crashes", "why"), [(CRASHES_PARKED, "ended right after"), (0, "There is no workflow")]
+    ("crashes", "why"), [(CRASHES_PARKED, "ended right after"), (0, "has no workflow")]
 )
 async def test_a_run_assigned_without_notice_is_parked_like_one_taken_over(
     crashes: int, why: str

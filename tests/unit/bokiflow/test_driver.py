@@ -352,7 +352,7 @@ async def test_cancelling_a_parked_run_ends_it_and_reports_missing_compensations
             while (await handle.status()).state is not State.PARKED:
                 await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
         await handles[0].cancel()
-        with pytest.raises(RunCancelledError, match=r"was not taken back.*step 1"):
+        with pytest.raises(RunCancelledError, match=r"were not compensated.*step 1"):
             await handles[0].result(10)
         assert (await handles[1].status()).state is State.PARKED, "it was not cancelled"
     assert first.ran == second.ran == []
@@ -360,7 +360,7 @@ async def test_cancelling_a_parked_run_ends_it_and_reports_missing_compensations
     del first.flow.runner.definitions["two"]  # code without the workflow fits nothing either
     async with processes(first):
         await handles[1].cancel()
-        with pytest.raises(RunCancelledError, match="There is no workflow"):
+        with pytest.raises(RunCancelledError, match="The deployed code has no workflow"):
             await handles[1].result(10)
 
 

@@ -91,7 +91,7 @@ async def test_a_fork_from_a_number_does_that_step_again(shop: Shop) -> None:
 
 async def test_a_fork_from_an_unknown_step_or_run_is_refused(shop: Shop) -> None:
     await failed(shop)
-    with pytest.raises(FlowSettingsError, match="decided, 1 pay, 2 pay, 3 send; a name that sev"):
+    with pytest.raises(FlowSettingsError, match="decided, 1 pay, 2 pay, 3 send; if several"):
         await shop.flow.fork("old", "4")
     with pytest.raises(UnknownRunError):
         await shop.flow.fork("new", "1")
@@ -110,7 +110,7 @@ async def test_runs_are_listed_as_they_began(shop: Shop) -> None:
     first, second = await shop.flow.runs(workflow="other", limit=2)
     assert (first.id, second.id) == ("other-0", "other-1")
     assert [run.id for run in await shop.flow.runs(bound=second.place + 1)] == ["other-2"]
-    with pytest.raises(FlowSettingsError, match=r"^limit is at least 1\.$"):
+    with pytest.raises(FlowSettingsError, match=r"^limit must be at least 1\.$"):
         await shop.flow.runs(limit=0)
 
 

@@ -167,7 +167,7 @@ async def test_a_durable_start_that_could_not_be_read_is_not_reported_as_undone(
 
     with monkeypatch.context() as patch:
         patch.setattr(logs, "after_append", away)
-        with pytest.raises(OutcomeUnknownError, match="at least in part, then: it begins"):
+        with pytest.raises(OutcomeUnknownError, match=r"at least in part\. Then: it begins"):
             await APPENDING[name](shop)
     logs.of_reads = None
     assert len(await shop.flow.runs()) == before + 1

@@ -44,8 +44,8 @@ async def mistake_of(flow: Flow, act: Any) -> str:  # noqa: ANN401 - any use of 
 async def test_a_function_that_is_run_as_a_child_is_no_workflow(flow: Flow) -> None:
     wrong: Any = effect
     assert await mistake_of(flow, lambda wf: wf.run(wrong, 1)) == (
-        "Run 'w' failed: FlowSettingsError: effect is no workflow of this flow: for a function of "
-        "an application use wf.call(effect, ...), for any other wf.step(effect, ...)."
+        "Run 'w' failed: FlowSettingsError: effect is not a workflow of this flow: for a function "
+        "of an application use wf.call(effect, ...), for any other wf.step(effect, ...)."
     )
 
 
@@ -74,7 +74,7 @@ async def test_a_workflow_is_started_not_called(flow: Flow) -> None:
     async def sub(wf: Workflow, n: int) -> int:
         return n
 
-    with pytest.raises(FlowSettingsError, match=r"'sub' is started, not called: sub\.start\(.*run"):
+    with pytest.raises(FlowSettingsError, match=r"'sub' must be started.*: sub\.start\(.*run"):
         await sub(1)
     wrong: Any = sub
     reported = await mistake_of(flow, lambda wf: wf.step(wrong, 1))
@@ -98,10 +98,10 @@ async def test_a_signal_has_a_name(flow: Flow) -> None:
     async def waits(wf: Workflow, name: str) -> object:
         return await wf.signal(name)
 
-    with pytest.raises(RunFailedError, match="A signal's name is not empty"):
+    with pytest.raises(RunFailedError, match="A signal's name must not be empty"):
         await (await waits.start("")).result(10)
     handle = await waits.start("x")
-    with pytest.raises(FlowSettingsError, match="A signal's name is not empty"):
+    with pytest.raises(FlowSettingsError, match="A signal's name must not be empty"):
         await handle.signal("", 1)
     await handle.signal("x", 2)
     assert await handle.result(10) == 2
@@ -291,7 +291,7 @@ async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done
         return await large("workflow")
 
     for workflow in (steps, returns):
-        with pytest.raises(RunFailedError, match="ran, and what it did stays") as raised:
+        with pytest.raises(RunFailedError, match="ran, and its effects remain") as raised:
             await (await workflow.start()).result(10)
         assert raised.value.kind == "TooLargeError"
         assert "the limit is 1,048,576" in str(raised.value)

@@ -132,5 +132,5 @@ def test_the_nesting_depth_of_a_value_is_limited() -> None:
     for _ in range(63):
         value = [value]
     check_value(value)
-    with pytest.raises(InvalidObjectError, match="64 deep"):
+    with pytest.raises(InvalidObjectError, match="64 levels deep"):
         check_value([value])

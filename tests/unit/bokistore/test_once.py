@@ -59,7 +59,7 @@ async def test_a_block_with_an_id_that_committed_is_refused_on_entering(log: Mem
     async with store.transaction(id="x") as txn:
         txn.increment("a", "n")
         txn.result = {"by": "first"}
-    with pytest.raises(DoneBeforeError, match="'x' committed before, at 0") as refused:
+    with pytest.raises(DoneBeforeError, match="'x' has already committed, at 0") as refused:
         async with newcomer(log).transaction(id="x"):
             pytest.fail("the body does not run")
     error = refused.value

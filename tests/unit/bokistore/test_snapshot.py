@@ -110,7 +110,7 @@ async def test_pop_returns_the_element_and_merge_the_previous_value(store: Store
     assert await store.merge("a", "", {"l": None, "m": {"x": 1, "y": 2}}) == {"l": []}
     assert await store.merge("a", "m", {"x": None, "z": 3}) == {"x": 1, "y": 2}
     assert dict(await store.get("a")) == {"m": {"y": 2, "z": 3}}
-    with pytest.raises(InvalidObjectError, match="merge patch is a JSON object"):
+    with pytest.raises(InvalidObjectError, match="merge patch must be a JSON object"):
         await store.merge("a", "m", [1])  # type: ignore[arg-type]
 
 

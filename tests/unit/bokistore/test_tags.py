@@ -134,23 +134,23 @@ async def test_lookup_results_follow_from_the_objects(log: MemoryLog) -> None:
 
 async def test_the_stores_own_names_and_keys_are_refused(log: MemoryLog) -> None:
     store = Store(log)
-    with pytest.raises(InvalidObjectError, match="own"):
+    with pytest.raises(InvalidObjectError, match="reserved"):
         await store.put("$tag:x", {})
-    with pytest.raises(InvalidObjectError, match="own"):
+    with pytest.raises(InvalidObjectError, match="reserved"):
         await store.put("a", {"$tags": ["x"]})
-    with pytest.raises(InvalidObjectError, match="own"):
+    with pytest.raises(InvalidObjectError, match="reserved"):
         await store.set("a", "$tags", ["x"])
-    with pytest.raises(InvalidObjectError, match="own"):
+    with pytest.raises(InvalidObjectError, match="reserved"):
         await store.set("a", "", {"$tags": ["x"]})
-    with pytest.raises(InvalidObjectError, match="own"):
+    with pytest.raises(InvalidObjectError, match="reserved"):
         await store.merge("a", "", {"$tags": None})
     with pytest.raises(InvalidObjectError, match=r"tags=\['x'\]"):
         await store.put("a", {}, tags="x")
-    with pytest.raises(InvalidObjectError, match="tag is text"):
+    with pytest.raises(InvalidObjectError, match="tag must be text"):
         await store.put("a", {}, tags=[7])  # type: ignore[list-item]
     with pytest.raises(InvalidObjectError):
         await store.find("")
     async with store.transaction() as txn:
-        with pytest.raises(InvalidObjectError, match="own"):
+        with pytest.raises(InvalidObjectError, match="reserved"):
             txn.delete("$tag:x")
     assert await log.tail() == 0

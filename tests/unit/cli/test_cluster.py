@@ -84,9 +84,9 @@ def test_a_crash_while_keys_are_written_leaves_none(
     [
         ({"node_host": "192.0.2.7"}, "Nodes do not listen on 192.0.2.7 without keys"),
         ({"node_host": "2001:db8::1"}, "Nodes do not listen on 2001:db8::1 without keys"),
-        ({"node_host": "0.0.0.0", "node_keys": "k"}, "node_host is an IP address at which"),
-        ({"node_host": "box.example"}, "node_host is an IP address at which"),
-        ({"node_host": "127.0.0.1", "node_port": 70_000}, "node_port is 1 to 65,535"),
+        ({"node_host": "0.0.0.0", "node_keys": "k"}, "node_host must be an IP address at which"),
+        ({"node_host": "box.example"}, "node_host must be an IP address at which"),
+        ({"node_host": "127.0.0.1", "node_port": 70_000}, "node_port must be 1 to 65,535"),
         (
             {"node_host": "192.0.2.7", "node_keys": "k", "transport": "zmq"},
             'transport = "zmq" does not encrypt',

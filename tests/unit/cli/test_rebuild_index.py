@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,9 @@ from indilog.runtime.cluster.cluster_state import PLATFORM_KEY, layout_in
 from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog.runtime.snapshot_files import SnapshotFolder
 from indilog_pipeline import session
+from indilog_pipeline.rebuild.local import LocalEngine
+from indilog_pipeline.rebuild.plan import Built, RebuildPlan
+from indilog_pipeline.rebuild.run import rebuild_index
 
 CONFIG = Config(
     cluster=ClusterConfig(durability="memory", index_shards=2),
@@ -114,7 +119,7 @@ def test_a_directory_in_use_or_of_something_else_is_one_sentence(
     assert (said.exit_code, "is in use by another process" in said.output) == (2, True)
     said = run(tmp_path)
     assert (said.exit_code, said.output.count("\n")) == (2, 1)
-    assert "is no data directory" in said.output
+    assert "is not the data directory" in said.output
 
 
 def test_a_layout_that_zookeeper_has_is_read_from_its_copy_and_not_changed(data: Path) -> None:
@@ -129,3 +134,38 @@ def test_a_layout_that_zookeeper_has_is_read_from_its_copy_and_not_changed(data:
         assert said.exit_code == 2
         assert "ZooKeeper has the layout of" in said.output
     assert layout_in(data) == before
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(data / "snapshots")
+    before = {path: path.read_bytes() for path in data.rglob("*.log")}
+
+    def no_room(self: SnapshotFolder, file: Path, position: int) -> None:
+        raise OSError(errno.ENOSPC, f"Error writing {file} of {position} to {self}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotFolder, "put_copy", no_room)
+        result = run(data)
+    assert result.exit_code == 2
+    assert "No space left on device. Nothing is lost: make room there" in result.stderr
+    assert not [*data.glob("rebuild-*")]
+    assert {path: path.read_bytes() for path in data.rglob("*.log")} == before
+    assert run(data).exit_code == 0
+    assert run(data, "--verify").exit_code == 0
+
+
+def test_an_engine_gets_absolute_places(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors of a cluster work in directories of their own."""
+    shutil.rmtree(data / "snapshots")
+    monkeypatch.chdir(data.parent)
+    plans: list[RebuildPlan] = []
+
+    def engine(plan: RebuildPlan) -> Mapping[int, Built]:
+        plans.append(plan)
+        return LocalEngine()(plan)
+
+    rebuild_index(Path(data.name), engine)
+    assert plans[0].workspace.is_absolute()
+    assert plans[0].image.directory.is_absolute()

@@ -113,7 +113,7 @@ async def test_a_run_is_executed_although_its_starter_did_not_see_the_start() ->
     process = Process(logs)
     await process.waits.start()
     logs.stale_after = (RunStarted,)
-    with pytest.raises(OutcomeUnknownError, match="appended before in the same session"):
+    with pytest.raises(OutcomeUnknownError, match="the same session had appended"):
         await process.one.start(id="r")
     assert await process.one.handle("r").result(10) == "done"
     await process.stop()

@@ -52,7 +52,7 @@ async def test_the_demo_runs_checks_and_shows_a_table(gateway: Gateway) -> None:
     outcome, text = await shown(gateway, network())
     assert outcome.faults == []
     assert all(function in text for function in ("login", "profile", "timeline", "post"))
-    assert "none lost, none doubled" in text
+    assert "none lost or duplicated" in text
     assert {"load", "login", "profile", "timeline", "post", "objects"} == set(gateway.calls)
 
 

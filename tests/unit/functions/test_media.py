@@ -138,7 +138,7 @@ def test_two_executions_of_the_fifth_part_store_one_review_in_every_interleaving
         ({"user": "bob"}, "There is no user 'bob'"),
         ({"title": "Down"}, "There is no movie 'Down'"),
         ({"text": "x" * 2001}, "at most 2000 characters"),
-        ({"rating": 11}, "A rating is 0 to 10"),
+        ({"rating": 11}, "A rating must be 0 to 10"),
         ({"request": "\n"}, "1 to 128 characters"),
     ],
 )
@@ -192,7 +192,7 @@ async def test_the_demo_retries_failed_requests_and_finds_each_review_once() -> 
         assert outcome.faults == []
         assert outcome.run.tallies["compose"].failures["The worker died."] > 0
         assert isinstance(console.file, io.StringIO)
-        assert "once with itself" in " ".join(console.file.getvalue().split())
+        assert "once by its id" in " ".join(console.file.getvalue().split())
 
 
 def test_the_check_detects_missing_and_duplicate_reviews() -> None:

@@ -54,13 +54,13 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"node": {"prot": 1}}, "Unknown setting 'prot'"),
         ({"nodes": {}}, r"Unknown table \[nodes\]"),
         ({"node": 3}, "must be a table"),
-        ({"bogus": 1}, "The setting 'bogus' stands outside the tables"),
+        ({"bogus": 1}, "The setting 'bogus' is outside the tables"),
         ({"cluster": {"replica": 1}}, "Unknown setting 'replica' in .*; did you mean replicas"),
         ({"node": {"port": "abc"}}, r"\[node\] does not fit.*port"),
         ({"node": {"port": 65536}}, "port is 0"),
         ({"node": {"resend_s": 0}}, "resend_s must be greater than 0"),
         ({"node": {"frames_in_flight_max": -1}}, "frames_in_flight_max must be greater"),
-        ({"node": {"segment_bytes": 1000}}, "segment_bytes is at least"),
+        ({"node": {"segment_bytes": 1000}}, "segment_bytes must be at least"),
         (
             {"node": {"tag_cache_seqnums_max": 5}},
             r"^tag_cache_seqnums_per_tag_max \(10,000\) must not exceed .*_seqnums_max \(5\).$",
@@ -76,7 +76,7 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"node": {"import_retry_s_min": 61}}, "import_retry_s_min .* exceed import_retry_s_max"),
         ({"node": {"restart_s_min": 6}}, "restart_s_min .* exceed restart_s_max"),
         ({"node": {"send_queue_bytes_max": 1 << 20}}, "must have room for a message"),
-        ({"node": {"refill_seqnums_max": 1}}, "refill_seqnums_max is between 2 and"),
+        ({"node": {"refill_seqnums_max": 1}}, "refill_seqnums_max must be between 2 and"),
         ({"node": {"local_index": "some"}}, "local_index"),
         ({"cluster": {"replicas": 2}}, "replicas is 2 but storage_nodes is 1"),
         ({"cluster": {"record_tags_max": 255}}, "record_tags_max is at most 254"),
@@ -123,7 +123,7 @@ def test_a_page_limit_leaves_room_for_the_batch_that_exceeds_it() -> None:
 def test_an_unknown_setting_from_the_environment_is_named_by_its_variable(
     variable: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"variable {variable} names no .*{words}"):
+    with pytest.raises(ConfigError, match=rf"variable {variable} does not name a .*{words}"):
         config_from(environment={variable: "1"})
 
 

@@ -33,7 +33,7 @@ from tests.support.link_pair import LIMITS
     "url", ["", "banana", "localhost:8080", "http://", "ftp://here", "http://here:x", "http://[", 3]
 )
 async def test_a_malformed_url_is_refused_before_any_connection(url: str) -> None:
-    with pytest.raises(ValueError, match=r"A platform's URL is like http://"):
+    with pytest.raises(ValueError, match=r"A platform's URL has the form http://"):
         async with indilog.connect(url):
             pass
 

@@ -91,7 +91,7 @@ def test_the_callers_token_precedes_the_environments_and_that_the_machines() -> 
 @pytest.mark.usefixtures("directory")
 def test_no_token_goes_to_another_machine_in_plain_text() -> None:
     for url in ("http://box.example:8080", "http://192.0.2.1", "http://127.0.0.1.nip.io"):
-        with pytest.raises(ConfigError, match="could read it"):
+        with pytest.raises(ConfigError, match="could be intercepted"):
             reach(url, token=TOKEN, environment={})
         assert reach(url, environment={}).token == ""
     assert reach("https://box.example", token=TOKEN, environment={}).token == TOKEN
@@ -99,7 +99,7 @@ def test_no_token_goes_to_another_machine_in_plain_text() -> None:
 
 @pytest.mark.parametrize("wrong", ["two words", "line\nbreak", "ä", "t\r\nHost: evil"])
 def test_a_malformed_token_is_refused(directory: Path, wrong: str) -> None:
-    with pytest.raises(ValueError, match="A token is ASCII text without spaces"):
+    with pytest.raises(ValueError, match="A token must be ASCII text without spaces"):
         reach(URL, token=wrong, environment={})
 
 

@@ -74,7 +74,7 @@ def test_a_librarys_error_arrives_as_the_nearest_of_the_tree() -> None:
 
 def test_mistakes_in_arguments_arrive_as_pythons_own_errors() -> None:
     assert type(carried(ValueError("bound is negative"))) is ValueError
-    assert type(carried(TypeError("data is bytes"))) is TypeError
+    assert type(carried(TypeError("data must be bytes"))) is TypeError
     assert type(carried(KeyError("x"))) is IndilogError
 
 

@@ -173,7 +173,7 @@ async def test_a_lost_link_leaves_an_appends_outcome_unknown() -> None:
 async def test_the_platforms_own_logs_are_closed_to_users() -> None:
     ours, _ = link_pair(Served(MemoryLogs()))
     log = RemoteLogs(LinkAsker(ours)).log("$apps", Session())
-    with pytest.raises(InvalidTagError, match="the platform's own"):
+    with pytest.raises(InvalidTagError, match="reserved for the platform"):
         await log.tail()
 
 

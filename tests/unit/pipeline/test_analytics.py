@@ -214,6 +214,18 @@ def test_a_picture_is_well_formed_and_true_to_scale() -> None:
     assert ET.fromstring(bar_chart("t", "u", [("a", 0.0)])) is not None
 
 
+def test_long_labels_keep_their_ends() -> None:
+    hour = "2026-11-23 13:00 · social · store:timeline:"
+    shared = "x" * 90
+    labels = [f"{hour}17", f"{hour}18", f"{shared}/1", f"{shared}/2"]
+    root = ET.fromstring(bar_chart("t", "u", [(label, 1.0) for label in labels]))
+    text = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    shown = text[2::2]
+    assert shown[:2] == labels[:2]
+    assert [label[-2:] for label in shown[2:]] == ["/1", "/2"]
+    assert max(map(len, shown)) == 90
+
+
 @pytest.mark.parametrize(
     ("name", "source", "sentence"),
     [

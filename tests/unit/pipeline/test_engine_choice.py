@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 from indilog_pipeline.rebuild.choice import Choice, choose, local_s, spark_s
 
+GUIDE = Path(__file__).parents[3] / "docs" / "SPARK.md"
 MANY = 10_000_000_000
 
 
@@ -33,3 +39,17 @@ def test_who_asks_for_an_engine_gets_it() -> None:
     assert choose("spark", None, 1, index_shards=1).engine == "spark"
     assert choose("local", None, MANY, index_shards=1, cores=64).engine == "local"
     assert choose(None, "spark://host:7077", 1, index_shards=1).engine == "spark"
+
+
+def test_the_guide_has_the_arithmetic_of_the_choice() -> None:
+    """docs/SPARK.md, "Rebuild an index": cores, index shards, seconds, and faster from where."""
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| (\d\.\d+) \| ([\d.]+) \S 10\^(\d+)", GUIDE.read_text(), re.MULTILINE
+    )
+    assert len(rows) == 4
+    for cores, shards, each, mantissa, exponent in rows:
+        where = {"cores": int(cores), "index_shards": int(shards)}
+        million = spark_s(1_000_000, **where) - spark_s(0, **where)
+        assert million == pytest.approx(float(each), abs=0.006)
+        faster_from = spark_s(0, **where) / (local_s(1_000_000) - million) * 1_000_000
+        assert faster_from == pytest.approx(float(mantissa) * 10 ** int(exponent), rel=0.05)

@@ -21,6 +21,7 @@ URL = {"url": "http://127.0.0.1:1"}
         ({}, "Give option url"),
         (URL | {"path": "/data"}, "and not both"),
         (URL | {"tag": "a", "tag_int": "1"}, "not both"),
+        (URL | {"tag": ""}, "Option tag is the text of a tag, not ''"),
         (URL | {"lgo": "a"}, "There is no option lgo"),
         (URL | {"on_loss": "ignore"}, "Option on_loss is error or skip, not 'ignore'"),
         (URL | {"seqnum_start": "-1"}, "Option seqnum_start is an integer from 0 to"),

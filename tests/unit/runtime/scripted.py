@@ -84,7 +84,7 @@ class StoryJournal:
             raise self.error
         self._story.append("sync")
 
-    def settle_flushed(self) -> None:
+    def record_synced_end(self) -> None:
         self._story.append("settle")
         self._loop.call_soon_threadsafe(self.settled.set)
 

@@ -121,7 +121,7 @@ def test_damage_of_the_last_frame_is_reported_after_it_was_noted_as_synced(
     last = journal.write(STREAM, FrameKind.RECORDS, batch())
     journal.sync()
     if not clean:
-        journal.settle_flushed()
+        journal.record_synced_end()
         kill(journal)
     journal.close()
     path = segment.segment_path(directory, 1)
@@ -146,7 +146,7 @@ def test_damaged_frames_after_the_synced_note_are_a_torn_tail(
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.METALOG, b"kept")
     journal.sync()
-    journal.settle_flushed()
+    journal.record_synced_end()
     torn = journal.write(STREAM, FrameKind.RECORDS, batch())
     kill(journal)
     flip(segment.segment_path(directory, 1), torn.offset + torn.length - 1)

@@ -133,7 +133,7 @@ async def test_a_lock_nested_in_itself_is_refused_alike_in_every_execution(
     second.cancel()
     await asyncio.wait([second])
     assert words == words[:1] * 4
-    assert "is held by a block around this one" in words[0]
+    assert "is held by an enclosing block" in words[0]
 
 
 @pytest.mark.asyncio

@@ -134,7 +134,7 @@ async def test_at_least_one_branch_runs_at_once(flow: Flow, at_once: int) -> Non
     async def fan(wf: Workflow) -> list[int]:
         return await wf.gather(wf.step(lambda: 1, name="one"), at_once=at_once)
 
-    with pytest.raises(RunFailedError, match="at_once is 1 or more, not 1 and"):
+    with pytest.raises(RunFailedError, match="at_once must be 1 or more, not 1 and"):
         await (await fan.start()).result(5)
 
 

@@ -140,7 +140,7 @@ async def test_a_workflow_calls_only_deployed_functions() -> None:
                 await wf.call(send_mail, "ann")
 
     for how, words in [
-        ("plain", "is no function of an app"),
+        ("plain", "is not a function of an app"),
         ("many", "takes 2 arguments, not 3"),
         ("text", "with named arguments"),
         ("outside", "has no context"),

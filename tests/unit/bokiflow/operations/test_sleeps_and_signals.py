@@ -93,7 +93,7 @@ async def test_a_duration_that_cannot_be_is_refused(flow: Flow, duration: float)
     async def nap(wf: Workflow) -> None:
         await wf.sleep(duration)
 
-    with pytest.raises(RunFailedError, match="A duration is"):
+    with pytest.raises(RunFailedError, match="A duration must be"):
         await (await nap.start()).result(10)
 
 

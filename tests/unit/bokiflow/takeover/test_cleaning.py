@@ -63,7 +63,7 @@ async def test_a_run_that_ended_long_ago_is_trimmed(shop: Shop) -> None:
     shop.now += RETENTION_S / 2 + 1
     assert await shop.clean() == 1
     assert await shop.listed() == ["young"]
-    with pytest.raises(UnknownRunError, match="forgotten"):
+    with pytest.raises(UnknownRunError, match="trimmed after its"):
         await shop.quick.handle("old").status()
     with pytest.raises(UnknownRunError):
         await shop.flow.fork("old", "1")

@@ -151,7 +151,7 @@ async def test_a_run_that_crashes_its_processes_is_parked_and_other_runs_continu
     status = await last.work.handle("poison").status()
     assert status.problem is not None
     assert "5 processes in a row ended" in status.problem
-    assert "It is tried again in 0 s; cancel it to end it." in status.problem
+    assert "It is retried in 0 s; cancel it to end it." in status.problem
     for number in range(20):
         neighbour = last.work.handle(f"neighbour {number}")
         assert (await neighbour.status()).state is State.RUNNING
@@ -196,7 +196,7 @@ async def test_a_cancelled_run_that_ends_its_processes_all_the_same_is_ended() -
     await parked.is_dead.wait()
     last = Process(logs)
     last.drive()
-    with pytest.raises(RunCancelledError, match="was not taken back"):
+    with pytest.raises(RunCancelledError, match="were not compensated"):
         await last.work.handle("poison").result(10)
     assert not last.is_dead.is_set()
     await last.stop()

@@ -213,7 +213,7 @@ def test_drivers_that_poll_seldom_end_a_cancelled_parked_run_at_once() -> None:
                 await logs.log(FLOW_LOG).read_next(run_tag("r"), logs.position, wait=CALL_S)
             began = asyncio.get_running_loop().time()
             await handle.cancel()
-            with pytest.raises(RunCancelledError, match="There is no workflow"):
+            with pytest.raises(RunCancelledError, match="The deployed code has no workflow"):
                 await handle.result()
             assert asyncio.get_running_loop().time() - began <= 40 * CALL_S
 

@@ -207,7 +207,7 @@ async def test_reads_below_a_trim_over_http_get_410(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/logs/$apps/records", 400, "the platform's own"),
+        ("/logs/$apps/records", 400, "reserved for the platform"),
         ("/logs/orders/records?limit=0", 422, "field 'limit'"),
         ("/logs/orders/records?bound=-1", 422, "field 'bound' is 0 or greater, not '-1'."),
         ("/logs/orders/records?bound=99999999999999999999", 422, "field 'bound' is at most 9223"),
@@ -220,7 +220,7 @@ async def test_reads_below_a_trim_over_http_get_410(served: Served) -> None:
         ),
         ("/logs/orders/tail?tag=a", 422, "'tag' is not known; this request takes none"),
         ("/invocations/nope?wiat=1", 422, "'wiat' is not known; the fields are wait"),
-        ("/logs//tail", 400, "A log's name is 1 to"),
+        ("/logs//tail", 400, "A log's name must be 1 to"),
         ("/logs/orders/records?tag=a&tag_int=7", 400, "not both"),
         ("/logs/orders/records/9", 404, "no record at seqnum 9"),
         ("/invocations/nope", 404, "No invocation 'nope'"),

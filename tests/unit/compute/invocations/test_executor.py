@@ -26,10 +26,10 @@ from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
     Claimed,
+    DeclaredDead,
     Ended,
     Event,
     Freed,
-    GivenUp,
     Heartbeat,
     stream_of,
 )
@@ -145,7 +145,7 @@ def test_an_executor_sends_no_heartbeat_while_nothing_runs() -> None:
     assert deadline(nodes.b) is None
 
 
-def test_an_executor_silent_for_a_lease_is_given_up_and_others_continue_its_work() -> None:
+def test_an_executor_silent_for_a_lease_is_declared_dead_and_others_continue_its_work() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
@@ -155,8 +155,8 @@ def test_an_executor_silent_for_a_lease_is_given_up_and_others_continue_its_work
     assert events(nodes.turn(nodes.b, 5.0)) == [Heartbeat(B)], "the log takes records"
     assert deadline(nodes.b) == 1.0 + LEASE_S
     assert events(nodes.turn(nodes.b, 6.9)) == []
-    [given_up] = events(nodes.turn(nodes.b, 7.0))
-    assert given_up == GivenUp(A, 0, B)
+    [declared] = events(nodes.turn(nodes.b, 7.0))
+    assert declared == DeclaredDead(A, 0, B)
     assert events(nodes.turn(nodes.b, 7.9)) == [], "after a pause"
     assert events(nodes.turn(nodes.b, 8.0)) == [Claimed(B, ("i",))]
     assert begun(nodes.turn(nodes.b, 8.0)) == ["i"]
@@ -178,10 +178,10 @@ def test_an_outage_of_the_log_makes_no_executor_dead() -> None:
     assert deadline(nodes.b) == 106.0
     nodes.turn(nodes.b, 106.0)
     assert events(nodes.turn(nodes.b, 107.9)) == []
-    assert events(nodes.turn(nodes.b, 108.0)) == [GivenUp(A, 2, B)], "it is silent after all"
+    assert events(nodes.turn(nodes.b, 108.0)) == [DeclaredDead(A, 2, B)], "it is silent after all"
 
 
-def test_an_executor_with_heartbeats_is_not_given_up() -> None:
+def test_an_executor_with_heartbeats_is_not_declared_dead() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     for now in range(0, 60, 2):
@@ -189,13 +189,13 @@ def test_an_executor_with_heartbeats_is_not_given_up() -> None:
         assert events(nodes.turn(nodes.b, now + 0.5)) == []
 
 
-def test_an_executor_that_was_given_up_stops_and_continues_under_another_name() -> None:
+def test_an_executor_that_was_declared_dead_stops_and_continues_under_another_name() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
     for now in (0.0, 4.0, LEASE_S):
         nodes.turn(nodes.b, now)
-    assert nodes.fold.is_given_up(A)
+    assert nodes.fold.is_declared_dead(A)
     assert nodes.a.rename("node-a#2") == [Abandon("i")]
     assert begun(nodes.turn(nodes.a, 6.5)) == []
     nodes.accept(6.5, "j", executor="node-a#2")
@@ -206,7 +206,7 @@ def test_a_restarted_node_gives_up_its_previous_executor_at_once() -> None:
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.a.rename("node-a#2")
-    assert events(nodes.turn(nodes.a, 0.1)) == [GivenUp(A, 0, "node-a#2")]
+    assert events(nodes.turn(nodes.a, 0.1)) == [DeclaredDead(A, 0, "node-a#2")]
 
 
 def test_an_invocation_that_is_lost_too_often_fails() -> None:

@@ -19,11 +19,11 @@ from indilog_compute.invocations.records import (
     Accepted,
     Checkpointed,
     Claimed,
+    DeclaredDead,
     Ended,
     Event,
     Failure,
     Freed,
-    GivenUp,
     Heartbeat,
     InvocationsVersionError,
     decode,
@@ -123,15 +123,15 @@ def test_an_outcome_of_an_unknown_invocation_is_skipped() -> None:
     assert story.fold.get("i") is None
 
 
-def test_invocations_of_an_executor_that_was_given_up_are_due_again_after_a_pause() -> None:
+def test_invocations_of_an_executor_that_was_declared_dead_are_due_again_after_a_pause() -> None:
     story = Story()
     last = story.accept("i")
-    story(GivenUp(A, last, B))
+    story(DeclaredDead(A, last, B))
     assert story["i"].executor is None
     assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
     story(Claimed(B, ("i",)), after_s=1.0)
     last = story(Heartbeat(B))
-    story(GivenUp(B, last, A))
+    story(DeclaredDead(B, last, A))
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
 
 
@@ -139,19 +139,19 @@ def test_an_executor_with_a_later_heartbeat_is_not_dead() -> None:
     story = Story()
     seen = story.accept("i")
     story(Heartbeat(A))
-    story(GivenUp(A, seen, B))
+    story(DeclaredDead(A, seen, B))
     assert story["i"].executor == A
 
 
-def test_an_executor_that_was_given_up_runs_nothing_any_more() -> None:
+def test_an_executor_that_was_declared_dead_runs_nothing_any_more() -> None:
     story = Story()
-    story(GivenUp(A, story.accept("i"), B))
+    story(DeclaredDead(A, story.accept("i"), B))
     story.accept("late", A)
     assert story["late"].executor is None
     story(Claimed(A, ("i", "late")))
     assert story["i"].executor is None
-    assert story.fold.is_given_up(A)
-    assert not story.fold.is_given_up(B)
+    assert story.fold.is_declared_dead(A)
+    assert not story.fold.is_declared_dead(B)
 
 
 def test_a_freed_invocation_may_be_claimed_and_only_lost_tries_count() -> None:
@@ -245,7 +245,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     story.end("over")
     story.accept("runs")
     story.accept("later", due=2000.0)
-    story(GivenUp(A, story(Heartbeat(A)), B))
+    story(DeclaredDead(A, story(Heartbeat(A)), B))
     story(Claimed(B, ("runs",)), after_s=5.0)
     data = checkpoint_parts(story.fold.checkpoint(), "c")
     found = newest_checkpoint(enumerate(data, story.fold.end))
@@ -388,7 +388,7 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
         Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
         Ended(A, "i", 7, b"[1]"),
         Heartbeat(A),
-        GivenUp(A, 9, B),
+        DeclaredDead(A, 9, B),
         Checkpointed("c", 0, 2, 7, 99, b"..."),
     ],
 )  # fmt: skip

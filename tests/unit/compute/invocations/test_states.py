@@ -7,14 +7,14 @@ import itertools
 import pytest
 
 from indilog_compute.invocations.fold import Fold, FoldLimits
-from indilog_compute.invocations.records import Accepted, Claimed, Ended, Event, Freed, GivenUp
+from indilog_compute.invocations.records import Accepted, Claimed, DeclaredDead, Ended, Event, Freed
 from indilog_compute.invocations.states import TRANSITIONS, Change, InvocationState, state_of
 
 RUNS, OTHER = "a#1", "b#1"
 RECORDS: dict[Change, Event] = {
     Change.CLAIMED: Claimed(OTHER, ("i",)),
     Change.FREED: Freed(RUNS, "i", is_lost=True),
-    Change.EXECUTOR_GIVEN_UP: GivenUp(RUNS, 10**6, OTHER),
+    Change.EXECUTOR_DECLARED_DEAD: DeclaredDead(RUNS, 10**6, OTHER),
     Change.RETURNED: Ended(RUNS, "i", 0, b"1"),
     Change.FAILED: Ended(RUNS, "i", 0, None),
 }
@@ -67,11 +67,11 @@ def test_the_fold_follows_the_table(state: InvocationState | None, change: Chang
     assert story.state is TRANSITIONS.get((state, change), state)
 
 
-def test_an_outcome_counts_whether_its_executor_was_given_up_or_not() -> None:
+def test_an_outcome_counts_whether_its_executor_was_declared_dead_or_not() -> None:
     """The first outcome in the log counts, and the invocation never runs again."""
     story = Story(InvocationState.RUNNING)
     states = []
-    for change in (Change.EXECUTOR_GIVEN_UP, Change.RETURNED, Change.CLAIMED):
+    for change in (Change.EXECUTOR_DECLARED_DEAD, Change.RETURNED, Change.CLAIMED):
         story.read(change)
         states.append(story.state)
     assert states == [InvocationState.SCHEDULED, InvocationState.DONE, InvocationState.DONE]

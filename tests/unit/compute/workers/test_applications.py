@@ -127,16 +127,16 @@ async def test_an_undeployed_app_is_gone_on_every_node_until_it_is_deployed_agai
     assert await followed(other) == [1]
     undeployed = await one.undeploy("app", owner="me")
     assert (undeployed.name, undeployed.version) == ("app", 1)
-    generation = other.generation
+    generation = other.change_count
     assert await followed(other) == []
-    assert other.generation == generation + 1
+    assert other.change_count == generation + 1
     late = applications_of(logs, tmp_path)
     await late.read()
     for node in (one, other, late):
         reported = "App app was undeployed at 2027-01-15T08:00:00.00:00; deploy it again."
         with pytest.raises(UnknownFunctionError, match=reported):
             node.function("app.f")
-        already = "App app is undeployed already, since 2027-01-15T08:00:00.00:00; its logs stay."
+        already = "App app was already undeployed at 2027-01-15T08:00:00.00:00; its logs stay."
         with pytest.raises(UnknownFunctionError, match=already):
             await node.undeploy("app", owner="me")
     await one._log.append(deployed(1).record)
@@ -193,7 +193,9 @@ async def test_a_deployment_undeployed_at_the_same_time_fails(
     await append(deployed(1).record)
     assert await followed(applications) == [1]
     monkeypatch.setattr(applications._log, "append", raced)
-    with pytest.raises(DeployError, match="app was undeployed at the same time; deploy it again"):
+    with pytest.raises(
+        DeployError, match="app was undeployed by another request at the same time; deploy it again"
+    ):
         await applications._record(2, Loaded("app", ()), {}, "me")
     assert applications._behind.is_set()
     assert await followed(applications) == []

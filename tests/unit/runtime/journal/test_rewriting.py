@@ -317,7 +317,7 @@ def test_no_rewrite_is_attempted_of_a_segment_that_was_damaged_at_the_start(
     again.discard(*(place for place in again.places if place.segment < 4))
     with structlog.testing.capture_logs() as logs:
         assert again.rest() == 2
-    assert not [entry for entry in logs if entry["event"] == "a segment stays as it is"]
+    assert not [entry for entry in logs if entry["event"] == "a segment is not rewritten"]
     again.close()
 
 

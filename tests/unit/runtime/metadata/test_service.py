@@ -248,7 +248,7 @@ async def test_an_address_that_cannot_be_bound_is_refused_in_one_sentence(tmp_pa
         pytest.raises(ConfigError, match="Cannot receive at unix:///nowhere"),
     ):
         MetadataServer(store, "unix:///nowhere/at/all/m", CONFIG)
-    with pytest.raises(ConfigError, match=r"The address of a stream is .* not post://card"):
+    with pytest.raises(ConfigError, match=r"The address of a stream must be .* not post://card"):
         MetadataClient("post://card", CONFIG)
 
 

@@ -35,7 +35,7 @@ def test_a_port_address_holds_a_host_and_a_number(address: str, host: str) -> No
     ],
 )  # fmt: skip
 def test_a_malformed_stream_address_is_refused_in_one_sentence(address: str) -> None:
-    with pytest.raises(ConfigError, match="address of a stream is unix:///PATH or stream://"):
+    with pytest.raises(ConfigError, match="address of a stream must be unix:///PATH or stream://"):
         parsed(address)
 
 

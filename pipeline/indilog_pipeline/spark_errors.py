@@ -1,0 +1,31 @@
+"""One sentence for an error of Spark, whose own text has the stacks of Java and of Python."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_OWN: Final = re.compile(r"^(?:indilog|boki)[\w.]*\.\w+Error: (.*)$", re.MULTILINE)
+_PYTHON: Final = re.compile(
+    r"^(?!java|scala|org\.apache)[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE
+)
+_JAVA: Final = re.compile(r"^: [\w.$]+: (.*)$", re.MULTILINE)
+
+
+def sentence_in(text: str) -> str | None:
+    """Return the message of the exception that a Python process of Spark raised; None: the text has
+    no such exception.
+
+    An exception of IndilogError's family comes before others: Spark's own process may fail after
+    it.
+    """
+    found = _OWN.findall(text) or _PYTHON.findall(text)
+    return found[-1] if found else None
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return the message of the Python exception in an error of Spark, else that of the Java
+    exception, else the error's first line.
+    """
+    text = str(error).strip()
+    return sentence_in(text) or next(iter(_JAVA.findall(text)), text.partition("\n")[0])
