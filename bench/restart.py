@@ -52,7 +52,7 @@ from indilog.runtime.journal.checkpointing import Checkpointing
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.recovery import recover
 from indilog.runtime.snapshot_files import SnapshotFolder
-from indilog.wire.messages import AppendBatch, Message, ShardClaim, ShardOpen
+from indilog.wire.messages import AppendBatch, Message, ShardWanted
 
 RECORD_BYTES: Final = 100
 TAGS: Final = 1000
@@ -129,9 +129,7 @@ class Filler:
     def fill(self, records: int, batch: int) -> None:
         """Append `records` records in batches of `batch`, by two concurrent callers."""
         shard, storage = ShardId(0), self._view.storage_nodes[0]
-        self.say(storage, ShardClaim(shard, self._epoch))
-        self.run()
-        self.say(storage, ShardOpen(shard, self._epoch, 0))
+        self.say(self._view.sequencers[0], ShardWanted(shard, self._epoch))
         self.run()
         first: LocalId = 0
         while first < records:

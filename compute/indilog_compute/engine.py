@@ -33,7 +33,7 @@ from indilog.base.ids import (
 from indilog.base.log import Record
 from indilog.base.resend import Resend
 from indilog.config import Config
-from indilog.kernel.metalog import Entry, MetalogReplay, Span, Trim
+from indilog.kernel.metalog import NO_INCARNATION, Entry, MetalogReplay, NewWriters, Span, Trim
 from indilog.kernel.view import Views, replicas_of
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.index_feed import IndexFeed
@@ -72,8 +72,6 @@ from indilog.wire.messages import (
     MetalogEntries,
     MetalogWanted,
     RecordsRead,
-    ShardClaimed,
-    ShardOpened,
     ShardStored,
     TailIs,
     TailWanted,
@@ -350,7 +348,7 @@ class Engine:
             )
         writer = self._writer
         if writer is not None and (due := writer.deadline()) is not None and now >= due:
-            effects += writer.on_time(now)
+            effects += writer.on_time(now) + self._want_shard(writer, now)
             if self._local is not None:
                 effects.append(self._to_primary(self._catch_up.reader.wanted()))
         if self._conditional.awaits_answers:
@@ -423,10 +421,10 @@ class Engine:
                 return self._on_primary_answer(event, message, now)
             case DiskFull(full=full):
                 return self._on_disk_full(event, now, full=full)
-            case ShardClaimed() | ShardOpened() | ShardStored():
-                if self._writer is None:
+            case ShardStored():
+                if self._writer is None or message.shard != self._writer.shard:
                     return [Ignore(message, "about a shard that is not written here")]
-                return self._writer.on_message(event.sender, message, now)
+                return self._writer.on_stored(event.sender, message, now)
             case HomeWanted() | HomeIs() | ConditionalAppend() | ConditionalAnswer():
                 return self._conditional.on_message(event, now)
             case _:
@@ -462,9 +460,13 @@ class Engine:
         self.trims.hurry(now)
         if self._local is None:
             self._join.hurry(now)
-        if self._writer is not None and event.primary != before:
-            return self._writer.on_disk_full(before, full=False, now=now)
-        return []
+        if (writer := self._writer) is None:
+            return []
+        writer.hurry()
+        effects = self._want_shard(writer, now)
+        if event.primary != before:
+            effects += writer.on_disk_full(before, full=False, now=now)
+        return effects
 
     # --- joining (thesis 5.5.1)
 
@@ -481,8 +483,12 @@ class Engine:
         if shard is not None:
             replicas = view.shards[shard].replicas
             self._writer = ShardWriter(shard, replicas, epoch, self._config)
-            effects += self._writer.start(now)
+            effects += self._want_shard(self._writer, now)
         return effects
+
+    def _want_shard(self, writer: ShardWriter, now: Instant) -> list[Effect]:
+        wanted = writer.want(now)
+        return [] if wanted is None else [Send(self._leadership.primary, wanted)]
 
     def _ask_to_join(self, now: Instant) -> list[Effect]:
         self._join.sent(now)
@@ -503,7 +509,9 @@ class Engine:
         self._reads.joined(self._local, self._replay)
         effects = self._reads.advanced(now)
         if (writer := self._writer) is not None:
-            effects += writer.joined(self._replay.cut.get(writer.shard, 0), now)
+            epoch = message.writers.get(writer.shard, NO_INCARNATION)
+            effects += writer.joined(epoch, self._replay.cut.get(writer.shard, 0))
+            effects += self._want_shard(writer, now)
         return effects
 
     def _join_again(self, now: Instant, reason: str) -> list[Effect]:
@@ -569,11 +577,12 @@ class Engine:
             for span in spans:
                 if span.shard == writer.shard:
                     effects += self._acknowledge(writer, span, entry.time_us / 1e6)
+            if isinstance(entry, NewWriters) and writer.shard in entry.writers:
+                cut = self._replay.cut.get(writer.shard, 0)
+                effects += writer.named(entry.writers[writer.shard], cut)
         return effects
 
     def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:
-        if writer.fenced_by(span):
-            return writer.give_up()
         batches = writer.ordered(span)
         for batch in batches:
             self._cache.add_span(

@@ -1,12 +1,9 @@
 """The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
 
-A writer first takes over its shard. It claims the shard under a new epoch on all replicas, which
-refuse every older writer from then on. It opens the shard at the smallest stored prefix of the
-authoritative replicas: those that know everything they ever had. Records beyond that prefix were
-never on the ack quorum, so no cut can have ordered them. If no replica is authoritative (all are
-new, or damaged), the writer opens at the longest prefix, and not below the records that the metalog
-has ordered. A replica that lost its disk forgets its writer. The writer then claims and opens that
-replica alone, and the replica fetches its batches from the others.
+A writer first asks the primary for its shard, under a new epoch. It has the shard from the metalog
+entry on that names it (`NewWriters`), and begins at the localid up to which that entry finds the
+shard ordered. Nothing that an earlier writer stored beyond it will be ordered. A replica refuses
+batches until it has applied the entry, and then says that it has.
 
 Then records collect in the open batch, which is sent when the iteration ends. While
 `frames_in_flight_max` batches are in flight, further records collect, so batches grow with the load
@@ -24,7 +21,6 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
-from typing import assert_never
 
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
@@ -47,12 +43,9 @@ from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
 from indilog.wire.messages import (
     AppendBatch,
     Message,
-    ShardClaim,
-    ShardClaimed,
-    ShardOpen,
-    ShardOpened,
     ShardStored,
     ShardStoredWanted,
+    ShardWanted,
 )
 from indilog_compute.full_disks import FullDisks
 
@@ -60,8 +53,8 @@ from indilog_compute.full_disks import FullDisks
 class Takeover(enum.Enum):
     """The state of the writer's takeover of its shard."""
 
-    CLAIMING = enum.auto()
-    OPENING = enum.auto()
+    ASKING = enum.auto()
+    """No metalog entry names this writer yet."""
     OPEN = enum.auto()
     LOST = enum.auto()
     """A writer with a newer epoch has it."""
@@ -121,7 +114,7 @@ class ShardWriter:
         node = config.node
         self.shard = shard
         self.epoch = epoch
-        self.takeover = Takeover.CLAIMING
+        self.takeover = Takeover.ASKING
         self.replicas = tuple(replicas)
         self._frame_records_max = node.appends.frame_records_max
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
@@ -131,18 +124,14 @@ class ShardWriter:
         self._pending_bytes_max = node.appends.append_pending_bytes_max
         self._timeout_s = node.appends.append_timeout_s
         self._resend_s = node.messages.resend_s, node.messages.resend_s_max
-        self._takeover_question = Resend(*self._resend_s)
-        """For the claim, then for the opening."""
+        self._question = Resend(*self._resend_s)
+        """For asking the primary for the shard."""
         self._ordering = Resend(*self._resend_s)
         """For asking replicas what they have stored, while batches in flight are not ordered."""
         """When to ask the replicas again."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()
-        self._claimed: dict[NodeId, ShardClaimed] = {}
-        self._cut: LocalId | None = None
-        """How much of the shard is ordered, once that is known."""
-        self._opened: set[NodeId] = set()
         self._next: LocalId = -1
         self._closed_records = 0
         """Records in batches that are closed and not ordered."""
@@ -150,11 +139,7 @@ class ShardWriter:
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
         self.barrier: LocalId = 0
-        """Below it lie all records whose outcome their callers may not know: those of earlier
-        writers, and those whose append timed out. Valid when the shard is open.
-        """
-        self._reopening: dict[NodeId, Resend] = {}
-        """Replicas that forgot this writer, and when to claim them again."""
+        """Below it lie all records whose append timed out: they may still be ordered."""
         self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
         """By replica: the localid from which batches were resent, and when to resend them again."""
 
@@ -284,21 +269,15 @@ class ShardWriter:
         )
         self._next = batch.end
 
-    def fenced_by(self, span: Span) -> bool:
-        """Whether a newer writer has records in `span`: then this one has lost its shard."""
-        return span.writer > self.epoch
-
     def ordered(self, span: Span) -> list[OrderedBatch]:
         """Remove and return the batches that `span` of this shard orders.
 
-        A span may begin with records of an earlier writer. Cuts fall between batches, so a span has
-        a batch whole or not at all. The caller must check `fenced_by` first: the localids of a span
-        with a newer writer's records are not those of our batches.
+        Cuts fall between batches, so a span has a batch whole or not at all. The spans are of this
+        writer's records: `begin` or `lost` came before those of another one.
         """
-        assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
         self._ordering.stop()
-        self._cut = end = span.first_localid + span.length
+        end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
@@ -310,53 +289,38 @@ class ShardWriter:
 
     # --- taking the shard over
 
-    def start(self, now: Instant) -> list[Effect]:
-        """Claim the shard."""
-        return self._ask(now)
+    def want(self, now: Instant) -> ShardWanted | None:
+        """Return the request for the shard; None: it has an answer, or was sent too recently."""
+        if self.takeover is not Takeover.ASKING:
+            return None
+        if self._question.due is not None and now < self._question.due:
+            return None
+        self._question.sent(now)
+        return ShardWanted(self.shard, self.epoch)
 
-    def _ask(self, now: Instant) -> list[Effect]:
-        self._takeover_question.sent(now)
-        if self.takeover is Takeover.CLAIMING:
-            claim = ShardClaim(self.shard, self.epoch)
-            return [Send(r, claim) for r in self.replicas if r not in self._claimed]
-        if self.takeover is Takeover.OPENING:
-            opening = ShardOpen(self.shard, self.epoch, self._next)
-            return [Send(r, opening) for r in self.replicas if r not in self._opened]
+    def hurry(self) -> None:
+        """Let the next request be sent at once: there is a new primary."""
+        self._question.stop()
+
+    def named(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
+        """Note whom the metalog names as writer of the shard, and how far the shard is ordered
+        there.
+        """
+        if epoch > self.epoch:
+            return self.give_up()
+        if epoch == self.epoch and self.takeover is Takeover.ASKING:
+            self.takeover = Takeover.OPEN
+            self._question.stop()
+            if self._next < 0:
+                self._next = cut
         return []
 
-    def on_message(
-        self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
-    ) -> list[Effect]:
-        """Take in a replica's state of the shard."""
-        if message.shard != self.shard:
-            return [Ignore(message, "about a shard that is not written here")]
-        match message:
-            case ShardClaimed():
-                return self.on_claimed(sender, message, now)
-            case ShardOpened():
-                return self.on_opened(sender, message)
-            case ShardStored():
-                return self.on_stored(sender, message, now)
-            case unreachable:
-                assert_never(unreachable)
-
-    def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
-        """Count a replica; when all refuse older writers, open at what all have."""
-        if message.epoch > self.epoch:
-            return self.give_up()
-        if sender not in self.replicas or message.epoch != self.epoch:
-            return [Ignore(message, "claim of another epoch or of no replica")]
-        if self.takeover is not Takeover.CLAIMING:
-            return self._open_again(sender)
-        self._claimed[sender] = message
-        return self._open_shard(now)
-
-    def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
-        """Note how much of the shard is ordered, as far as this node knows.
+    def joined(self, epoch: Epoch, cut: LocalId) -> list[Effect]:
+        """Note whom the metalog names as writer, and how much of the shard is ordered.
 
         When the node joins again, the outcome of batches that were ordered meanwhile is not known.
+        If the entry that named this writer was replaced, it asks for the shard again.
         """
-        self._cut = cut
         unknown = AppendOutcomeUnknownError(
             "The order of the newest records was corrected meanwhile; the record is in the log."
         )
@@ -366,56 +330,9 @@ class ShardWriter:
             self._in_flight_bytes -= len(batch.encoded)
             self._forget(batch)
             effects += _answers(batch, unknown)
-        return effects + self._open_shard(now)
-
-    def _open_shard(self, now: Instant) -> list[Effect]:
-        """Ask for the shard to be opened where all replicas have it, and not below what is ordered.
-
-        A replica may have lost exactly its newest batch. Nothing on its disk shows that, so it
-        reports itself as authoritative (0009). The ordered length in the metalog shows the loss.
-        """
-        claims = self._claimed.values()
-        claiming = self.takeover is Takeover.CLAIMING
-        if not claiming or self._cut is None or len(claims) < len(self.replicas):
-            return []
-        known = [claim.stored for claim in claims if claim.authoritative]
-        stored = min(known) if known else max(claim.stored for claim in claims)
-        self._next = max(self._cut, stored)
-        self.takeover = Takeover.OPENING
-        self._takeover_question.stop()
-        return self._ask(now)
-
-    def _claim_again(self, replica: NodeId, now: Instant) -> list[Effect]:
-        """Claim the shard of a replica that forgot this writer; again only after a pause."""
-        resend = self._reopening.setdefault(replica, Resend(*self._resend_s))
-        if self.takeover is Takeover.LOST or (resend.due is not None and now < resend.due):
-            return []
-        resend.sent(now)
-        return [Send(replica, ShardClaim(self.shard, self.epoch))]
-
-    def _open_again(self, replica: NodeId) -> list[Effect]:
-        """Let such a replica continue at the first localid that is not ordered yet."""
-        if replica not in self._reopening or self.takeover is Takeover.LOST:
-            return []
-        start = self._in_flight[0].first if self._in_flight else self._next
-        return [Send(replica, ShardOpen(self.shard, self.epoch, start))]
-
-    def on_opened(self, sender: NodeId, message: ShardOpened) -> list[Effect]:
-        """Count a replica; when all are open, appends flow."""
-        if sender not in self.replicas or message.epoch != self.epoch:
-            return [Ignore(message, "shard opened for another epoch or by no replica")]
-        if self.takeover is not Takeover.OPENING:
-            if self._reopening.pop(sender, None) is None:
-                return []
-            return self._in_flight_to(sender, message.start)
-        if message.start != self._next:
-            return [Ignore(message, "opened at a localid that was not asked for")]
-        self._opened.add(sender)
-        if len(self._opened) == len(self.replicas):
-            self.takeover = Takeover.OPEN
-            self.barrier = self._next
-            self._takeover_question.stop()
-        return []
+        if epoch < self.epoch and self.takeover is Takeover.OPEN:
+            self.takeover = Takeover.ASKING
+        return effects + self.named(epoch, cut)
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
         """Resend the batches that a replica lacks, unless a newer writer has the shard.
@@ -428,7 +345,7 @@ class ShardWriter:
         if sender not in self.replicas:
             return [Ignore(message, "stored by a node that is no replica")]
         if message.epoch < self.epoch:
-            return self._claim_again(sender, now)
+            return []  # it answers again when it has applied the entry that names this writer
         start, resend = self._sent_again.get(sender, (-1, Resend(*self._resend_s)))
         if message.stored != start:
             resend.stop()
@@ -508,8 +425,8 @@ class ShardWriter:
         return due
 
     def _asked_again_at(self) -> Instant | None:
-        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
-            return self._takeover_question.due
+        if self.takeover is Takeover.ASKING:
+            return self._question.due
         if not self._in_flight:
             return None
         return self._ordering.due or Instant(self._in_flight[0].sent + self._resend_s[0])
@@ -528,7 +445,7 @@ class ShardWriter:
         if (due := self._asked_again_at()) is None or now < due:
             return effects
         if self.takeover is not Takeover.OPEN:
-            return effects + self._ask(now) + self._expire_waiting(now)
+            return effects + self._expire_waiting(now)
         self._ordering.sent(now)
         effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))
         return effects + self._expire_waiting(now)
@@ -579,7 +496,6 @@ class ShardWriter:
             "more batches in flight than allowed"
         )
         assert not self._open.waiters or self.takeover is not Takeover.STOPPED
-        assert self._reopening.keys() <= set(self.replicas), "only replicas are opened again"
         assert self._sent_again.keys() <= set(self.replicas), "only replicas get batches"
 
 

@@ -8,6 +8,9 @@ knows exactly the records below seqnum `tail(p)`. The order inside an entry asce
 
 `Trim` raises floors; records below a floor are forgotten (ARCHITECTURE 13). Trims are numbered, so
 a node that receives only trims detects a gap.
+
+`NewWriters` gives shards to new writers. What an earlier writer of such a shard has stored and no
+entry below has ordered is never ordered (decision 0047).
 """
 
 from __future__ import annotations
@@ -39,15 +42,33 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     view: ViewNumber
     epoch: Epoch
     counts: dict[ShardId, int]
-    writers: dict[ShardId, Epoch] = {}
-    """The newest writer of each productive shard; an older writer learns from it that it was
-    fenced.
-    """
     time_us: int = 0
     """When the entry was proposed, in microseconds since 1970 on the primary's clock
     (`indilog_ordering.entry_clock`). Never smaller than in an entry before it. It is `ordered_at`
     of the records.
     """
+
+
+class NewWriters(msgspec.Struct, frozen=True, array_like=True, tag="W"):
+    """Each of these shards gets a new writer, whose first localid is the shard's ordered length at
+    this entry. Earlier writers are fenced. The entry orders no records.
+    """
+
+    position: MetalogPosition
+    view: ViewNumber
+    epoch: Epoch
+    writers: dict[ShardId, Epoch]
+    """The writer's epoch, greater than those of the shard's earlier writers."""
+
+    @property
+    def counts(self) -> Mapping[ShardId, int]:
+        """No records of any shard."""
+        return _NOTHING
+
+    @property
+    def time_us(self) -> int:
+        """0: the entry has no stamp of its own and takes that of the entry before it."""
+        return 0
 
 
 class Floor(NamedTuple):
@@ -94,40 +115,41 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
         return _NOTHING
 
     @property
-    def writers(self) -> Mapping[ShardId, Epoch]:
-        """No writers."""
-        return _NO_WRITERS
-
-    @property
     def time_us(self) -> int:
         """0: a trim has no stamp of its own and takes that of the entry before it."""
         return 0
 
 
 _NOTHING: Final[Mapping[ShardId, int]] = {}
-_NO_WRITERS: Final[Mapping[ShardId, Epoch]] = {}
 
-Entry: TypeAlias = NewRecords | Trim
+Entry: TypeAlias = NewRecords | NewWriters | Trim
 """All kinds of entries."""
 
 TRIM_FLOORS_MAX: Final = 1024
 """Floors in one entry."""
+WRITERS_MAX: Final = 1024
+"""New writers in one entry."""
 _SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
-"""Largest encoded size of an entry, of a floor in it, and of a shard's number in it: an integer
-takes at most nine bytes, a shard three.
+"""Largest encoded size of an entry, of a floor in it, and of a shard's count or writer in it: an
+integer takes at most nine bytes, a shard three.
 """
 
 
 def is_possible(entry: Entry) -> bool:
     """Whether a decoded entry is valid: it has shards of two bytes (thesis 5.1.1) with at least one
-    record each, or floors of valid tags and seqnums.
+    record each or a writer each, or floors of valid tags and seqnums.
     """
     if isinstance(entry, Trim):
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(
             0 <= floor.tag < 2**64 and 0 <= floor.until <= MAX_SEQNUM for floor in entry.floors
+        )
+    if isinstance(entry, NewWriters):
+        writers = entry.writers
+        return 0 < len(writers) <= WRITERS_MAX and all(
+            0 <= shard < _SHARDS_MAX and epoch > 0 for shard, epoch in writers.items()
         )
     counts = entry.counts
     return (
@@ -187,7 +209,8 @@ def size_bound(entry: Entry) -> int:
     """Return the largest size of an encoded entry in bytes, without encoding it."""
     if isinstance(entry, Trim):
         return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
-    return _ENTRY_BYTES + _COUNT_BYTES * (len(entry.counts) + len(entry.writers))
+    shards = entry.writers if isinstance(entry, NewWriters) else entry.counts
+    return _ENTRY_BYTES + _COUNT_BYTES * len(shards)
 
 
 def entry_encoded(entry: Entry) -> bytes:
@@ -235,8 +258,6 @@ class Span(NamedTuple):
     first_localid: LocalId
     first_seqnum: SeqNum
     length: int
-    writer: Epoch = NO_INCARNATION
-    """The newest writer among those of its records; 0: not known."""
 
     @property
     def end_seqnum(self) -> SeqNum:
@@ -277,7 +298,7 @@ class MetalogReplay:
         for shard in sorted(entry.counts):
             count = entry.counts[shard]
             first = cut.get(shard, 0)
-            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, NO_INCARNATION)))
+            spans.append(Span(shard, first, tail, count))
             cut[shard] = first + count
             tail += count
         assert tail >= self.tail, "an entry orders records or none"
@@ -302,8 +323,14 @@ class GrowingBase(MetalogReplay):
     def apply(self, entry: Entry) -> list[Span]:
         """Add the next entry; return what it ordered."""
         self._time_us = max(self._time_us, entry.time_us)
-        self._writers.update(entry.writers)
+        if isinstance(entry, NewWriters):
+            self._writers.update(entry.writers)
         return super().apply(entry)
+
+    @property
+    def writers(self) -> dict[ShardId, Epoch]:
+        """The writer of each shard that has one; a copy."""
+        return dict(self._writers)
 
     def base(self) -> Base:
         """Return what all entries so far add up to."""

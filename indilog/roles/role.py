@@ -34,8 +34,6 @@ class FrameKind(enum.IntEnum):
     """A metalog entry (sequencer)."""
     ORDERING = 3
     """Metalog entries that a storage node has applied: its ordering journal."""
-    SHARD_STATE = 4
-    """A writer's epoch and where it starts (storage)."""
     REPAIRED = 5
     """A record batch fetched from another replica (storage). Its localids are lower than those of
     frames before it.

@@ -15,11 +15,13 @@ class MetalogCovered(WireMessage, frozen=True):
     of this node.
 
     `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. From it
-    the primary computes how many of these entries equal its own.
+    the primary computes how many of these entries equal its own. `term` is the newest one that the
+    sender knows; a primary counts these messages of its own term only, as with `ShardProgress`.
     Lost: the primary keeps its entries until the next one.
     Repeated: absolute.
     """
 
+    term: Epoch
     position: MetalogPosition
     epoch: Epoch
 
@@ -54,7 +56,7 @@ class HistoryWanted(WireMessage, frozen=True):
 
 
 class History(WireMessage, frozen=True):
-    """storage → storage: the entries from `start` on, without their writers and without floors.
+    """storage → storage: the entries from `start` on, without floors.
 
     `start` is the `start` of the `HistoryWanted`, or 0 if the copy of the node that asked differs
     from what was committed. `previous` is the incarnation that proposed the entry before `start`.

@@ -103,8 +103,8 @@ class ShardStored(WireMessage, frozen=True):
     """storage → engine: the gap-free prefix of a shard at this replica; sent for a refused or known
     batch, on request, and after a start of the storage node.
 
-    `epoch` is the newest writer known at the replica. If it is older than the receiver, the replica
-    does not know the receiver (any more). The receiver then claims and opens the shard there again.
+    `epoch` is the newest writer that the replica knows from the metalog; 0: none. An older writer
+    learns from it that it was fenced. A replica sends this as well when it learns of a writer.
     Lost: the engine sends `ShardStoredWanted` after a pause.
     Repeated: absolute.
     """
@@ -118,12 +118,15 @@ class ShardProgress(WireMessage, frozen=True):
     """storage → primary: how far this node has stored each of its shards durably, without gaps.
 
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
-    durable.
-    Lost: resent with the next change, and periodically while something stored is not ordered.
-    Repeated: the receiver keeps the largest prefix of the newest epoch, from the newest incarnation
-    of the sender.
+    durable. `term` is the newest one that the sender knows. A primary counts reports of its own
+    term only: one of an earlier term may be from before the sender lost its disk.
+    Lost: resent with the next change and with the next term, and periodically while something
+    stored is not ordered.
+    Repeated: the receiver keeps the largest prefix, under the shard's writer, from the newest
+    incarnation of the sender.
     """
 
+    term: Epoch
     stored: dict[ShardId, tuple[Epoch, LocalId]]
 
 
@@ -192,6 +195,8 @@ class TailIs(WireMessage, frozen=True):
     """How many of the committed entries are trims."""
     time_us: int = 0
     """Microseconds since 1970."""
+    writers: dict[ShardId, Epoch] = msgspec.field(default_factory=dict)
+    """The writer of each shard."""
 
 
 class TermIs(WireMessage, frozen=True):
@@ -209,58 +214,17 @@ class TermIs(WireMessage, frozen=True):
 # --- a writer takes over its shard (thesis 5.5.1)
 
 
-class ShardClaim(WireMessage, frozen=True):
-    """engine → storage: the writer `epoch` claims a shard; refuse every older writer.
+class ShardWanted(WireMessage, frozen=True):
+    """engine → primary: the writer `epoch` wants its shard.
 
-    Lost: resent until all replicas have answered.
-    Repeated: answered again.
+    The primary first orders what all replicas have stored of the writer before, and then proposes
+    `NewWriters`. That entry is the answer.
+    Lost: resent until the entry, or `TailIs.writers`, names the writer.
+    Repeated: nothing changes once the entry is proposed.
     """
 
     shard: ShardId
     epoch: Epoch
-
-
-class ShardClaimed(WireMessage, frozen=True):
-    """storage → engine: older writers are refused, durably; reports how much of the shard is stored
-    here.
-
-    `authoritative`: this replica never had more. A replica that is new, damaged or wiped is not
-    authoritative (PITFALLS 14).
-    Lost: the claim is resent.
-    Repeated: absolute.
-    """
-
-    shard: ShardId
-    epoch: Epoch
-    stored: LocalId
-    authoritative: bool = True
-
-
-class ShardOpen(WireMessage, frozen=True):
-    """engine → storage: continue the shard at `start`, the smallest prefix of all its authoritative
-    replicas.
-
-    Records from `start` on were never on the ack quorum, so they were never ordered; the replica
-    drops them. A replica that lacks records before `start` fetches them from the others.
-    Lost: resent until all replicas have answered.
-    Repeated: a shard already open under this epoch does not change.
-    """
-
-    shard: ShardId
-    epoch: Epoch
-    start: LocalId
-
-
-class ShardOpened(WireMessage, frozen=True):
-    """storage → engine: the shard continues at `start` under `epoch`.
-
-    Lost: `ShardOpen` is resent.
-    Repeated: the engine counts each replica once.
-    """
-
-    shard: ShardId
-    epoch: Epoch
-    start: LocalId
 
 
 # --- index data (type-S, thesis 4.1)
@@ -570,10 +534,7 @@ Message: TypeAlias = (
     | TagFloorsWanted
     | DiscardedWanted
     | Discarded
-    | ShardClaim
-    | ShardClaimed
-    | ShardOpen
-    | ShardOpened
+    | ShardWanted
     | IndexData
     | IndexDataWanted
     | IndexLookup
@@ -604,6 +565,7 @@ ForSequencer: TypeAlias = (
     | MetalogCovered
     | TailWanted
     | TrimWanted
+    | ShardWanted
     | Seal
     | Sealed
 )

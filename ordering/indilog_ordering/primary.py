@@ -22,7 +22,7 @@ from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NO_INCARNATION, NewRecords, Trim
+from indilog.kernel.metalog import NO_INCARNATION, WRITERS_MAX, NewRecords, NewWriters, Trim
 from indilog.kernel.view import View
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
@@ -32,6 +32,7 @@ from indilog.wire.messages import (
     MetalogEntries,
     MetalogWanted,
     ShardProgress,
+    ShardWanted,
     TailIs,
     TailWanted,
     TermIs,
@@ -51,6 +52,7 @@ from indilog_ordering.trims import TrimRequests
 
 _TAILS_MAX: Final = 4096
 """Tails that may wait for a round."""
+_OTHER_TERM: Final = "a report that was sent to the primary of another term"
 
 
 class Primary:
@@ -79,7 +81,6 @@ class Primary:
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
         self._metalog = metalog
-        self._reports = Reports(view)
         self._engines = frozenset(view.engines)
         self._readers = view.engines + view.storage_nodes
         """Engines first: callers wait for them."""
@@ -96,6 +97,10 @@ class Primary:
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
         """How many of all entries are trims."""
+        self._reports = Reports(view, proposed.writers)
+        """What replicas have stored, under the writers that all entries name."""
+        self._wanted: dict[ShardId, Epoch] = {}
+        """Writers that wait for their shards."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
         self._covered = dict.fromkeys(view.storage_nodes, Extent(NO_INCARNATION, 0))
         """What both checkpoints of each storage node cover."""
@@ -135,6 +140,8 @@ class Primary:
                 effects = self._on_tail_wanted(event, message)
             case TrimWanted():
                 effects = self._on_trim_wanted(event, message)
+            case ShardWanted():
+                effects = self._on_shard_wanted(event, message)
             case MetalogAppend() | MetalogStored() | Seal() | Sealed():
                 raise AssertionError("the consensus core handles these")
             case unreachable:
@@ -153,7 +160,7 @@ class Primary:
             return []
         led = TermIs(self._epoch, node)
         notified: list[Effect] = [Send(reader, led) for reader in self._readers]
-        return [*notified, self._cut_entry({}, {}, self._last_us)]
+        return [*notified, self._cut_entry({}, self._last_us)]
 
     def advance(self, now: Instant) -> list[Effect]:
         """Publish committed entries, answer tails, and propose at most one entry of each kind."""
@@ -162,6 +169,8 @@ class Primary:
             effects += self._answer_tails()
         if self._reports.changed:
             effects += self._propose()
+        if self._wanted:
+            effects += self._propose_writers()
         if self._trim_requests.wanted:
             effects += self._propose_trim()
         effects += self._disk_full_notifier.conclude(now)
@@ -180,6 +189,7 @@ class Primary:
         """Assert that entries pass through their stages in order."""
         assert len(self._tails) <= _TAILS_MAX
         assert self._published is None or self._published <= self.committed
+        assert self._wanted.keys() <= self._view.shards.keys()
         assert self._covered_by_all <= len(self._metalog), "only what equals this metalog counts"
         assert self.tail == sum(self._metalog.committed.cut.values())
         assert all(self._cut[s] >= length for s, length in self._metalog.committed.cut.items())
@@ -188,6 +198,8 @@ class Primary:
     # --- messages
 
     def _on_shard_progress(self, event: Received, message: ShardProgress) -> list[Effect]:
+        if message.term != self._epoch:
+            return [Ignore(event, _OTHER_TERM)]
         effects: list[Effect] = []
         for shard, (epoch, stored) in message.stored.items():
             if (reason := self._reports.note(event.sender, shard, epoch, stored)) is not None:
@@ -195,6 +207,8 @@ class Primary:
         return effects
 
     def _on_metalog_covered(self, event: Received, message: MetalogCovered) -> list[Effect]:
+        if message.term != self._epoch:
+            return [Ignore(event, _OTHER_TERM)]
         if event.sender not in self._covered or message.position < 0:
             return [Ignore(event, "covered by a node that keeps no records, or below 0")]
         self._cover(event.sender, Extent(message.epoch, message.position))
@@ -247,6 +261,7 @@ class Primary:
                 committed.last,
                 committed.trims,
                 self._clock.now_us,
+                committed.writers,
             )
             effects.append(Send(reader, answer))
         return effects
@@ -259,6 +274,18 @@ class Primary:
             return [Ignore(event, "a floor of no possible tag or seqnum")]
         effects = self._trim_requests.on_wanted(event.sender, message, self.tail)
         return [Ignore(event, "too many trims are under way")] if effects is None else effects
+
+    def _on_shard_wanted(self, event: Received, message: ShardWanted) -> list[Effect]:
+        placement = self._view.shards.get(message.shard)
+        if placement is None or placement.writer != event.sender:
+            return [Ignore(event, "a shard wanted by a node that is not its writer")]
+        if message.epoch < (writer := self._reports.writer(message.shard)):
+            return [Ignore(event, "a shard wanted by an earlier writer")]
+        if message.epoch == writer:
+            return []  # a repeated request
+        earlier = self._wanted.get(message.shard, NO_INCARNATION)
+        self._wanted[message.shard] = max(message.epoch, earlier)
+        return []
 
     # --- what follows
 
@@ -289,22 +316,35 @@ class Primary:
         if not self._leader.has_room:
             return []
         counts: dict[ShardId, int] = {}
-        writers: dict[ShardId, Epoch] = {}
-        for shard, progress, writer in self._reports.pop_changed():
+        for shard, progress in self._reports.pop_changed():
             ordered = self._cut.get(shard, 0)
             if progress > ordered:
-                counts[shard], writers[shard] = progress - ordered, writer
+                counts[shard] = progress - ordered
                 self._cut[shard] = progress
         if not counts:
             return []
-        return [self._cut_entry(counts, writers, self._clock.now_us)]
+        return [self._cut_entry(counts, self._clock.now_us)]
 
-    def _cut_entry(
-        self, counts: dict[ShardId, int], writers: dict[ShardId, Epoch], time_us: int
-    ) -> Effect:
+    def _cut_entry(self, counts: dict[ShardId, int], time_us: int) -> Effect:
         """Propose an entry that orders these records."""
         position, number, epoch = len(self._metalog), self._view.number, self._epoch
-        return self._leader.append(NewRecords(position, number, epoch, counts, writers, time_us))
+        return self._leader.append(NewRecords(position, number, epoch, counts, time_us))
+
+    def _propose_writers(self) -> list[Effect]:
+        """Give shards to new writers, with one entry.
+
+        A shard must wait until all that its replicas store of the writer before is ordered: among
+        it may be records that were acknowledged, if the entries that ordered them are lost.
+        """
+        if not self._leader.has_room:
+            return []
+        ready = [s for s in self._wanted if self._reports.is_ordered(s, self._cut.get(s, 0))]
+        writers = {shard: self._wanted.pop(shard) for shard in sorted(ready)[:WRITERS_MAX]}
+        if not writers:
+            return []
+        self._reports.begin(writers)
+        position, number, epoch = len(self._metalog), self._view.number, self._epoch
+        return [self._leader.append(NewWriters(position, number, epoch, writers))]
 
     def _propose_trim(self) -> list[Effect]:
         """Put all requested trims into one entry."""

@@ -1,8 +1,8 @@
 """The reports of storage nodes, and how far each shard may be ordered (Scalog 4.1).
 
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
-largest prefix, which is the minimum if the quorum is all replicas. Only replicas under the newest
-known writer count, because a replica may drop what it stored under an older one.
+largest prefix, which is the minimum if the quorum is all replicas. Only what replicas report under
+the shard's writer counts, because a replica drops what an older one stored (`NewWriters`).
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -10,7 +10,10 @@ earlier reports. So no record is ordered because of a replica that no longer has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.view import View
 
 
@@ -19,23 +22,25 @@ class ShardReports:
 
     __slots__ = ("_ack_quorum", "_stored", "epoch")
 
-    def __init__(self, ack_quorum: int) -> None:
+    def __init__(self, ack_quorum: int, epoch: Epoch) -> None:
         self._ack_quorum = ack_quorum
         self._stored: dict[NodeId, LocalId] = {}
-        """Prefixes under `epoch`; replicas that reported an older one are left out."""
-        self.epoch = Epoch(-1)
-        """The newest writer that any replica reported."""
+        """Prefixes under `epoch`; replicas that have not reported one are left out."""
+        self.epoch = epoch
+        """The shard's writer; 0: it has none yet."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """Begin with a new writer."""
+        assert epoch > self.epoch, "writers are numbered upwards"
+        self.epoch = epoch
+        self._stored.clear()
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
         """Note a report; return whether it changes anything.
 
-        A newer epoch replaces even a larger prefix. Within an epoch the largest counts, so reports
-        may be repeated and arrive in any order.
+        The largest prefix counts, so reports may be repeated and arrive in any order.
         """
-        if epoch > self.epoch:
-            self.epoch = epoch
-            self._stored.clear()
-        elif epoch < self.epoch or self._stored.get(replica, -1) >= stored:
+        if epoch != self.epoch or self._stored.get(replica, -1) >= stored:
             return False
         self._stored[replica] = stored
         return True
@@ -43,6 +48,11 @@ class ShardReports:
     def forget(self, replica: NodeId) -> None:
         """Drop the report of a replica that has restarted."""
         self._stored.pop(replica, None)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough replicas have reported to know what the ack quorum has."""
+        return not self.epoch or len(self._stored) >= self._ack_quorum
 
     @property
     def progress(self) -> LocalId:
@@ -57,9 +67,12 @@ class Reports:
 
     __slots__ = ("_changed", "_replicas", "_shards")
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, writers: Mapping[ShardId, Epoch]) -> None:
         self._replicas = {shard: frozenset(p.replicas) for shard, p in view.shards.items()}
-        self._shards = {shard: ShardReports(view.ack_quorum(shard)) for shard in view.shards}
+        self._shards = {
+            shard: ShardReports(view.ack_quorum(shard), writers.get(shard, NO_INCARNATION))
+            for shard in view.shards
+        }
         self._changed: set[ShardId] = set()
 
     def note(self, replica: NodeId, shard: ShardId, epoch: Epoch, stored: LocalId) -> str | None:
@@ -69,8 +82,8 @@ class Reports:
             return "progress of a shard that is not in this view"
         if replica not in replicas:
             return "progress of a node that is no replica of the shard"
-        if epoch < 0 or stored < 0:
-            return "progress of an epoch or a prefix below 0"
+        if epoch < 1 or stored < 0:
+            return "progress of an epoch below 1 or a prefix below 0"
         if self._shards[shard].note(replica, epoch, stored):
             self._changed.add(shard)
         return None
@@ -81,18 +94,32 @@ class Reports:
             if replica in replicas:
                 self._shards[shard].forget(replica)
 
+    def writer(self, shard: ShardId) -> Epoch:
+        """Return the writer of a shard; 0: it has none yet."""
+        return self._shards[shard].epoch
+
+    def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
+        """Whether all that the ack quorum is known to have is below `ordered`.
+
+        Then no replica will report more of a writer that is gone.
+        """
+        reported = self._shards[shard]
+        return reported.known and reported.progress <= ordered
+
+    def begin(self, writers: Mapping[ShardId, Epoch]) -> None:
+        """Give shards to new writers; reports under earlier ones no longer count."""
+        for shard, epoch in writers.items():
+            self._shards[shard].begin(epoch)
+
     @property
     def changed(self) -> bool:
         """Whether any shard was reported on since the last call of `pop_changed`."""
         return bool(self._changed)
 
-    def pop_changed(self) -> list[tuple[ShardId, LocalId, Epoch]]:
+    def pop_changed(self) -> list[tuple[ShardId, LocalId]]:
         """Return the shards that were reported on since the last call, ascending, with their
-        progress and their newest writer.
+        progress.
         """
-        news: list[tuple[ShardId, LocalId, Epoch]] = []
-        for shard in sorted(self._changed):
-            reported = self._shards[shard]
-            news.append((shard, reported.progress, reported.epoch))
+        news = [(shard, self._shards[shard].progress) for shard in sorted(self._changed)]
         self._changed.clear()
         return news

@@ -211,7 +211,7 @@ class Sequencer:
             self._core.check_invariants()
         if self._primary is not None:
             self._primary.check_invariants()
-        assert len(self._parked) <= len(self._view.nodes) * 5, "five kinds of messages"
+        assert len(self._parked) <= len(self._view.nodes) * 6, "six kinds of messages"
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:

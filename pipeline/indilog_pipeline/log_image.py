@@ -88,6 +88,7 @@ class LogImage(NamedTuple):
         lineage: the incarnations that proposed the entries (`indilog.kernel.lineage`).
         floors: of all trims below `position`, and perhaps of later ones.
         ordered: what each entry ordered.
+        writers: of shards, as entries name them: a row each of position, shard and epoch.
         batches: all batches that at least one replica holds.
         files: the files that hold them.
         gone: seqnums `[start, end)` of discarded batches: all their records are trimmed.
@@ -101,6 +102,7 @@ class LogImage(NamedTuple):
     lineage: LineageColumns
     floors: Trimmed
     ordered: OrderedColumns
+    writers: NDArray[np.int64]
     batches: BatchPlaces
     files: tuple[Path | ColdFile, ...]
     gone: NDArray[np.int64]
@@ -245,6 +247,7 @@ def _image_of(directory: Path, stored: StoredNodes) -> LogImage:
         stored.ordering.reader.lineage.copied(position),
         stored.ordering.floors,
         ordered,
+        stored.ordering.writers(position),
         _by_seqnum(parts, width),
         tuple(files.paths),
         joined_ranges(np.concatenate(gone)),

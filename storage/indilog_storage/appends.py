@@ -22,20 +22,16 @@ from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.base.resend import Resend
 from indilog.config import Config
-from indilog.kernel.metalog import Span
+from indilog.kernel.metalog import NO_INCARNATION, Span
 from indilog.kernel.records import BatchHeader, RecordBatch
+from indilog.roles.leadership import Leadership
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.messages import (
-    ShardClaim,
-    ShardClaimed,
-    ShardOpen,
-    ShardOpened,
     ShardProgress,
     ShardStored,
     ShardStoredWanted,
 )
 from indilog_storage.shard import Shard
-from indilog_storage.shard_parts import ShardState, state_encoded
 
 _FULL: Final = "a batch for which the disk has no room"
 _FRAME_OVERHEAD_BYTES: Final = 40
@@ -70,11 +66,12 @@ class Appends:
         """Bytes left on disk for batches in flight; None: enough."""
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
-        self._states: dict[int, tuple[NodeId, ShardState]] = {}
+        self.awaited: Epoch = NO_INCARNATION
+        """The newest writer that sent something and that no applied entry names; 0: none."""
         # Collected in an iteration, sent at its end.
         self._progressed: set[ShardId] = set()
-        self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
-        """The newest writer to name in the answer to a refused one."""
+        self._answered: set[tuple[NodeId, ShardId]] = set()
+        """Writers to notify of what is stored."""
 
     def _token(self) -> int:
         self._last_token += 1
@@ -96,8 +93,6 @@ class Appends:
             return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
         if (keep := self._keeper(shard, header)) is not None:
             return keep(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
-        if shard.changing and header.epoch >= shard.claimed:
-            return [Ignore(event, "a batch of a writer that is about to open the shard here")]
         self._refuse(event.sender, shard, header.epoch)
         return []
 
@@ -106,26 +101,27 @@ class Appends:
 
         A batch of the shard's writer is persisted if it is the next one or fills a hole.
         """
-        if not (shard.open and header.epoch == shard.opened):
+        if not shard.writer or header.epoch != shard.writer:
             return None
         if header.first == shard.written:
             return self._accept
         return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
-        """Note that a writer must be answered: how much is stored here, and under which writer.
+        """Note that a writer needs to know how much is stored here, and under which writer.
 
-        The answer to a writer that has not opened the shard here names the writer that has, if any.
+        A writer that no applied entry names gets this when an entry names it.
         """
-        unopened = epoch >= shard.claimed and epoch != shard.writer
-        self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed
+        if epoch > shard.writer:
+            self.awaited = max(self.awaited, epoch)
+        else:
+            self._answered.add((writer, shard.id))
 
     def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
         """Note that a writer must be answered how much is stored here."""
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "a question about a shard that is not kept here")]
-        if not (shard.changing and message.epoch >= shard.claimed):  # else answered when durable
-            self._refuse(event.sender, shard, message.epoch)
+        self._refuse(event.sender, shard, message.epoch)
         return []
 
     def _has_room(self, buffer: bytes) -> bool:
@@ -152,90 +148,38 @@ class Appends:
         self._batches[token] = (shard, batch)
         return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
 
-    def on_persisted(self, token: int, location: Location) -> Stored | list[Effect]:
-        """Count a batch as stored, or answer a writer whose state is durable now."""
-        if (written := self._batches.pop(token, None)) is None:
-            return self._on_state_persisted(*self._states.pop(token))
-        shard, batch = written
-        if batch.header.epoch != shard.opened:
-            # The batch was dropped by an opening that was written after it.
-            return []
-        shard.fill(batch.header.first, batch.header.end, location)
+    def on_persisted(self, token: int, location: Location) -> Stored | None:
+        """Count a batch as stored; None: a new writer has the shard, so it was dropped."""
+        shard, batch = self._batches.pop(token)
+        header = batch.header
+        if header.epoch != shard.writer:
+            return None
+        shard.fill(header.first, header.end, location, header.epoch)
         self._progressed.add(shard.id)
         return Stored(batch, location)
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Assign seqnums to records; return their batches that are still in memory."""
         self._report.stop()
-        if shard.lost_opening_of(span):
-            before = _held_bytes(shard)
-            batches = shard.order(span)
-            self._unordered_bytes += _held_bytes(shard) - before
-        else:
-            batches = shard.order(span)
+        before = _held_bytes(shard) if shard.misplaces(span) else None
+        batches = shard.order(span)
+        if before is None:
             self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
+        else:
+            self._unordered_bytes += _held_bytes(shard) - before
         return batches
 
     # --- writers
 
-    def on_claim(self, event: Received, message: ShardClaim) -> list[Effect]:
-        """Refuse all older writers from now on."""
-        if (shard := self._shards.get(message.shard)) is None:
-            return [Ignore(event, "a claim of a shard that is not kept here")]
-        if message.epoch < max(shard.claimed, 0):
-            return [Ignore(event, "a claim of an older writer")]
-        if message.epoch > shard.claimed:
-            return self._change(event.sender, shard, ShardState(shard.id, message.epoch, None))
-        if shard.changing:
-            return []
-        return [Send(event.sender, _claimed(shard))]
-
-    def on_open(self, event: Received, message: ShardOpen) -> list[Effect]:
-        """Let the writer that claimed the shard append from `start` on; records beyond
-        are dropped.
-        """
-        shard = self._shards.get(message.shard)
-        if shard is None or message.epoch < 0:
-            return [Ignore(event, "opening a shard that is not kept here, or of no epoch")]
-        if message.epoch != shard.claimed:
-            self._refused[event.sender, shard.id] = shard.claimed
-            return []
-        if shard.changing:
-            return []
-        if shard.open:
-            return [Send(event.sender, ShardOpened(shard.id, shard.opened, message.start))]
-        if not shard.can_open_at(message.start):
-            return [Ignore(event, "opening a shard below what is ordered, or not at a batch")]
-        state = ShardState(shard.id, message.epoch, message.start)
-        known = message.epoch == shard.opened
-        return (self._resume if known else self._change)(event.sender, shard, state)
-
-    def _resume(self, writer: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
-        """Let a writer continue whose opening was lost, but not its batches.
-
-        No frame is written: replay derives the opening from the same batches again.
-        """
-        assert state.start is not None, "the state is an opening"
-        shard.resume(state.start)
-        self._progressed.add(shard.id)
-        return [Send(writer, ShardOpened(shard.id, state.epoch, state.start))]
-
-    def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
+    def begin(self, shard: Shard, epoch: Epoch, writer: NodeId) -> None:
+        """Give a shard to the writer that a metalog entry names, and notify it."""
         before = _held_bytes(shard)
-        shard.apply(state)
+        shard.begin(epoch)
         self._unordered_bytes += _held_bytes(shard) - before
-        shard.changing += 1
-        token = self._token()
-        self._states[token] = (sender, state)
-        return [Persist(FrameKind.SHARD_STATE, state_encoded(state), token)]
-
-    def _on_state_persisted(self, sender: NodeId, state: ShardState) -> list[Effect]:
-        shard = self._shards[state.shard]
-        shard.changing -= 1
-        if state.start is None:
-            return [Send(sender, _claimed(shard))]
         self._progressed.add(shard.id)
-        return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
+        self._answered.add((writer, shard.id))
+        if epoch >= self.awaited:
+            self.awaited = NO_INCARNATION
 
     # --- the end of an iteration
 
@@ -244,28 +188,28 @@ class Appends:
         flight to an earlier incarnation are lost.
         """
         self.report()
-        for shard, writer in writers.items():
-            self._refused[writer, shard] = self._shards[shard].writer
+        self._answered.update((writer, shard) for shard, writer in writers.items())
 
     def report(self) -> None:
         """Report all shards at the end of this iteration: a new primary knows nothing of them."""
         self._progressed.update(self._shards)
 
-    def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
+    def conclude(self, leadership: Leadership, now: Instant) -> list[Effect]:
         """Send writers and the primary how far shards are stored."""
         effects: list[Effect] = []
-        if self._refused:
-            for (sender, shard_id), epoch in self._refused.items():
+        if self._answered:
+            for writer, shard_id in sorted(self._answered):
                 shard = self._shards[shard_id]
-                whole = shard.written if shard.sound == shard.stored else shard.sound
-                effects.append(Send(sender, ShardStored(shard_id, epoch, whole)))
-            self._refused.clear()
+                sound = shard.sound
+                whole = shard.written if sound == shard.stored else sound
+                effects.append(Send(writer, ShardStored(shard_id, shard.writer, whole)))
+            self._answered.clear()
         report = self._report
         if report.due is not None and now >= report.due:
             report.due = None
             self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
         if self._progressed:
-            effects += self._progress(primary, now)
+            effects += self._progress(leadership, now)
         if report.due is None:
             for shard in self._shards.values():
                 if shard.stored > shard.ordered:
@@ -273,15 +217,15 @@ class Appends:
                     break
         return effects
 
-    def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:
+    def _progress(self, leadership: Leadership, now: Instant) -> list[Effect]:
         shards = [self._shards[shard] for shard in sorted(self._progressed)]
         self._progressed.clear()
-        stored = {shard.id: (shard.opened, shard.sound) for shard in shards if shard.open}
+        stored = {shard.id: (shard.writer, shard.sound) for shard in shards if shard.writer}
         if not stored:
             return []
         if self._report.due is None:
             self._report.sent(now)
-        return [Send(primary, ShardProgress(stored))]
+        return [Send(leadership.primary, ShardProgress(leadership.term, stored))]
 
     def deadline(self) -> Instant | None:
         """When to repeat the report."""
@@ -294,12 +238,8 @@ class Appends:
         held = [batch for shard in self._shards.values() for batch in shard.unordered]
         assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
         assert not self._progressed, "sent at the end of the iteration"
-        assert not self._refused, "sent at the end of the iteration"
+        assert not self._answered, "sent at the end of the iteration"
 
 
 def _held_bytes(shard: Shard) -> int:
     return sum(len(batch.buffer) for batch in shard.unordered)
-
-
-def _claimed(shard: Shard) -> ShardClaimed:
-    return ShardClaimed(shard.id, shard.claimed, shard.stored, shard.authoritative)

@@ -71,7 +71,7 @@ class Covered:
         self.older, self.newest = older, newest
 
 
-class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """The state of a node; the tag is the version of the format."""
 
     ordering: OrderingColumns
@@ -87,7 +87,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The extent that the checkpoint before this one covers."""
 
 
-class _ColdCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class _ColdCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The state of a node that has objects on cold storage."""
 
     hot: _Checkpoint

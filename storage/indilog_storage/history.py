@@ -20,7 +20,7 @@ from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Base, Entry, NewRecords, is_possible
+from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Base, Entry, is_possible
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import History, HistoryWanted
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -163,8 +163,7 @@ class HistoryFetch:
             return ()
         self._lacking.clear()
         self._progressed()
-        entries = message.entries[: base.position - message.start]
-        return [_with_writers(entry, base) for entry in entries]
+        return message.entries[: base.position - message.start]
 
     def _fits(self, message: History, base: Base) -> bool:
         start, epoch = message.start, message.previous
@@ -194,18 +193,6 @@ class HistoryFetch:
             "and no other storage node has it; restore the data directory of a storage node from "
             "a copy."
         )
-
-
-def _with_writers(entry: Entry, base: Base) -> Entry:
-    """Return an entry that names the newest writer of the base for each of its shards.
-
-    So a lost opening of that writer is noticed (`Shard.lost_opening_of`). Records of older writers
-    are then fetched again even if they were intact here.
-    """
-    if not isinstance(entry, NewRecords):
-        return entry
-    writers = {shard: base.writers.get(shard, NO_INCARNATION) for shard in entry.counts}
-    return NewRecords(entry.position, entry.view, entry.epoch, entry.counts, writers, entry.time_us)
 
 
 def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) -> History | None:

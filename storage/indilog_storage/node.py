@@ -23,7 +23,7 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer, ColdBatchRead, ColdObject
 from indilog.kernel.index_schedule import NO_POSITION
-from indilog.kernel.metalog import Entry, Span, Trim
+from indilog.kernel.metalog import Entry, NewWriters, Span, Trim
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
@@ -56,14 +56,12 @@ from indilog.wire.messages import (
     IndexDataWanted,
     MetalogEntries,
     ReadRecords,
-    ShardClaim,
-    ShardOpen,
     ShardStoredWanted,
     TermIs,
 )
 from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
 from indilog.wire.time_messages import TimeFound, TimeLookup
-from indilog_storage.appends import Appends, Stored
+from indilog_storage.appends import Appends
 from indilog_storage.batch_reads import BatchReads, BatchTask
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
 from indilog_storage.cold_tier import ColdObjectsKept, ColdTier
@@ -82,7 +80,7 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.ordering_journal import TOKEN as ORDERING_TOKEN
 from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.record_reads import RecordPage, WaitingReads, unmet
-from indilog_storage.recovery import BATCHES, Recovery
+from indilog_storage.recovery import BATCHES, Recovery, cut_off
 from indilog_storage.repair import BatchPage
 from indilog_storage.rewritten import needed
 from indilog_storage.shard import Shard
@@ -279,7 +277,7 @@ class StorageNode:
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
-        effects += self._appends.conclude(self._leadership.primary, now)
+        effects += self._appends.conclude(self._leadership, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += distribute(self._views[-1], blocks, self._ordering.last)
@@ -328,6 +326,7 @@ class StorageNode:
             self._stirred = True
             self._ordering.reader.begin_term(elsewhere=event.primary != before)
             self._appends.report()
+            self._covered.is_unreported = True
         return []
 
     def _on_cold(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
@@ -339,7 +338,9 @@ class StorageNode:
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:
             case AppendBatch(batch):
-                return self._appends.on_batch(event, batch)
+                effects = self._appends.on_batch(event, batch)
+                self._stirred = self._stirred or bool(self._appends.awaited)
+                return effects
             case MetalogEntries() as message:
                 return self._on_metalog_entries(event, message)
             case _:
@@ -352,8 +353,8 @@ class StorageNode:
                 return self._on_history(event, message)
             case BatchesWanted() | Batches() | DiscardedWanted() | TagFloorsWanted() as message:
                 return self._on_copies(event, message, now)
-            case ShardStoredWanted() | ShardClaim() | ShardOpen() as message:
-                return self._on_writer(event, message)
+            case ShardStoredWanted() as message:
+                return self._appends.on_stored_wanted(event, message)
             case ReadRecords() | IndexDataWanted() | TimeLookup() | AuxSet() as message:
                 return self._on_reader(event, message, now)
             case TermIs(term, primary):
@@ -376,24 +377,6 @@ class StorageNode:
                 return self._on_time_lookup(event, message)
             case AuxSet():
                 return self._on_aux_set(event, message)
-
-    def _on_writer(
-        self, event: Received, message: ShardStoredWanted | ShardClaim | ShardOpen
-    ) -> list[Effect]:
-        match message:
-            case ShardStoredWanted():
-                return self._appends.on_stored_wanted(event, message)
-            case ShardClaim():
-                return self._after_entries(self._appends.on_claim(event, message))
-            case ShardOpen():
-                return self._on_shard_open(event, message)
-
-    def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
-        shard = self._shards.get(message.shard)
-        if shard is not None and shard.in_doubt and self._ordering.reader.behind:
-            # An opening never drops ordered records, and this node may not know all of them yet.
-            return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
-        return self._after_entries(self._appends.on_open(event, message))
 
     def _on_copies(
         self,
@@ -421,12 +404,9 @@ class StorageNode:
         if token < ORDERING_TOKEN:
             self._stirred = True
             return self._care.on_persisted(token, location)
-        match self._appends.on_persisted(token, location):
-            case Stored() as stored:
-                self._reads.remember(stored.location, stored.batch)
-                return []
-            case effects:
-                return effects
+        if (stored := self._appends.on_persisted(token, location)) is not None:
+            self._reads.remember(stored.location, stored.batch)
+        return []
 
     def deadline(self) -> Instant | None:
         """When to resend something, or when a read has waited too long."""
@@ -450,7 +430,8 @@ class StorageNode:
         epoch, position = self._covered.older
         if position and (wanted is not None or self._covered.is_unreported):
             self._covered.is_unreported = False
-            effects.append(Send(self._leadership.primary, MetalogCovered(position, epoch)))
+            term, primary = self._leadership.term, self._leadership.primary
+            effects.append(Send(primary, MetalogCovered(term, position, epoch)))
         effects += self._history.conclude(now)
         self._stirred = False
         parts = (self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history)
@@ -459,10 +440,12 @@ class StorageNode:
         return effects
 
     def _awaits_entries(self) -> bool:
-        """Whether entries may exist that are not applied here: a read waits, or stored records are
-        unordered.
+        """Whether entries may exist that are not applied here: a read waits, stored records are
+        unordered, or a writer is not known.
         """
-        return bool(self._waiting) or any(s.stored > s.ordered for s in self._shards.values())
+        if self._waiting or self._appends.awaited:
+            return True
+        return any(s.stored > s.ordered for s in self._shards.values())
 
     # --- order
 
@@ -497,12 +480,21 @@ class StorageNode:
         spans = self._ordering.apply(entry)
         effects: list[Effect] = [*self._journal.add(entry)]
         self._order(entry.position, spans)
-        if isinstance(entry, Trim):
+        if isinstance(entry, NewWriters):
+            self._begin_writers(entry)
+            # On disk it must come before the writers' batches.
+            effects += self._journal.flush()
+        elif isinstance(entry, Trim):
             self._stirred = True
             self._care.note_risen_floors()
             if self._announces_empty_positions:
                 effects += announce_trim(entry, self._views[-1], self._ordering)
         return effects
+
+    def _begin_writers(self, entry: NewWriters) -> None:
+        for shard, epoch in entry.writers.items():
+            if (given := self._shards.get(shard)) is not None:
+                self._appends.begin(given, epoch, self._writers[shard])
 
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
@@ -549,6 +541,8 @@ class StorageNode:
             for span in self._ordering.recover(entry):
                 if (shard := self._shards.get(span.shard)) is not None:
                     self._appends.order(shard, span)
+            if isinstance(entry, NewWriters):
+                self._begin_writers(entry)
         self._unsaved += len(entries)
         self._journal.skip()
         base = self._history.base
@@ -567,9 +561,7 @@ class StorageNode:
         """
         replaced = self.position - position
         self.replaced += replaced
-        self._ordering.cut_off(position)
-        for shard in self._shards.values():
-            shard.cut_off(self._ordering.tail, self._ordering.cut_of(shard.id))
+        cut_off(position, self._ordering, self._shards)
         self._journal.cut_off(position)
         self._blocks = [block for block in self._blocks if block.position < position]
         self._aux.clear()
@@ -579,10 +571,8 @@ class StorageNode:
         ]
 
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
-        """Journal the pending entries before states and repaired batches.
-
-        Replay of these frames must know which records were ordered, and which ones a lost opening
-        dropped.
+        """Journal the pending entries before repaired batches: replay of these must know which
+        records were ordered.
         """
         if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
             return [*self._journal.flush(), *effects]

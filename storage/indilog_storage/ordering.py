@@ -3,8 +3,8 @@
 
 Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
 has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that index
-data needs: 24 bytes per position and 18 bytes per span. Of each trim, the floors and the position
-are kept.
+data needs: 24 bytes per position, 18 bytes per span, and 18 per new writer of a shard. Of each
+trim, the floors and the position are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from indilog.base.columns import Pack, Packs
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.lineage import Extent, Lineage, LineageColumns, TrimExtent
-from indilog.kernel.metalog import Entry, MetalogReplay, NewRecords, Span, Trim
+from indilog.kernel.metalog import (
+    NO_INCARNATION,
+    Entry,
+    MetalogReplay,
+    NewRecords,
+    NewWriters,
+    Span,
+    Trim,
+)
 from indilog.roles.metalog_reader import MetalogReader
 
 
@@ -37,6 +45,7 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     positions: tuple[Pack, ...]
     spans: tuple[Pack, ...]
     trim_positions: tuple[Pack, ...]
+    writers: tuple[Pack, ...]
 
 
 class OrderedColumns(NamedTuple):
@@ -63,6 +72,7 @@ _COLUMNS: Final = (
     ("_tails", "_times", "_span_ends"),
     ("_shards", "_localids", "_lengths"),
     ("_trim_positions",),
+    ("_writer_positions", "_writer_shards", "_writer_epochs"),
 )
 
 
@@ -78,7 +88,8 @@ class Ordering:
 
     __slots__ = (
         "_lengths", "_localids", "_packs", "_replay", "_shards", "_span_ends", "_tails", "_times",
-        "_trim_positions", "floors", "reader", "trimmed_at",
+        "_trim_positions", "_writer_epochs", "_writer_positions", "_writer_shards", "_writers",
+        "floors", "reader", "trimmed_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -93,6 +104,11 @@ class Ordering:
         self._lengths = array("Q")
         self._trim_positions = array("Q")
         """The positions of trims."""
+        self._writer_positions = array("Q")
+        self._writer_shards = array("H")
+        self._writer_epochs = array("Q")
+        """Of each new writer, the position of the entry that names it, its shard and epoch."""
+        self._writers: dict[ShardId, Epoch] = {}
         self._packs = tuple(Packs() for _ in _COLUMNS)
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
@@ -162,6 +178,12 @@ class Ordering:
             self.floors.apply(entry.floors)
             self.trimmed_at = self.position
             self._trim_positions.append(entry.position)
+        elif isinstance(entry, NewWriters):
+            self._writers.update(entry.writers)
+            for shard, writer in entry.writers.items():
+                self._writer_positions.append(entry.position)
+                self._writer_shards.append(shard)
+                self._writer_epochs.append(writer)
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans
@@ -179,13 +201,40 @@ class Ordering:
         trims = bisect_left(self._trim_positions, position)
         self._replay = MetalogReplay(position, self.tail_before(position), cut, trims)
         self.trimmed_at = self._trim_positions[trims - 1] + 1 if trims else 0
-        for packs, rows in zip(self._packs, (position, spans, trims), strict=True):
+        writers = bisect_left(self._writer_positions, position)
+        for packs, rows in zip(self._packs, (position, spans, trims, writers), strict=True):
             packs.changed(rows)
         del self._trim_positions[trims:]
+        for by_writer in (self._writer_positions, self._writer_shards, self._writer_epochs):
+            del by_writer[writers:]
+        self._writers = self._newest_writers()
         for by_position in (self._tails, self._times, self._span_ends):
             del by_position[position:]
         for by_span in (self._shards, self._localids, self._lengths):
             del by_span[spans:]
+
+    def _newest_writers(self) -> dict[ShardId, Epoch]:
+        named = zip(self._writer_shards, self._writer_epochs, strict=True)
+        return {ShardId(shard): Epoch(writer) for shard, writer in named}
+
+    def writer_of(self, shard: ShardId) -> Epoch:
+        """Return the newest writer of a shard; 0: there is none."""
+        return self._writers.get(shard, NO_INCARNATION)
+
+    def writers_from(
+        self, position: MetalogPosition, shard: ShardId
+    ) -> list[tuple[LocalId, Epoch]]:
+        """Return the writers of a shard that the entries from `position` on name, and how many of
+        its records are ordered before each.
+        """
+        found: list[tuple[LocalId, Epoch]] = []
+        for row in range(bisect_left(self._writer_positions, position), len(self._writer_shards)):
+            if self._writer_shards[row] == shard:
+                start = self._span_ends[self._writer_positions[row]]
+                following = zip(self._shards[start:], self._lengths[start:], strict=True)
+                ordered = sum(length for other, length in following if other == shard)
+                found.append((self.cut_of(shard) - ordered, Epoch(self._writer_epochs[row])))
+        return found
 
     def cut_of(self, shard: ShardId) -> LocalId:
         """Return how many records of a shard are ordered."""
@@ -249,6 +298,14 @@ class Ordering:
             lengths,
         )
 
+    def writers(self, end: MetalogPosition) -> NDArray[np.int64]:
+        """Return the writers that the entries below `end` name: a row each of position, shard and
+        epoch.
+        """
+        count = bisect_left(self._writer_positions, end)
+        columns = (self._writer_positions, self._writer_shards, self._writer_epochs)
+        return np.stack([np.array(column[:count], np.int64) for column in columns], axis=1)
+
     # --- for other storage nodes
 
     def has(self, position: MetalogPosition, last: Epoch) -> bool:
@@ -258,9 +315,7 @@ class Ordering:
         return self.reader.lineage.before(position) == last
 
     def entries(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
-        """Return the applied entries of [start, end), without their writers and floors, which this
-        node does not keep.
-        """
+        """Return the applied entries of [start, end), without the floors of trims."""
         return tuple(self._entry(position) for position in range(start, end))
 
     def _entry(self, position: MetalogPosition) -> Entry:
@@ -268,8 +323,14 @@ class Ordering:
         number = bisect_left(self._trim_positions, position)
         if number < len(self._trim_positions) and self._trim_positions[number] == position:
             return Trim(position, _VIEW, epoch, number, ())
+        first = bisect_left(self._writer_positions, position)
+        end = bisect_right(self._writer_positions, position)
+        if first < end:
+            named = zip(self._writer_shards[first:end], self._writer_epochs[first:end], strict=True)
+            writers = {ShardId(shard): Epoch(writer) for shard, writer in named}
+            return NewWriters(position, _VIEW, epoch, writers)
         counts = {span.shard: span.length for span in self.spans_at(position)}
-        return NewRecords(position, _VIEW, epoch, counts, {}, self._times[position])
+        return NewRecords(position, _VIEW, epoch, counts, self._times[position])
 
     # --- checkpoints
 
@@ -291,12 +352,13 @@ class Ordering:
             MalformedFrameError: a column is of a version that this release does not know.
         """
         self._replay = MetalogReplay(columns.position, columns.tail, columns.cut, columns.trims)
-        said = columns.positions, columns.spans, columns.trim_positions
+        said = columns.positions, columns.spans, columns.trim_positions, columns.writers
         for packs, names, found in zip(self._packs, _COLUMNS, said, strict=True):
             typecodes = [getattr(self, name).typecode for name in names]
             for name, column in zip(names, packs.restore(found, typecodes), strict=True):
                 setattr(self, name, column)
         self.reader.lineage = Lineage.restored(columns.lineage)
+        self._writers = self._newest_writers()
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
@@ -304,6 +366,7 @@ class Ordering:
         assert self.tail == sum(self._replay.cut.values())
         assert self.reader.lineage.position == self.position
         assert self.trims == len(self._trim_positions)
+        assert len(self._writer_positions) == len(self._writer_shards) == len(self._writer_epochs)
         assert self.trimmed_at <= self.position
         assert len(self._shards) == len(self._localids) == len(self._lengths)
         assert not self._span_ends or self._span_ends[-1] == len(self._shards)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from indilog.base.errors import DataLossError, MalformedFrameError
-from indilog.base.ids import Epoch, LocalId, ShardId
+from indilog.base.ids import Epoch, LocalId, MetalogPosition, ShardId
 from indilog.kernel.cold import cold_decoded
-from indilog.kernel.metalog import Entry, entries_decoded
+from indilog.kernel.metalog import Entry, NewWriters, entries_decoded
 from indilog.kernel.records import batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
@@ -16,10 +16,18 @@ from indilog_storage.batch_reads import DamagedBatch, parse_batch
 from indilog_storage.cold_tier import ColdObjectsKept
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
-from indilog_storage.shard_parts import state_decoded
 
 BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frame kinds whose intact header still names the records of a damaged frame."""
+
+
+def cut_off(position: MetalogPosition, ordering: Ordering, shards: Mapping[ShardId, Shard]) -> None:
+    """Remove the entries from `position` on, which were replaced, and what they gave to shards."""
+    replaced = {shard: ordering.writers_from(position, shard) for shard in shards}
+    ordering.cut_off(position)
+    for shard in shards.values():
+        ordered, writer = ordering.cut_of(shard.id), ordering.writer_of(shard.id)
+        shard.cut_off(ordering.tail, ordered, writer, replaced[shard.id])
 
 
 class Recovery:
@@ -50,8 +58,6 @@ class Recovery:
                     self._batch(payload, location)
                 case FrameKind.REPAIRED:
                     self._repaired(payload, location)
-                case FrameKind.SHARD_STATE:
-                    self._state(payload)
                 case FrameKind.ORDERING:
                     self._entries(payload, location)
                 case FrameKind.GONE:
@@ -81,14 +87,17 @@ class Recovery:
     ) -> None:
         """Replay a batch of records; they follow the records before them.
 
-        A gap within one epoch is possible: the newest batch was damaged and taken for a torn tail.
-        The replica then learned from the metalog that records were missing (decision 0009).
+        A gap within the records of one writer is possible: the newest batch was damaged and taken
+        for a torn tail. The replica then learned from the metalog that records were missing
+        (decision 0009). So is a batch whose records are stored already: the writer sent it again
+        while it was being written.
         """
-        if self._lossy or (first > shard.stored and epoch == shard.opened):
-            shard.conclude_from(first, epoch)
-            shard.fill(first, end, location)
+        if shard.replaces(first, epoch):
+            shard.truncate(max(first, shard.ordered))
+        if first < shard.stored or self._lossy or self._gap or epoch == shard.last_writer:
+            shard.fill(first, end, location, epoch)
         elif first == shard.stored:
-            shard.store(first, end, location)
+            shard.store(first, end, location, epoch)
         else:
             raise DataLossError(
                 f"Shard {shard.id} continues at localid {first} at {location}, "
@@ -129,11 +138,6 @@ class Recovery:
         ):
             shard.replace(header.first, header.end, location)
 
-    def _state(self, payload: bytes) -> None:
-        state = state_decoded(payload)
-        if (shard := self._shards.get(state.shard)) is not None:
-            shard.apply(state)
-
     def _entries(self, payload: bytes, location: Location) -> None:
         entries = entries_decoded(payload)
         self._gap = self._gap or not entries  # in place of entries from another storage node
@@ -150,17 +154,22 @@ class Recovery:
         self._gap = False
         if entry.position < ordering.position:
             ordering.reader.lineage.cut_off(entry.position)  # replaces what was there
-            ordering.cut_off(entry.position)
-            for shard in self._shards.values():
-                shard.cut_off(ordering.tail, ordering.cut_of(shard.id))
+            cut_off(entry.position, ordering, self._shards)
         if entry.position != ordering.position:
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
                 f"but {ordering.position} were recovered."
             )
-        for span in ordering.recover(entry):
-            if (of_span := self._shards.get(span.shard)) is not None:
-                of_span.order(span)
+        self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        for span in self._ordering.recover(entry):
+            if (shard := self._shards.get(span.shard)) is not None:
+                shard.order(span)
+        if isinstance(entry, NewWriters):
+            for shard_id, writer in entry.writers.items():
+                if (shard := self._shards.get(shard_id)) is not None:
+                    shard.begin(writer)
 
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap certainly follows the last recovered entry.
@@ -185,13 +194,7 @@ class Recovery:
                 pass  # such a frame has no writers, and does not show where a shard ends
             case FrameKind.COLD:
                 self._cold.is_in_doubt = True
-            case (
-                FrameKind.SHARD_STATE
-                | FrameKind.GONE_RECORDS
-                | FrameKind.METALOG
-                | FrameKind.METALOG_STATE
-                | None
-            ):
+            case FrameKind.GONE_RECORDS | FrameKind.METALOG | FrameKind.METALOG_STATE | None:
                 self._gap = self._gap or frame.kind is None
                 self._doubt()
 
@@ -214,5 +217,3 @@ class Recovery:
 
     def _doubt(self) -> None:
         self._lossy = self._cold.is_in_doubt = True
-        for shard in self._shards.values():
-            shard.doubt()

@@ -6,14 +6,12 @@ and given to the journal), `stored` (durable), `ordered` (given seqnums by the m
 prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
 here, never absent; `indilog_storage.repair` fetches them from another replica.
 
-After damage the end of the prefix may be unknown: the last batches may be lost, or the frame of an
-opening that dropped some. The replica is then not `authoritative`. It reports this to a new writer
-of the shard, and becomes authoritative when that writer states where the shard continues. Records
-that the metalog has ordered certainly exist, so missing ones become a hole.
+A writer owns a shard from the metalog entry on that names it (`NewWriters`). Records of earlier
+writers that no entry before that one ordered are dropped. So unordered records are those of the
+newest writer. A batch comes before the entry that names its writer only in a replay after damage.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
-and their writer resends them. Unordered records of earlier writers, which no writer resends, count
-as stored.
+and their writer resends them.
 
 The state is in flat arrays: 28 bytes per batch or hole, and 16 bytes per span. Consecutive spans of
 the metalog are joined.
@@ -24,7 +22,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -38,7 +36,7 @@ from indilog.kernel.metalog import NO_INCARNATION, Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Location
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch
-from indilog_storage.shard_parts import BatchRows, LocalRun, ShardColumns, ShardState
+from indilog_storage.shard_parts import BatchRows, LocalRun, ShardColumns
 
 _HOLE: Final = 0
 """The segment number of a row that is a hole: segments are numbered from 1."""
@@ -48,8 +46,6 @@ _NOWHERE: Final = (_HOLE, _GONE)
 _COLD: Final = FIRST_COLD_SEGMENT
 COLD_OBJECTS_MAX: Final = _GONE - _COLD
 _ROWS_AT_ONCE: Final = 1 << 16
-NEVER: Final = Epoch(-1)
-"""The writer's epoch in a shard that no writer has claimed or opened here."""
 _ROWS: Final = ("_firsts", "_segments", "_offsets", "_lengths")
 _SPANS: Final = ("_span_seqnums", "_span_localids")
 
@@ -58,12 +54,8 @@ class Shard:
     """One shard; methods that change it are called in the order of the journal.
 
     Attributes:
-        claimed: the newest writer; older ones are refused.
-        opened: the writer under which the shard was opened last.
-        opened_at: where that writer opened; None: the opening was lost, and the writer must open
-            again.
+        writer: the newest writer that the applied metalog entries name; 0: none.
         leading: whether this replica is the first one, which sends index data unrequested.
-        changing: how many states are being written.
         written, stored, ordered: prefix lengths, see the module.
         bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
@@ -75,18 +67,15 @@ class Shard:
     """
 
     __slots__ = (
-        "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_row_packs",
-        "_segments", "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "bytes",
-        "changing", "claimed", "damaged", "given_up", "holes", "id", "leading", "opened",
-        "opened_at", "ordered", "stored", "unordered", "written",
+        "_alone", "_firsts", "_lengths", "_offsets", "_row_packs", "_runs", "_segments",
+        "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "bytes", "damaged",
+        "given_up", "holes", "id", "leading", "ordered", "stored", "unordered", "writer", "written",
     )  # fmt: skip
 
     def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
         self.id = shard
         self.leading = leading
-        self.claimed = self.opened = NEVER
-        self.opened_at: LocalId | None = 0
-        self.changing = 0
+        self.writer = NO_INCARNATION
         self.written: LocalId = 0
         self.stored: LocalId = 0
         self.ordered: LocalId = 0
@@ -98,12 +87,9 @@ class Shard:
         self._unreadable: set[LocalId] = set()
         """First localids of holes that the next incarnation may find readable."""
         self._alone = alone
-        """Whether this is the only replica: then no opening ever dropped records."""
-        self._certain = True
-        self._doubted: LocalId | None = None
-        """From this localid on, a lost opening may have dropped stored records; None: none was
-        lost.
-        """
+        """Whether this is the only replica."""
+        self._runs: list[tuple[LocalId, Epoch]] = []
+        """Who wrote the stored records that are not ordered: from this localid on, this writer."""
         self._firsts = array("Q")
         self._segments = array("I")
         self._offsets = array("Q")
@@ -112,74 +98,55 @@ class Shard:
         self._span_localids = array("Q")
         self._row_packs, self._span_packs = Packs(), Packs()
 
-    @property
-    def open(self) -> bool:
-        """Whether the writer that claimed the shard last may append."""
-        return self.writer == self.claimed != NEVER
-
-    @property
-    def writer(self) -> Epoch:
-        """The writer under which the shard was opened last; `NEVER`: none, or its start is
-        unknown.
-        """
-        return self.opened if self.opened_at is not None else NEVER
-
     # --- writers
 
-    @property
-    def authoritative(self) -> bool:
-        """Whether `stored` covers all records that this replica ever had; False before the first
-        opening.
+    def begin(self, writer: Epoch) -> None:
+        """Give the shard to the writer that a metalog entry names, after the entries before it are
+        applied.
+
+        Drops what earlier writers stored and no entry has ordered. If batches of this or a later
+        writer are stored already, what is missing before them becomes a hole.
         """
-        return self.opened != NEVER and self._certain
+        self.writer = writer
+        runs = [run for run in self._runs if run[1] >= writer]
+        kept = max(runs[0][0], self.ordered) if runs else self.stored
+        self._drop(self.ordered, kept, before=bool(runs))
+        if runs and runs[0][1] == writer:
+            runs[0] = (self.ordered, writer)
+        self._runs = runs
+        self.unordered = deque(b for b in self.unordered if b.header.epoch >= writer)
+        self.written = self.stored
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether an opening will drop records not known to be ordered, because a lost opening may
-        have dropped them.
+    def _drop(self, first: LocalId, end: LocalId, *, before: bool) -> None:
+        """Drop the records of [first, end); `before`: others follow them."""
+        if not before:
+            self._truncate(first)
+        elif first < end:
+            start, stop = bisect_left(self._firsts, first), bisect_left(self._firsts, end)
+            self._row_packs.changed(start)
+            index = self.holes.bisect_left(first) - 1
+            if index >= 0 and self.holes.peekitem(index)[1] > first:
+                self.holes[self.holes.peekitem(index)[0]] = first
+            self.bytes -= sum(self._lengths[start:stop])
+            for column in (self._firsts, self._segments, self._offsets, self._lengths):
+                del column[start:stop]
+            for hole in [hole for hole in self.holes if first <= hole < end]:
+                self._no_hole_at(hole)
+            self._insert(start, first, Location(_HOLE, 0, 0))
+            self.holes[first] = end
+
+    def replaces(self, first: LocalId, writer: Epoch) -> bool:
+        """Whether a batch at `first` shows that a later writer dropped the records from there on.
+
+        So it is if the entry that named the writer was lost.
         """
-        return self._doubted is not None
+        return first < self.stored and bool(self._runs) and writer > self._runs[-1][1]
 
-    def can_open_at(self, start: LocalId) -> bool:
-        """Return whether an opening at `start` keeps all ordered records and splits no batch.
-
-        A replica that is not authoritative may lack records before `start`. Doubted records are
-        dropped wherever `start` is, and only other replicas know where batches begin in a hole.
-        """
-        if start < self.ordered:
-            return False
-        end = self.stored if self._doubted is None else min(self.stored, self._doubted)
-        if start > end:
-            return not self.authoritative
-        return start == end or self.lacks(start) or self._batch_starts_at(start)
-
-    def _batch_starts_at(self, localid: LocalId) -> bool:
-        index = bisect_left(self._firsts, localid)
-        return index < len(self._firsts) and self._firsts[index] == localid
-
-    def apply(self, state: ShardState) -> None:
-        """Apply a claim; or an opening, which drops the records stored from `start` on."""
-        if state.start is None:
-            self.claimed = state.epoch
-            return
-        self.claimed = max(self.claimed, state.epoch)
-        self.opened, self.opened_at = state.epoch, state.start
-        self._certain = True
-        if self._doubted is not None:
-            self._truncate(min(self._doubted, state.start))
-            self._doubted = None
-        self._truncate(state.start)
-        self.skip_to(state.start)
-        self.written = state.start
-
-    def resume(self, start: LocalId) -> None:
-        """Let a writer continue whose opening alone was lost; its batches are kept.
-
-        `start` is the first localid that the writer can resend.
-        """
-        assert self.opened_at is None, "only a lost opening is repeated"
-        self.opened_at = start
-        self.skip_to(start)
+    def truncate(self, end: LocalId) -> None:
+        """Drop all records from `end` on, which are not ordered."""
+        assert end >= self.ordered, "ordered records are never dropped"
+        self._truncate(end)
+        self.written = self.stored
 
     def _truncate(self, end: LocalId) -> None:
         if end >= self.stored:
@@ -195,28 +162,11 @@ class Shard:
             self.holes[last[0]] = end
         while self.unordered and self.unordered[-1].header.first >= end:
             self.unordered.pop()
+        while self._runs and self._runs[-1][0] >= end:
+            self._runs.pop()
         self.stored = end
 
     # --- damage
-
-    def doubt(self) -> None:
-        """Note that a frame of unknown kind was lost after the frames replayed so far."""
-        self._certain = False
-        if not self._alone and self._doubted is None:
-            self._doubted = self.ordered
-
-    def conclude_from(self, first: LocalId, epoch: Epoch) -> None:
-        """Conclude from an intact batch whether batches or an opening were lost before it.
-
-        An opening begins a new epoch, so within one epoch no records were dropped. The place of a
-        lost opening is unknown. Records missing before the batch may be the writer's own, which it
-        then resends.
-        """
-        if epoch > self.opened:
-            self.apply(ShardState(self.id, epoch, first))
-            self.opened_at = None
-        self._certain, self._doubted = True, None
-        self.skip_to(first)
 
     def skip_to(self, end: LocalId) -> None:
         """Make a hole of the records missing up to `end`: other replicas have stored them."""
@@ -263,13 +213,15 @@ class Shard:
             index = self._offsets.index(location.offset, index + 1)
         return index
 
-    def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
+    def fill(
+        self, first: LocalId, end: LocalId, location: Location, writer: Epoch = NO_INCARNATION
+    ) -> bool:
         """Note the place of a batch that fills a hole or is the next one; False: it does
         neither.
         """
         if first >= self.stored:
             self.skip_to(first)
-            self.store(first, end, location)
+            self.store(first, end, location, writer)
             return True
         index = bisect_right(self._firsts, first) - 1
         hole, hole_end = self._firsts[index], self._end_of(index)
@@ -352,22 +304,34 @@ class Shard:
         return self._firsts[index + 1] if index + 1 < len(self._firsts) else self.stored
 
     @property
-    def sound(self) -> LocalId:
-        """The length of the stored prefix up to the first hole that the writer must fill.
+    def last_writer(self) -> Epoch:
+        """The newest writer of a stored batch, or that the metalog names."""
+        return max(self.writer, self._runs[-1][1] if self._runs else NO_INCARNATION)
 
-        Holes in ordered records are filled by other replicas.
+    @property
+    def _named_end(self) -> LocalId:
+        """Where the stored records end that are of the shard's writer, or ordered."""
+        for first, writer in self._runs:
+            if writer > self.writer:
+                return max(self.ordered, first)
+        return self.stored
+
+    @property
+    def sound(self) -> LocalId:
+        """The length of the prefix that is stored here under the shard's writer.
+
+        It ends at the first hole that the writer must fill; other replicas fill holes in ordered
+        records. What a writer stored that the metalog does not name yet does not count.
         """
-        start = max(self.ordered, self.opened_at or 0)
+        start, end = self.ordered, self._named_end
         index = self.holes.bisect_right(start)
         if index and self.holes.peekitem(index - 1)[1] > start:
             return start
-        return self.holes.peekitem(index)[0] if index < len(self.holes) else self.stored
+        return min(end, self.holes.peekitem(index)[0]) if index < len(self.holes) else end
 
     def misses(self, first: LocalId, end: LocalId) -> bool:
         """Whether [first, end) lies in a hole that the writer must fill."""
-        if self.opened_at is None:
-            return False
-        return first >= max(self.ordered, self.opened_at) and self.lacks(first, end)
+        return first >= self.ordered and self.lacks(first, end)
 
     @property
     def missing(self) -> int:
@@ -390,9 +354,13 @@ class Shard:
 
     # --- batches
 
-    def store(self, first: LocalId, end: LocalId, location: Location) -> None:
-        """Note the place of the next batch, which is durable."""
+    def store(
+        self, first: LocalId, end: LocalId, location: Location, writer: Epoch = NO_INCARNATION
+    ) -> None:
+        """Note the place of the next batch, which is durable, and who wrote it."""
         assert first == self.stored < end, "batches are stored in order, without gaps"
+        if writer and (not self._runs or writer > self._runs[-1][1]):
+            self._runs.append((first, writer))
         self._insert(len(self._firsts), first, location)
         self.bytes += location.length
         self.stored = end
@@ -595,10 +563,7 @@ class Shard:
 
     def copied(self) -> Callable[[], ShardColumns]:
         """Copy the state; the returned function packs the copy and may run in any thread."""
-        state = (
-            self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted,
-            self.opened_at,
-        )  # fmt: skip
+        state = self.writer, self.stored, self.ordered, tuple(self._runs)
         self._join_gone()
         rows = self._row_packs.copied([getattr(self, name) for name in _ROWS])
         spans = self._span_packs.copied([getattr(self, name) for name in _SPANS])
@@ -624,11 +589,9 @@ class Shard:
         Raises:
             MalformedFrameError: a column is of a version that this release does not know.
         """
-        self.claimed, self.opened = columns.claimed, columns.opened
+        self.writer, self._runs = columns.writer, list(columns.runs)
         self.stored = self.written = columns.stored
         self.ordered = columns.ordered
-        self._certain, self._doubted = columns.certain, columns.doubted
-        self.opened_at = columns.opened_at
         for packs, names, said in (
             (self._row_packs, _ROWS, columns.rows),
             (self._span_packs, _SPANS, columns.spans),
@@ -695,27 +658,29 @@ class Shard:
 
     # --- order
 
-    def lost_opening_of(self, span: Span) -> bool:
-        """Whether the opening of the span's writer was lost here; then it is unknown which records
-        the opening dropped.
+    def misplaces(self, span: Span) -> bool:
+        """Whether records of a writer that no entry names are stored in the place of the span's.
+
+        The entry that named that writer was replaced.
         """
-        return span.writer > self.opened and span.writer != NO_INCARNATION and not self._alone
+        return self._named_end < min(self.stored, span.first_localid + span.length)
 
     def order(self, span: Span) -> list[RecordBatch]:
-        """Apply a span; return its batches that are still in memory."""
+        """Apply a span; return its batches that are still in memory.
+
+        Records of a writer that is not named give way; those of the span are then missing here.
+        """
         end = span.first_localid + span.length
         assert span.first_localid == self.ordered < end, "entries order without gaps"
-        if self.lost_opening_of(span):
-            self._truncate(span.first_localid)
-        if self._doubted is not None and span.writer != NO_INCARNATION:
-            # The writer opened here, so no later opening dropped these records; otherwise they
-            # become a hole.
-            self._doubted = max(self._doubted, end)
+        if self.misplaces(span):
+            self.truncate(self._named_end)
         if not self._continues(span):
             self._span_seqnums.append(span.first_seqnum)
             self._span_localids.append(span.first_localid)
         self.ordered = end
         self.skip_to(end)
+        while len(self._runs) > 1 and self._runs[1][0] <= end:
+            del self._runs[0]
         batches: list[RecordBatch] = []
         while self.unordered and self.unordered[0].header.first < end:
             batches.append(self.unordered.popleft())
@@ -728,17 +693,29 @@ class Shard:
             == span.first_localid - self._span_localids[-1]
         )
 
-    def cut_off(self, tail: SeqNum, ordered: LocalId) -> None:
+    def cut_off(
+        self,
+        tail: SeqNum,
+        ordered: LocalId,
+        writer: Epoch,
+        replaced: Sequence[tuple[LocalId, Epoch]],
+    ) -> None:
         """Remove the seqnums from `tail` on from the localids from `ordered` on: their entries were
-        replaced.
+        replaced. The entries before them name `writer`.
 
         The records stay and are ordered again. Holes stay, too: the other replicas have reported
-        these records.
+        these records. `replaced`: the writers that the replaced entries name, and where each began.
+        Their records do not count as those of `writer`.
         """
+        newest = max((epoch for _, epoch in replaced), default=NO_INCARNATION)
+        runs = [*replaced, *(run for run in self._runs if run[1] > newest)]
+        ends = [*(first for first, _ in runs[1:]), self.stored]
+        if replaced:
+            self._runs = [run for run, end in zip(runs, ends, strict=True) if run[0] < end]
         index = bisect_left(self._span_seqnums, tail)
         self._span_packs.changed(index)
         del self._span_seqnums[index:], self._span_localids[index:]
-        self.ordered = min(self.ordered, ordered)
+        self.ordered, self.writer = min(self.ordered, ordered), writer
 
     def localid_of(self, seqnum: SeqNum) -> LocalId | None:
         """Return the localid of the record at `seqnum`; None: no applied entry gave it to this
@@ -757,12 +734,12 @@ class Shard:
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
         assert self.stored <= self.written
-        assert self.opened <= self.claimed
         assert len(self._firsts) == len(self._segments) == len(self._offsets) == len(self._lengths)
         assert len(self._span_seqnums) == len(self._span_localids)
         assert not self._firsts or self._firsts[-1] < self.stored
         assert self.ordered <= self.stored
         assert self.given_up | self._unreadable <= self.holes.keys()
         assert self.holes.keys() >= self.given_up
-        assert self.opened_at is None or self.opened_at <= self.written
+        writers = [writer for _, writer in self._runs]
+        assert writers == sorted(set(writers)), "later records are of later writers"
         assert not self._span_localids or self._span_localids[-1] < self.ordered

@@ -1,4 +1,4 @@
-"""Data types of shards: the content of their frames and checkpoints, and returned values."""
+"""Data types of shards: the content of their checkpoints, and returned values."""
 
 from __future__ import annotations
 
@@ -9,41 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indilog.base.columns import Pack
-from indilog.base.errors import MalformedFrameError
-from indilog.base.ids import Epoch, LocalId, ShardId
+from indilog.base.ids import Epoch, LocalId
 from indilog.roles.role import Location
-
-
-class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a `SHARD_STATE` frame: a claim (`start` is None), or an opening at `start`.
-
-    Frames are replayed in order, so records that an opening dropped stay dropped.
-    """
-
-    shard: ShardId
-    epoch: Epoch
-    start: LocalId | None
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ShardState)
-
-
-def state_encoded(state: ShardState) -> bytes:
-    """Return the bytes of a state, as journals hold them."""
-    return _encoder.encode(state)
-
-
-def state_decoded(payload: bytes) -> ShardState:
-    """Return the state in `payload`.
-
-    Raises:
-        MalformedFrameError: the payload is no state.
-    """
-    try:
-        return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise MalformedFrameError(f"not a shard's state: {error}") from error
 
 
 class LocalRun(NamedTuple):
@@ -82,12 +49,9 @@ class BatchRows(NamedTuple):
 class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
     """The durable state of a shard; rows and spans are packed (`indilog.base.columns`)."""
 
-    claimed: Epoch
-    opened: Epoch
+    writer: Epoch
     stored: LocalId
     ordered: LocalId
-    certain: bool
-    doubted: LocalId | None
-    opened_at: LocalId | None
+    runs: tuple[tuple[LocalId, Epoch], ...]
     rows: tuple[Pack, ...]
     spans: tuple[Pack, ...]

@@ -28,7 +28,7 @@ from indilog.roles.role import (
     Send,
 )
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
-from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardProgress, TermIs
+from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardProgress, ShardWanted, TermIs
 from indilog.wire.sequencer_messages import MetalogAppend
 from indilog.wire.tag_messages import TrimIs, TrimWanted
 from indilog_ordering.sequencer import Sequencer
@@ -74,6 +74,7 @@ class Trio:
         self.roles: dict[NodeId, Sequencer] = {}
         for name in reversed(VIEW.sequencers):
             self.start(name)
+        self.say(ENGINE, ShardWanted(ShardId(0), ONE))
 
     def start(self, name: NodeId, *, older: bool = False) -> None:
         """Start from the newest checkpoint, or the one before it."""
@@ -136,10 +137,14 @@ class Trio:
             case other:
                 raise AssertionError(f"nothing for readers: {other}")
 
+    @property
+    def term(self) -> Epoch:
+        return self.roles[PRIMARY]._leadership.term
+
     def append(self, records: int = 1) -> None:
         self.now += 0.001
         self.stored += records
-        self.say(STORAGE, ShardProgress({ShardId(0): (ONE, self.stored)}))
+        self.say(STORAGE, ShardProgress(self.term, {ShardId(0): (ONE, self.stored)}))
 
     def say(self, sender: NodeId, message: object) -> None:
         self.give(PRIMARY, Received(sender, message, ONE))  # type: ignore[arg-type]
@@ -150,7 +155,7 @@ class Trio:
 
     def cover(self, position: int) -> None:
         last = self.published[position - 1].epoch if position else Epoch(0)
-        self.say(STORAGE, MetalogCovered(position, last))
+        self.say(STORAGE, MetalogCovered(self.term, position, last))
 
     def checkpoint(self, name: NodeId) -> None:
         disk = self.disks[name]
@@ -164,7 +169,7 @@ class Trio:
             for name, role in self.roles.items():
                 if (due := role.deadline()) is not None and due <= self.now:
                     self.give(name)
-            self.say(STORAGE, ShardProgress({ShardId(0): (ONE, self.stored)}))
+            self.say(STORAGE, ShardProgress(self.term, {ShardId(0): (ONE, self.stored)}))
         last = self.published[-1].epoch if self.published else Epoch(0)
         self.say(ENGINE, MetalogWanted(len(self.published), last, 1))
 
@@ -191,7 +196,7 @@ def test_entries_and_checkpoints_of_sequencers_do_not_grow_with_the_log() -> Non
             trio.checkpoint(name)
         sizes.append({name: len(disk.checkpoints[-1][1]) for name, disk in trio.disks.items()})
         assert all(r.length - r._metalog.base.position <= 40 for r in trio.roles.values())
-    assert len(trio.published) == 551, "with the fence"
+    assert len(trio.published) == 552, "with the fence and the shard's writer"
     trio.check()
     for name in VIEW.sequencers:
         assert sizes[-1][name] <= sizes[0][name] + 40
@@ -227,7 +232,7 @@ def test_a_covered_entry_that_was_replaced_is_not_counted() -> None:
     trio = Trio()
     for _ in range(40):
         trio.append()
-    trio.say(STORAGE, MetalogCovered(40, Epoch(0)))
+    trio.say(STORAGE, MetalogCovered(trio.term, 40, Epoch(0)))
     for _ in range(40):
         trio.append()
     assert trio.roles[PRIMARY]._metalog.base == Base()
@@ -243,7 +248,7 @@ def test_a_restarted_storage_node_counts_as_covering_no_entry() -> None:
     folded = trio.roles[PRIMARY]._metalog.base.position
     for _ in range(40):
         trio.stored += 1
-        report = ShardProgress({ShardId(0): (ONE, trio.stored)})
+        report = ShardProgress(trio.term, {ShardId(0): (ONE, trio.stored)})
         trio.give(PRIMARY, Received(STORAGE, report, Epoch(2)))
     assert before == 0
     assert trio.roles[PRIMARY]._metalog.base.position == folded

@@ -21,7 +21,7 @@ def entry_at(position: int, epoch: int, *, is_trim: bool) -> Entry:
     view, of = ViewNumber(1), Epoch(epoch)
     if is_trim:
         return Trim(position, view, of, 0, ())
-    return NewRecords(position, view, of, {ShardId(0): 1 + position}, {ShardId(0): of}, position)
+    return NewRecords(position, view, of, {ShardId(0): 1 + position}, position)
 
 
 @given(st.integers(1, 5), st.integers(0, 7), st.lists(ACTIONS, max_size=80))

@@ -21,6 +21,7 @@ from indilog.kernel.metalog import (
     Entry,
     Floor,
     NewRecords,
+    NewWriters,
     Trim,
     entries_decoded,
     entry_decoded,
@@ -35,7 +36,6 @@ from indilog.wire.messages import (
     StoredRecord,
 )
 from indilog_ordering import metalog_state
-from indilog_storage import shard_parts
 
 _REQUESTS_PER_EPOCH = 1 << 32
 _UNBOUNDED_MIN = 1 << 62
@@ -59,12 +59,12 @@ class Shown:
         match message:
             case AppendBatch(batch):
                 return f"{kind} {self.batch(batch)}"
-            case ShardProgress(stored):
+            case ShardProgress(term, stored):
                 shards = (
                     f"shard {shard} stored {length} of writer {writer}"
                     for shard, (writer, length) in sorted(stored.items())
                 )
-                return f"{kind} {', '.join(shards)}"
+                return f"{kind} {', '.join(shards)} term {term}"
             case _:
                 return " ".join((kind, *self._fields(message)))
 
@@ -81,10 +81,6 @@ class Shown:
             return self._list(self.entry(entry) for entry in entries_decoded(payload))
         if kind is FrameKind.METALOG_STATE:
             return self._struct(metalog_state.state_decoded(payload))
-        if kind is FrameKind.SHARD_STATE:
-            state = shard_parts.state_decoded(payload)
-            opened = "claimed" if state.start is None else f"opened at {state.start}"
-            return f"shard {state.shard} {opened} by writer {state.epoch}"
         return f"{len(payload)} bytes"
 
     def batch(self, buffer: bytes) -> str:
@@ -114,12 +110,15 @@ class Shown:
         """Return a metalog entry: its position, who proposed it, what it orders or trims."""
         place = f"#{entry.position} of primary {entry.epoch}"
         match entry:
-            case NewRecords(counts=counts, writers=writers, time_us=time_us):
+            case NewRecords(counts=counts, time_us=time_us):
                 if time_us > self.origin * 1e6:
                     place += f" at {self.seconds(time_us / 1e6)}"
                 change = self._list(
-                    f"shard {shard} +{count} of writer {writers.get(shard, 0)}"
-                    for shard, count in sorted(counts.items())
+                    f"shard {shard} +{count}" for shard, count in sorted(counts.items())
+                )
+            case NewWriters(writers=writers):
+                change = self._list(
+                    f"shard {shard} to writer {writer}" for shard, writer in sorted(writers.items())
                 )
             case Trim(number=number, floors=floors):
                 change = f"trim {number} {self._list(map(self._floor, floors))}"
@@ -170,7 +169,7 @@ class Shown:
     def _part(self, value: object) -> str | None:  # noqa: PLR0911
         """Return what is shown of a part of a message; None: it has no form of its own."""
         match value:
-            case NewRecords() | Trim():
+            case NewRecords() | NewWriters() | Trim():
                 return self.entry(value)
             case StoredRecord():
                 return f"{value.seqnum}: {self.record(value.names, value.data)}"

@@ -72,7 +72,7 @@ class CopiesNotes:
             holes = {
                 shard.id: [
                     (start, end) for start, end in shard.holes.items()
-                    if start >= max(shard.ordered, shard.opened_at or 0)
+                    if start >= shard.ordered
                 ]
                 for shard in storage._shards.values()
             }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Final
 from unittest.mock import patch
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId, majority
-from indilog.kernel.metalog import Entry, NewRecords, entry_decoded, entry_encoded
+from indilog.kernel.metalog import Entry, NewRecords, Trim, entry_decoded, entry_encoded
 from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
 from indilog_ordering.sequencer import Sequencer
@@ -138,7 +138,7 @@ class MetalogNotes:
         cut, trims = dict[ShardId, int](), 0
         before = [entry_decoded(entry) for entry in self._entries[: base.position]]
         for entry in before:
-            trims += not isinstance(entry, NewRecords)
+            trims += isinstance(entry, Trim)
             for shard, count in entry.counts.items():
                 cut[shard] = cut.get(shard, 0) + count
         last = before[-1].epoch if before else 0

@@ -76,6 +76,25 @@ BUGS: Final = (
         "if not self._stored:",
     ),
     Bug(
+        "a shard gets a new writer before what the one before stored is ordered",
+        "ordering/indilog_ordering/primary.py",
+        "ready = [s for s in self._wanted if self._reports.is_ordered(s, self._cut.get(s, 0))]",
+        "ready = list(self._wanted)",
+    ),
+    Bug(
+        "reports under an earlier writer of the shard count",
+        "ordering/indilog_ordering/progress.py",
+        "if epoch != self.epoch or self._stored",
+        "if self._stored",
+    ),
+    Bug(
+        "a report of an earlier term counts",
+        "ordering/indilog_ordering/primary.py",
+        "        if message.term != self._epoch:\n            return [Ignore(event, _OTHER_TERM)]\n"
+        "        effects",
+        "        effects",
+    ),
+    Bug(
         "an entry counts as ordered only in the next one",
         "ordering/indilog_ordering/primary.py",
         "self._cut[shard] = progress\n",
@@ -283,14 +302,20 @@ BUGS: Final = (
     Bug(
         "a restart forgets the writer of a shard",
         "storage/indilog_storage/recovery.py",
-        "shard.apply(state)",
-        "state.start",
+        "shard.begin(writer)",
+        "shard.check_invariants()",
     ),
     Bug(
-        "opening a shard keeps the records after its start",
+        "a new writer keeps what the one before stored and no entry ordered",
         "storage/indilog_storage/shard.py",
-        "        self._truncate(state.start)\n",
-        "        pass\n",
+        "runs = [run for run in self._runs if run[1] >= writer]",
+        "runs = list(self._runs)",
+    ),
+    Bug(
+        "a replica reports batches of a writer that the metalog does not name",
+        "storage/indilog_storage/shard.py",
+        "            if writer > self.writer:\n",
+        "            if writer > 1 << 62:\n",
     ),
     Bug(
         "a read beyond the applied metalog is answered at once",
@@ -373,22 +398,10 @@ BUGS: Final = (
         "        for floor in ():\n            self._ahead",
     ),
     Bug(
-        "a shard is opened at the largest prefix of its replicas",
+        "a writer acknowledges after another one has its shard",
         "compute/indilog_compute/shard_writer.py",
-        "stored = min(known) if known",
-        "stored = max(known) if known",
-    ),
-    Bug(
-        "a shard is opened below what is ordered",
-        "compute/indilog_compute/shard_writer.py",
-        "self._next = max(self._cut, stored)",
-        "self._next = stored",
-    ),
-    Bug(
-        "a writer acknowledges after the takeover of its shard",
-        "compute/indilog_compute/shard_writer.py",
-        "return span.writer > self.epoch",
-        "return span.writer > 1 << 62",
+        "        if epoch > self.epoch:\n",
+        "        if epoch > 1 << 62:\n",
     ),
     Bug(
         "a lost batch is not resent",

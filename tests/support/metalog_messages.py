@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from indilog.base.ids import Epoch, MetalogPosition, NodeId
-from indilog.kernel.metalog import Entry
+from indilog.base.ids import Epoch, MetalogPosition, NodeId, ShardId
+from indilog.kernel.metalog import Base, Entry, GrowingBase
 from indilog.roles.role import Event, Started, TermBegun
 from indilog.wire.messages import MetalogEntries, MetalogWanted
+from indilog_ordering.stored_metalog import StoredMetalog
 
 
 def started(epoch: int, primary: NodeId = NodeId("sequencer-0")) -> list[Event]:  # noqa: B008
     """Return the events of a start in incarnation `epoch`, which also numbers the newest term."""
     return [Started(Epoch(epoch)), TermBegun(Epoch(epoch), primary)]
+
+
+def with_writers(writers: Mapping[ShardId, Epoch]) -> bytes:
+    """Return a sequencer's checkpoint without entries, in which shards have writers."""
+    metalog = StoredMetalog()
+    metalog.base = Base(writers=dict(writers))
+    metalog.committed = GrowingBase(metalog.base)
+    return metalog.checkpoint()()
 
 
 def entries_message(

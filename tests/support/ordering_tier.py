@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import Entry, entry_decoded
+from indilog.kernel.metalog import Entry, NewWriters, entry_decoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
     Effect,
@@ -37,6 +37,7 @@ from indilog.wire.messages import (
     MetalogEntries,
     MetalogWanted,
     ShardProgress,
+    ShardWanted,
     TailIs,
     TailWanted,
     TermIs,
@@ -63,7 +64,7 @@ class Replica:
     """One storage node's copy of one shard."""
 
     def __init__(self) -> None:
-        self.epoch = 1
+        self.epoch = Epoch(0)
         self.stored = 0
 
 
@@ -178,6 +179,8 @@ class OrderingTier:
         "a message of an earlier incarnation",
         "an answer to another term",
         "entries that do not follow this copy",
+        "a shard wanted by an earlier writer",
+        "a report that was sent to the primary of another term",
     )
     """Reasons for which sequencers may ignore an event."""
 
@@ -186,8 +189,12 @@ class OrderingTier:
         self.replicas = {
             (shard, node): Replica() for shard, p in VIEW.shards.items() for node in p.replicas
         }
-        self.writers = dict.fromkeys(VIEW.shards, (1, 0))
-        """The newest writer of each shard and the position where it began."""
+        self.applied = 0
+        """How many published entries storage nodes may have applied; all before are published."""
+        self.writers = dict.fromkeys(VIEW.shards, (Epoch(0), 0))
+        """The newest writer of each shard that published entries name, and where it began."""
+        self.wanted = dict.fromkeys(VIEW.shards, Epoch(0))
+        """The newest writer that asked for each shard."""
         self.network: list[Letter] = []
         self.late: list[Letter] = []
         self.lives = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
@@ -202,6 +209,12 @@ class OrderingTier:
         }
         for name, process in self.processes.items():
             self.give(name, *process.start())
+        for shard in VIEW.shards:
+            self.take_over(shard)
+        self.settle()
+        for shard in VIEW.shards:
+            for which in range(2):
+                self.open_shard(shard, which)
 
     def restart(self, name: NodeId) -> None:
         """Restart a sequencer from its disk.
@@ -265,6 +278,7 @@ class OrderingTier:
                 assert before is None or before.epoch == previous
                 for entry in entries:
                     assert self.published.setdefault(entry.position, entry) == entry
+                self.apply_published()
                 self.check_published()
             case TailIs() as tail:
                 ordered = self.ordered()
@@ -304,10 +318,14 @@ class OrderingTier:
             last = self.published[missing - 1].epoch if missing else Epoch(0)
             self.say(ENGINE, MetalogWanted(missing, last))
 
-    def ordered(self) -> dict[ShardId, int]:
-        """Return the prefix of each shard that the published entries order."""
+    def ordered(self, end: int | None = None) -> dict[ShardId, int]:
+        """Return the prefix of each shard that the published entries order; only those below `end`
+        if it is given.
+        """
         lengths = dict.fromkeys(VIEW.shards, 0)
-        for entry in self.published.values():
+        for position, entry in self.published.items():
+            if end is not None and position >= end:
+                continue
             for shard, count in entry.counts.items():
                 lengths[shard] += count
         return lengths
@@ -319,11 +337,16 @@ class OrderingTier:
     def reports(self) -> Iterator[tuple[NodeId, Message]]:
         for node in VIEW.storage_nodes:
             stored = {
-                shard: (Epoch(replica.epoch), replica.stored)
+                shard: (replica.epoch, replica.stored)
                 for (shard, owner), replica in self.replicas.items()
-                if owner == node
+                if owner == node and replica.epoch
             }
-            yield node, ShardProgress(stored)
+            yield node, ShardProgress(self.term, stored)
+
+    @property
+    def term(self) -> Epoch:
+        """The term of the only primary."""
+        return self.processes[PRIMARY].role._leadership.term
 
     # --- storage
 
@@ -352,9 +375,30 @@ class OrderingTier:
         self.say(node, message)
 
     def take_over(self, shard: ShardId) -> None:
-        self.writers[shard] = (self.writers[shard][0] + 1, self.common(shard))
+        """Let a new writer ask for a shard."""
+        self.wanted[shard] = Epoch(self.wanted[shard] + 1)
+        self.ask_for_shard(shard)
+
+    def ask_for_shard(self, shard: ShardId) -> None:
+        """Ask for a shard, unless published entries name its newest writer."""
+        if self.wanted[shard] > self.writers[shard][0]:
+            writer = VIEW.shards[shard].writer
+            message = ShardWanted(shard, self.wanted[shard])
+            self.network.append(Letter(writer, PRIMARY, message, self.lives[ENGINE]))
+
+    def apply_published(self) -> None:
+        """Follow the published entries up to the first missing one."""
+        while (entry := self.published.get(self.applied)) is not None:
+            self.applied += 1
+            if isinstance(entry, NewWriters):
+                ordered = self.ordered(self.applied)
+                for shard, epoch in entry.writers.items():
+                    self.writers[shard] = (epoch, ordered[shard])
 
     def open_shard(self, shard: ShardId, which: int) -> None:
+        """Let a replica apply the entry that names its newest writer: the replica drops what is
+        not ordered there.
+        """
         nodes = VIEW.shards[shard].replicas
         replica = self.replicas[shard, nodes[which % len(nodes)]]
         epoch, start = self.writers[shard]
@@ -475,6 +519,17 @@ class OrderingTier:
         become equal.
         """
         # A new entry replaces a lost one that a backup still has.
+        for _ in range(20):
+            for shard in VIEW.shards:
+                self.ask_for_shard(shard)
+                for which in range(2):
+                    self.open_shard(shard, which)
+            self.report_all()
+            self.settle()
+            self.wait(CONFIG.node.messages.resend_s)
+            if all(self.wanted[shard] == self.writers[shard][0] for shard in VIEW.shards):
+                break
+        assert all(self.wanted[shard] == self.writers[shard][0] for shard in VIEW.shards)
         for shard in VIEW.shards:
             for which in range(2):
                 self.open_shard(shard, which)

@@ -4,9 +4,9 @@ The home appends to its own shard. Conditional appends with one tag are executed
 the next condition is checked when the outcome of the append before it is final. A check reads the
 last record with the tag, linearizably.
 
-Records whose outcome this home does not know may still be ordered later. They are those that an
-earlier incarnation had stored, and those whose append timed out. All of them lie below the barrier
-of the shard's writer. So nothing is checked until the shard is ordered up to this barrier.
+Records whose append timed out may still be ordered later. They lie below the barrier of the shard's
+writer. So nothing is checked until the shard is ordered up to this barrier. What an earlier
+incarnation stored is ordered before this one gets the shard, or never (`NewWriters`).
 """
 
 from __future__ import annotations

@@ -97,10 +97,9 @@ def stream_of(node: NodeId) -> int:
 class Journal:
     """Frames of several streams in segment files. The module's docstring states the guarantees.
 
-    With durability `memory`, only promises that must never be broken (`SHARD_STATE`,
-    `METALOG_STATE`) are synced before they are acknowledged. All other frames are only written to
-    the operating system (`flush_promised`), so they survive a crash of the process, but not of the
-    machine.
+    With durability `memory`, only promises that must never be broken (`METALOG_STATE`) are synced
+    before they are acknowledged. All other frames are only written to the operating system
+    (`flush_promised`), so they survive a crash of the process, but not of the machine.
     """
 
     def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
@@ -108,7 +107,7 @@ class Journal:
         self._must_sync = (
             frozenset(FrameKind) - {FrameKind.ORDERING}
             if durability == "fsync"
-            else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE, FrameKind.CHECKPOINT})
+            else frozenset({FrameKind.METALOG_STATE, FrameKind.CHECKPOINT})
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = lock_directory(directory / "LOCK")

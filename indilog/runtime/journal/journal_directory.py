@@ -19,10 +19,10 @@ from indilog.base.errors import DataDirectoryError
 from indilog.runtime.journal.segment import synced_directory
 from indilog.runtime.journal.segment_scan import newest_used
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """The format of this release. Formats 1 and 2 had record batches of version 1, with one checksum
 for tags and data, and lacked checkpoints and the file `NEWEST`. Format 3 lacked the promises and
-learner marks of sequencers.
+learner marks of sequencers. Format 4 had the writers of shards in frames of their own.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 

@@ -212,10 +212,6 @@ class SegmentRewrite:
             case _ if self._batches_only:
                 pass
             case kind:
-                if kind == FrameKind.SHARD_STATE:
-                    # Records that were written before a new writer's `SHARD_STATE` must stay before
-                    # it.
-                    self._runs = {k: r for k, r in self._runs.items() if k[0] != header.stream}
                 self._put(kind, header.stream, payload)
 
     def _take_batch(self, stream: int, kind: FrameKind, payload: bytes, place: Location) -> None:

@@ -104,7 +104,7 @@ def _create(image: LogImage, destination: Path, part_bytes: int, tell: Tell) -> 
         payloads.close()
     last = LogImage.read(image.directory)
     _refuse_loss(last, plan.tail)
-    kept, epoch = 0, int(max(plan.lineage.epochs))
+    kept, epoch = 0, int(max(*plan.lineage.epochs, *image.writers[:, 2], 0))
     for number in range(len(plan.starts)):
         for batch in batches_in(destination, number):
             kept += batch.records

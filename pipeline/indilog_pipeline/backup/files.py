@@ -43,7 +43,7 @@ _READ_BYTES: Final = 1 << 20
 _FLOORS_AT_ONCE: Final = 4096
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup plan 1"):
+class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup plan 2"):
     """What a backup holds: the records of the metalog entries below `position`.
 
     Attributes:
@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup pla
         return range(self.starts[number], ends[number])
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 1"):
+class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 2"):
     """What makes a backup whole.
 
     Attributes:
@@ -96,14 +96,15 @@ class StoredBatch(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What the entries ordered: the stamp of each entry, and the entry, shard and number of records
-    of each span.
+    """What the entries say: the stamp of each entry; the entry, shard and number of records of each
+    span; the entry, shard and epoch of each new writer (a row each).
     """
 
     times: NDArray[np.uint64]
     positions: NDArray[np.int64]
     shards: NDArray[np.uint16]
     lengths: NDArray[np.uint64]
+    writers: NDArray[np.int64]
 
 
 _StructT = TypeVar("_StructT", Plan, Manifest)
@@ -145,7 +146,7 @@ def batch_pieces(batch: StoredBatch) -> tuple[bytes, bytes]:
 
 
 def order_pieces(image: LogImage, position: MetalogPosition) -> list[bytes]:
-    """Return the content of `order`: four columns, each packed, and its length before it."""
+    """Return the content of `order`: five columns, each packed, and its length before it."""
     ordered = image.ordered
     spans = int(np.searchsorted(ordered.positions, position))
     columns = (
@@ -153,6 +154,7 @@ def order_pieces(image: LogImage, position: MetalogPosition) -> list[bytes]:
         np.diff(ordered.positions[:spans], prepend=0),
         ordered.shards[:spans].astype(np.int64),
         ordered.lengths[:spans].astype(np.int64),
+        image.writers[image.writers[:, 0] < position].ravel(),
     )
     pieces = []
     for column in columns:
@@ -235,17 +237,18 @@ def order_in(directory: Path) -> Order:
     """Return the order that a backup holds, whose digest was checked."""
     content = (directory / ORDER_FILE).read_bytes()
     columns, at = [], 0
-    for _ in range(4):
+    for _ in range(5):
         size = int.from_bytes(content[at : at + 8], "little")
         column = zlib.decompress(content[at + 8 : at + 8 + size])
         columns.append(np.frombuffer(column, "<i8").astype(np.int64))
         at += 8 + size
-    times, positions, shards, lengths = columns
+    times, positions, shards, lengths, writers = columns
     return Order(
         np.cumsum(times).astype(np.uint64),
         np.cumsum(positions),
         shards.astype(np.uint16),
         lengths.astype(np.uint64),
+        writers.reshape(-1, 3),
     )
 
 

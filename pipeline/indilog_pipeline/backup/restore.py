@@ -24,12 +24,14 @@ from indilog.base.ids import MAX_SEQNUM, Epoch, LocalId, NodeId, SeqNum, ShardId
 from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent, Lineage
 from indilog.kernel.metalog import (
+    NO_INCARNATION,
     TRIM_FLOORS_MAX,
     Base,
     Entry,
     Floor,
     GrowingBase,
     NewRecords,
+    NewWriters,
     Trim,
     entries_encoded,
 )
@@ -168,8 +170,14 @@ class _Entries:
         self._shard = min(view.shards)
         self.epoch = Epoch(manifest.epoch + 1)
         growing = GrowingBase(Base())
+        self._writers: dict[ShardId, list[tuple[LocalId, Epoch]]] = {}
+        """The writers of each shard, ascending, and where each began."""
         for entry in self:
             growing.apply(entry)
+            if isinstance(entry, NewWriters):
+                for shard, writer in entry.writers.items():
+                    start = growing.cut.get(shard, 0)
+                    self._writers.setdefault(shard, []).append((start, writer))
         self.base = growing.base()
         self.ends: Mapping[ShardId, LocalId] = self.base.cut
         self.cuts = dict(self.ends)
@@ -181,6 +189,18 @@ class _Entries:
     def __iter__(self) -> Iterator[Entry]:
         yield from self._of_backup()
         yield from self._added()
+
+    def by_writer(
+        self, shard: ShardId, first: LocalId, end: LocalId
+    ) -> Iterator[tuple[LocalId, LocalId, Epoch]]:
+        """Yield the parts of [first, end) that one writer wrote, with its epoch; 0: no entry names
+        it.
+        """
+        writers = [(0, NO_INCARNATION), *self._writers.get(shard, ())]
+        ends = [*(start for start, _ in writers[1:]), end]
+        for (start, writer), stop in zip(writers, ends, strict=True):
+            if (begin := max(start, first)) < (stop := min(stop, end)):
+                yield begin, stop, writer
 
     def frames(self) -> Iterator[bytes]:
         """Yield the payloads of `ORDERING` frames with all entries."""
@@ -197,6 +217,9 @@ class _Entries:
         """Yield the entries of the backup; those of trims order nothing here."""
         order, span, spans = self._order, 0, len(self._order.positions)
         lineage = Lineage.restored(self._plan.lineage)
+        writers: dict[int, dict[ShardId, Epoch]] = {}
+        for position, shard, writer in order.writers.tolist():
+            writers.setdefault(position, {})[ShardId(shard)] = Epoch(writer)
         for position, time_us in enumerate(order.times.tolist()):
             counts: dict[ShardId, int] = {}
             while span < spans and order.positions[span] == position:
@@ -204,13 +227,16 @@ class _Entries:
                 span += 1
             epoch = lineage.before(position + 1)
             assert epoch is not None, "the lineage has every position"
-            yield NewRecords(position, _VIEW, epoch, counts, {}, time_us)
+            if position in writers:
+                yield NewWriters(position, _VIEW, epoch, writers[position])
+            else:
+                yield NewRecords(position, _VIEW, epoch, counts, time_us)
 
     def _added(self) -> Iterator[Entry]:
         position, time_us = self._plan.position, int(self._order.times[-1:].sum())
         for start in range(0, self._hole, _HOLE_OF_ENTRY):
             counts = {self._shard: min(_HOLE_OF_ENTRY, self._hole - start)}
-            yield NewRecords(position, _VIEW, self.epoch, counts, {}, time_us)
+            yield NewRecords(position, _VIEW, self.epoch, counts, time_us)
             position += 1
         for number, start in enumerate(range(0, len(self._floors), TRIM_FLOORS_MAX)):
             floors = tuple(self._floors[start : start + TRIM_FLOORS_MAX])
@@ -243,9 +269,9 @@ class _Shards:
 
     def _gone_until(self, shard: ShardId, end: LocalId) -> Iterator[tuple[FrameKind, bytes]]:
         first = self._ends[shard]
-        if first < end:
-            gone = GoneRecords(shard, self._entries.epoch, first, end, repaired=False)
-            self._ends[shard] = end
+        self._ends[shard] = max(first, end)
+        for start, stop, writer in self._entries.by_writer(shard, first, end):
+            gone = GoneRecords(shard, writer, start, stop, repaired=False)
             yield FrameKind.GONE_RECORDS, gone_encoded(gone)
 
 

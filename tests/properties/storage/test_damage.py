@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.ids import Epoch, NodeId
+from indilog.kernel.metalog import Entry
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -31,25 +32,36 @@ from indilog.roles.role import (
 )
 from indilog.runtime.journal.journal import Journal, stream_of
 from indilog.runtime.journal.recovery import recover
-from indilog.wire.messages import AppendBatch, ReadRecords, RecordsRead, ShardClaim, ShardOpen
+from indilog.wire.messages import AppendBatch, ReadRecords, RecordsRead
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,
     SHARD,
     Machine,
+    append,
     batch,
     config_of,
-    entries,
+    entry,
     messages,
+    new_writers,
 )
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
 VIEW = view_of(storage_nodes=2, replicas=2)
 CONFIG = config_of(ordering_frame_entries=3, record_cache_bytes_max=0)
 SEGMENT_BYTES = 2048
-BATCHES = 24
+HALF = 12
+"""Batches of each of two writers."""
+BATCHES = 2 * HALF
 DATA = [[b"%d/%d " % (number, place) * 4 for place in range(2)] for number in range(BATCHES)]
 RECORDS = [data for pair in DATA for data in pair]
+METALOG: tuple[Entry, ...] = (
+    new_writers(0),
+    *(entry(1 + number, {SHARD: 2}) for number in range(HALF)),
+    new_writers(1 + HALF, 2),
+    *(entry(2 + HALF + number, {SHARD: 2}) for number in range(HALF)),
+)
 
 
 class OnDisk(Machine):
@@ -83,16 +95,26 @@ def on_disk(directory: Path, node: NodeId) -> Iterator[OnDisk]:
         machine.journal.close()
 
 
+def tell_entries(machine: Machine, end: int) -> list[Send]:
+    """Deliver the entries below `end`."""
+    return machine.tell(entries_message(METALOG[:end]), sender=PRIMARY)
+
+
 def load(machine: Machine) -> None:
-    """Append all records under two writers; each batch is ordered by itself."""
+    """Append all records under two writers; each batch is ordered by itself, after the next one.
+
+    The second writer drops what the first one wrote behind its half.
+    """
     for number, data in enumerate(DATA):
-        epoch = 1 if number < BATCHES // 2 else 2
-        if number % (BATCHES // 2) == 0:
-            machine.tell(ShardClaim(SHARD, Epoch(epoch)))
-            machine.tell(ShardOpen(SHARD, Epoch(epoch), 2 * number))
-        machine.tell(AppendBatch(batch(2 * number, data, epoch=epoch)))
-        if number:
-            machine.tell(entries({SHARD: 2}, start=number - 1), sender=PRIMARY)
+        half, of_half = divmod(number, HALF)
+        begun = 1 + half * (1 + HALF)
+        if not of_half:
+            tell_entries(machine, begun - half)
+            if half:
+                append(machine, b"stale", b"stale", b"stale", first=2 * number)
+            tell_entries(machine, begun)
+        machine.tell(AppendBatch(batch(2 * number, data, epoch=1 + half)))
+        tell_entries(machine, begun + of_half)
 
 
 @functools.cache
@@ -115,10 +137,9 @@ def other() -> tuple[Machine, ...]:
 def repaired(machine: Machine) -> None:
     """Bring the metalog up to date, and let the other replica answer until no request is open."""
     sent = machine.started
-    everything: list[dict[int, int]] = [{SHARD: 2} for _ in range(BATCHES)]
-    sent += machine.tell(entries(*everything), sender=PRIMARY)
+    sent += tell_entries(machine, len(METALOG))
     (peer,) = other()
-    peer.tell(entries(*everything), sender=PRIMARY)
+    tell_entries(peer, len(METALOG))
     for _ in range(200):
         asked = [send.message for send in sent if send.to == B]
         if not asked and machine.node.status()["missing_records"] == 0:

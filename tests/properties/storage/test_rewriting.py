@@ -41,7 +41,7 @@ class Story:
     def write(self) -> None:
         for _ in range(self.chaos.randint(1, 12)):
             if self.chaos.random() < 0.2:
-                kind = self.chaos.choice([FrameKind.METALOG, FrameKind.SHARD_STATE])
+                kind = self.chaos.choice([FrameKind.METALOG, FrameKind.ORDERING])
                 payload = self.chaos.randbytes(self.chaos.randint(1, 60))
             else:
                 kind, shard = FrameKind.RECORDS, self.chaos.randrange(2)

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from indilog.base.ids import Epoch, Instant, ShardId
+from indilog.base.ids import Instant, ShardId
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import NewRecords
+from indilog.kernel.metalog import Entry, NewWriters
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -24,14 +24,19 @@ from indilog.wire.messages import (
     IndexDataWanted,
     ReadRecords,
     RecordsRead,
-    ShardClaim,
-    ShardClaimed,
-    ShardOpen,
-    ShardOpened,
     ShardProgress,
 )
 from tests.support.metalog_messages import entries_message
-from tests.unit.storage.machine import ENGINE, INDEX, PRIMARY, Machine, batch, entry, messages
+from tests.unit.storage.machine import (
+    ENGINE,
+    INDEX,
+    PRIMARY,
+    Machine,
+    batch,
+    entry,
+    messages,
+    new_writers,
+)
 
 SHARDS = (0, 1)
 
@@ -41,6 +46,7 @@ class Sent:
 
     def __init__(self, shard: int, first: int, epoch: int, size: int) -> None:
         self.first = first
+        self.epoch = epoch
         self.data = [f"{shard}/{first + n}/{epoch}".encode() * 3 for n in range(size)]
         self.end = first + size
         self.tag = 1000 * epoch + first
@@ -53,25 +59,38 @@ class Sent:
 
 
 class Writer:
-    """State of one shard in the model: its writer's epoch, and the records sent, ordered and
-    reported.
+    """State of one shard in the model: the epoch of the newest writer that the metalog names, and
+    the records sent, ordered and reported.
+
+    Attributes:
+        sent: by epoch, the batches of the shard as that writer knows it: those that were ordered
+            before it, and its own.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.batches: list[Sent] = []
+        self.sent: dict[int, list[Sent]] = {0: []}
         self.ordered = 0
         self.reported = 0
 
     @property
-    def end(self) -> int:
-        return self.batches[-1].end if self.batches else 0
+    def batches(self) -> list[Sent]:
+        return self.sent[self.epoch]
+
+    def end(self, epoch: int) -> int:
+        return self.sent[epoch][-1].end if self.sent[epoch] else 0
 
     def ends(self, upto: int) -> list[int]:
-        """Positions where a cut or a new writer may begin: batch ends from the ordered position
-        on.
-        """
+        """Positions where a cut may be: batch ends from the ordered position on."""
         return [self.ordered] + [b.end for b in self.batches if self.ordered < b.end <= upto]
+
+    def take_over(self) -> int:
+        """Begin with a new writer after what is ordered; return its epoch."""
+        kept = [b for b in self.batches if b.end <= self.ordered]
+        self.epoch += 1
+        self.sent[self.epoch] = kept
+        self.reported = self.ordered
+        return self.epoch
 
 
 class StorageOfTwoShards(RuleBasedStateMachine):
@@ -91,12 +110,13 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         )
         self.machine = Machine(view_of(engines=2), Config(node=node))
         self.writers = {shard: Writer() for shard in SHARDS}
-        self.metalog: list[NewRecords] = []
+        self.metalog: list[Entry] = []
         self.truth: dict[int, tuple[int, bytes, list[int]]] = {}
         self.reading: dict[int, tuple[int, ...]] = {}
         self.requests = 0
         for shard in SHARDS:
-            self.take_over(shard, 0)
+            self.take_over(shard)
+        self.publish(0, len(SHARDS))
 
     # --- messages of the node
 
@@ -114,8 +134,9 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         confirmed = self.confirmed_payloads()
         for shard, (epoch, stored) in message.stored.items():
             writer = self.writers[shard]
-            assert all(b.payload in confirmed for b in writer.batches if b.end <= stored)
-            assert stored <= writer.end
+            assert 1 <= epoch == self.named(shard), "the writer that its entries name"
+            assert all(b.payload in confirmed for b in writer.sent[epoch] if b.end <= stored)
+            assert stored <= writer.end(epoch)
             if epoch == writer.epoch:
                 writer.reported = stored
 
@@ -147,6 +168,12 @@ class StorageOfTwoShards(RuleBasedStateMachine):
 
     # --- writers
 
+    def named(self, shard: int) -> int:
+        """Return the writer that the entries name which the node has applied."""
+        applied = self.metalog[: self.machine.node.position]
+        named = [entry.writers for entry in applied if isinstance(entry, NewWriters)]
+        return max((writers.get(ShardId(shard), 0) for writers in named), default=0)
+
     def resend(self, shard: int) -> None:
         unordered = [b for b in self.writers[shard].batches if b.end > self.writers[shard].ordered]
         self.hear(self.machine.tell(*[AppendBatch(b.payload) for b in unordered]))
@@ -155,35 +182,42 @@ class StorageOfTwoShards(RuleBasedStateMachine):
     def append(self, shard: int, size: int) -> None:
         """Resend unordered batches, and send a new batch."""
         writer = self.writers[shard]
-        writer.batches.append(Sent(shard, writer.end, writer.epoch, size))
+        writer.batches.append(Sent(shard, writer.end(writer.epoch), writer.epoch, size))
         self.resend(shard)
 
-    @rule(shard=st.sampled_from(SHARDS), gap=st.integers(1, 3), old=st.booleans())
-    def send_what_must_not_be_stored(self, shard: int, gap: int, *, old: bool) -> None:
-        """Send a batch after a gap, or of a previous writer."""
+    @rule(shard=st.sampled_from(SHARDS), size=st.integers(1, 4))
+    def append_as_the_writer_before(self, shard: int, size: int) -> None:
+        """Let the writer before the newest one go on: it does not know of the newer one."""
         writer = self.writers[shard]
-        first, epoch = (writer.end, writer.epoch - 1) if old else (writer.end + gap, writer.epoch)
-        stray = Sent(shard, first, epoch, 2)
+        if before := writer.epoch - 1:
+            sent = writer.sent[before]
+            sent.append(Sent(shard, writer.end(before), before, size))
+            own = [b for b in sent if b.epoch == before]
+            self.hear(self.machine.tell(*[AppendBatch(b.payload) for b in own]))
+
+    @rule(
+        shard=st.sampled_from(SHARDS),
+        gap=st.integers(1, 3),
+        other=st.sampled_from([None, -1, 1]),
+    )
+    def send_what_must_not_be_stored(self, shard: int, gap: int, other: int | None) -> None:
+        """Send a batch after a gap, or of another writer than the entries name."""
+        writer, named = self.writers[shard], self.named(shard)
+        if not named:
+            return
+        if other is None:
+            stray = Sent(shard, writer.end(writer.epoch) + 100 + gap, writer.epoch, 2)
+        else:
+            stray = Sent(shard, writer.ordered, named + other, 2)
         frames = len(self.machine.frames)
         self.hear(self.machine.tell(AppendBatch(stray.payload)))
         assert len(self.machine.frames) == frames
 
-    @rule(shard=st.sampled_from(SHARDS), choice=st.integers(0, 9))
-    def take_over(self, shard: int, choice: int) -> None:
-        """Let a new writer open the shard at any batch end from the ordered position on."""
-        self.confirm()
-        writer = self.writers[shard]
-        writer.epoch += 1
-        engine, epoch = ShardId(shard), Epoch(writer.epoch)
-        (claimed,) = messages(self.machine.tell(ShardClaim(engine, epoch)))
-        assert isinstance(claimed, ShardClaimed)
-        assert claimed.stored >= writer.ordered
-        starts = writer.ends(claimed.stored)
-        start = starts[choice % len(starts)]
-        sent = self.machine.tell(ShardOpen(engine, epoch, start))
-        assert ShardOpened(engine, epoch, start) in messages(sent)
-        writer.batches = [b for b in writer.batches if b.end <= start]
-        self.hear(sent)
+    @rule(shard=st.sampled_from(SHARDS))
+    def take_over(self, shard: int) -> None:
+        """Let the primary give the shard to a new writer; the node need not know yet."""
+        epoch = self.writers[shard].take_over()
+        self.metalog.append(new_writers(len(self.metalog), epoch, shard))
 
     # --- the disk
 

@@ -24,8 +24,6 @@ from indilog.wire.messages import (
     IndexBlock,
     IndexData,
     Message,
-    ShardClaimed,
-    ShardOpened,
     ShardTags,
     StoredRecord,
     TailIs,
@@ -61,11 +59,8 @@ class Driver:
     def join(self) -> None:
         cut = {SHARD: self.tail}
         last = Epoch(1) if self.position else Epoch(0)
-        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut, last))
-        for replica in (A, B):
-            self.hear(replica, ShardClaimed(SHARD, Epoch(1), self.tail))
-        for replica in (A, B):
-            self.hear(replica, ShardOpened(SHARD, Epoch(1), self.tail))
+        writers = {SHARD: Epoch(1)}
+        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut, last, writers=writers))
         assert self.engine.ready
 
     def turn(self, *events: Started | Received) -> list[Effect]:

@@ -32,7 +32,7 @@ from indilog.wire.messages import (
     MetalogWanted,
     ReadRecords,
     RecordsRead,
-    ShardOpened,
+    ShardStored,
     StoredRecord,
     TailIs,
     TailWanted,
@@ -491,7 +491,7 @@ def test_impossible_messages_are_ignored() -> None:
         (A, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: 1}),))),
         (PRIMARY, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {ShardId(70_000): 1}),))),
         (PRIMARY, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: -1}),))),
-        (A, ShardOpened(SHARD, Epoch(1), 7)),
+        (A, ShardStored(ShardId(9), Epoch(1), 7)),
     ]
     for sender, message in senseless:
         effects = driver.hear(sender, message)

@@ -34,6 +34,8 @@ from tests.unit.compute.engine_driver import (
     sends,
 )
 
+WRITERS = {SHARD: Epoch(1)}
+
 
 def of(epoch: int, position: int, count: int) -> NewRecords:
     return NewRecords(position, ViewNumber(1), Epoch(epoch), {SHARD: count})
@@ -67,7 +69,7 @@ def test_an_engine_that_applied_replaced_entries_joins_again() -> None:
     ((_, question),) = sends(effects, TailWanted)
     assert isinstance(question, TailWanted)
     assert question.request != JOIN, "the answer to the first join does not answer this one"
-    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2)), 2)
+    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2), writers=WRITERS), 2)
     assert driver.engine.ready
     assert (driver.engine.position, driver.engine.tail) == (2, 6)
     assert driver.engine.tag_position == 2, "no row of the earlier index is left"
@@ -94,7 +96,9 @@ def test_an_append_that_was_ordered_while_joining_again_has_an_unknown_outcome()
     driver.turn()
     ((_, question),) = sends(after_a_replacement(driver), TailWanted)
     assert isinstance(question, TailWanted)
-    reported = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 1}, Epoch(2)), 2)
+    reported = from_primary(
+        driver, TailIs(question.request, 2, 6, {SHARD: 1}, Epoch(2), writers=WRITERS), 2
+    )
     outcome = answered(reported)
     assert list(outcome) == ["first"]
     assert isinstance(outcome["first"], AppendOutcomeUnknownError)
@@ -134,7 +138,9 @@ def test_batches_are_sent_as_before_after_joining_again() -> None:
     assert isinstance(question, TailWanted)
     driver.engine.append(b"waits", carrying(TAG), "caller")
     assert sends(driver.turn(), AppendBatch) == []
-    reported = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
+    reported = from_primary(
+        driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2), writers=WRITERS), 2
+    )
     assert len(sends(reported, AppendBatch)) == 2
 
 
@@ -167,7 +173,7 @@ def test_requests_after_joining_again_have_other_numbers_than_before() -> None:
     driver.order(1)
     ((_, question),) = sends(after_a_replacement(driver), TailWanted)
     assert isinstance(question, TailWanted)
-    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2)), 2)
+    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2), writers=WRITERS), 2)
     driver.engine.read_tail("asker")
     ((_, asked),) = sends(driver.turn(), TailWanted)
     assert isinstance(asked, TailWanted)
@@ -189,5 +195,5 @@ def test_an_engine_whose_next_entries_were_freed_joins_again() -> None:
     assert isinstance(reported, NotReadyError)
     ((_, question),) = sends(effects, TailWanted)
     assert isinstance(question, TailWanted)
-    from_primary(driver, TailIs(question.request, 9, 9, {SHARD: 9}, Epoch(1)), 1)
+    from_primary(driver, TailIs(question.request, 9, 9, {SHARD: 9}, Epoch(1), writers=WRITERS), 1)
     assert (driver.engine.ready, driver.engine.position) == (True, 9)

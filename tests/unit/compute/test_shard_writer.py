@@ -18,12 +18,9 @@ from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Answer, Effect, Send
 from indilog.wire.messages import (
     AppendBatch,
-    ShardClaim,
-    ShardClaimed,
-    ShardOpen,
-    ShardOpened,
     ShardStored,
     ShardStoredWanted,
+    ShardWanted,
 )
 from indilog_compute.shard_writer import ShardWriter, Takeover
 
@@ -31,6 +28,7 @@ A, B = NodeId("storage-0"), NodeId("storage-1")
 SHARD = ShardId(3)
 EPOCH = Epoch(7)
 ASKED = ShardStoredWanted(SHARD, EPOCH)
+WANTED = ShardWanted(SHARD, EPOCH)
 COLUMNS = tag_columns("orders", ("new",))
 
 
@@ -38,23 +36,17 @@ def at(seconds: float) -> Instant:
     return Instant(seconds)
 
 
-def alone(*replicas: NodeId, **settings: float) -> ShardWriter:
-    """Return a writer whose node has not joined."""
-    node = node_config(**settings)
-    return ShardWriter(SHARD, replicas or (A,), EPOCH, Config(node=node))
-
-
 def writer(*replicas: NodeId, **settings: float) -> ShardWriter:
-    shard = alone(*replicas, **settings)
-    assert shard.joined(0, at(0)) == []
+    """Return a writer that has asked for its shard."""
+    shard = ShardWriter(SHARD, replicas or (A,), EPOCH, Config(node=node_config(**settings)))
+    assert shard.want(at(0)) == WANTED
     return shard
 
 
-def opened(*, stored: int = 0, **settings: float) -> ShardWriter:
-    shard = writer(A, **settings)
-    shard.start(at(0))
-    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, stored), at(0))
-    shard.on_opened(A, ShardOpened(SHARD, EPOCH, stored))
+def opened(*replicas: NodeId, cut: int = 0, **settings: float) -> ShardWriter:
+    """Return a writer that the metalog names where `cut` records of the shard are ordered."""
+    shard = writer(*replicas, **settings)
+    assert shard.named(EPOCH, cut) == []
     assert shard.takeover is Takeover.OPEN
     return shard
 
@@ -76,61 +68,59 @@ def contents(batch: RecordBatch) -> list[bytes]:
     return [batch.record(i).data for i in range(len(batch))]
 
 
-def test_takeover_claims_all_then_opens_at_the_smallest_stored_prefix() -> None:
+def test_a_writer_begins_where_the_entry_that_names_it_finds_the_shard_ordered() -> None:
     shard = writer(A, B)
-    claim = ShardClaim(SHARD, EPOCH)
-    assert shard.start(at(0)) == [Send(A, claim), Send(B, claim)]
-    assert shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 10), at(0)) == []
-    opening = ShardOpen(SHARD, EPOCH, 8)
-    effects = shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8), at(0))
-    assert effects == [Send(A, opening), Send(B, opening)]
-    shard.on_opened(A, ShardOpened(SHARD, EPOCH, 8))
+    append(shard, b"x", b"y")
+    assert shard.flush(at(0)) == [], "no entry names it"
+    assert shard.named(Epoch(EPOCH - 1), 3) == []
+    assert shard.flush(at(0)) == []
+    assert shard.named(EPOCH, 5) == []
+    first, second = batches(shard.flush(at(1)))
+    header = first.header
+    assert (header.first, header.epoch, header.shard) == (5, EPOCH, SHARD)
+    assert contents(first) == contents(second) == [b"x", b"y"]
+
+
+def test_the_shard_is_asked_for_again_after_a_pause_and_of_a_new_primary_at_once() -> None:
+    shard = writer(resend_s=1)
+    assert shard.want(at(0.5)) is None
+    assert shard.deadline() == at(1)
+    assert shard.want(at(1)) == WANTED
+    shard.hurry()
+    assert shard.want(at(1)) == WANTED
+    shard.named(EPOCH, 0)
+    assert shard.want(at(100)) is None
+
+
+def test_a_node_that_joins_late_learns_that_it_has_its_shard() -> None:
+    shard = writer()
+    assert shard.joined(EPOCH, 4) == []
     append(shard, b"x")
-    assert shard.flush(at(0)) == [], "one replica has not opened it"
-    shard.on_opened(B, ShardOpened(SHARD, EPOCH, 8))
-    assert shard.takeover is Takeover.OPEN
+    assert batches(shard.flush(at(0)))[0].header.first == 4
 
 
-def test_a_replica_that_is_not_authoritative_does_not_decide_where_the_shard_continues() -> None:
-    """A4, PITFALLS 14."""
-    shard = writer(A, B)
-    shard.start(at(0))
-    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 0, authoritative=False), at(0))
-    effects = shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8), at(0))
-    assert effects == [Send(r, ShardOpen(SHARD, EPOCH, 8)) for r in (A, B)]
-
-
-def test_when_no_replica_is_authoritative_the_metalog_and_the_longest_prefix_decide() -> None:
-    for cut, start in ((9, 9), (3, 8)):
-        shard = alone(A, B)
-        shard.start(at(0))
-        shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 5, authoritative=False), at(0))
-        assert shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8, authoritative=False), at(0)) == []
-        assert shard.joined(cut, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, start)) for r in (A, B)]
-
-
-def test_a_shard_is_not_opened_below_the_cut_for_any_prefix_of_its_replicas() -> None:
-    """A5: the newest batch of a replica is damaged, and no later frame shows that it existed."""
-    shard = alone(A, B)
-    shard.start(at(0))
-    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 61), at(0))
-    assert shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 62), at(0)) == [], "not known yet"
-    assert shard.joined(62, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, 62)) for r in (A, B)]
-
-
-def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
-    """A4: it continues at the first unordered record; unordered batches are resent to it."""
-    shard = opened(stored=4)
+def test_a_replica_that_lost_its_disk_gets_what_is_not_ordered() -> None:
+    """A4: it learns of the writer from the metalog, and says how much it has."""
+    shard = opened(cut=4)
     append(shard, b"x")
     (sent,) = shard.flush(at(1))
-    forgot = ShardStored(SHARD, Epoch(-1), 0)
-    assert shard.on_stored(A, forgot, at(1)) == [Send(A, ShardClaim(SHARD, EPOCH))]
-    assert shard.on_stored(A, forgot, at(1)) == [], "once in a while"
-    claimed = ShardClaimed(SHARD, EPOCH, 0, authoritative=False)
-    assert shard.on_claimed(A, claimed, at(1)) == [Send(A, ShardOpen(SHARD, EPOCH, 4))]
-    assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == [sent]
-    assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == []
-    assert shard.on_claimed(A, claimed, at(1)) == []
+    assert shard.on_stored(A, ShardStored(SHARD, Epoch(0), 0), at(1)) == [], "not yet"
+    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 4), at(1)) == [sent]
+
+
+def test_a_writer_whose_entry_was_replaced_asks_again_and_keeps_its_batches() -> None:
+    shard = opened(cut=4, frame_records_max=1)
+    append(shard, b"ordered meanwhile", b"in flight")
+    _, second = shard.flush(at(1))
+    (unknown,) = shard.joined(Epoch(EPOCH - 1), 5)
+    assert isinstance(unknown, Answer)
+    assert isinstance(unknown.outcome, AppendOutcomeUnknownError)
+    assert shard.takeover is Takeover.ASKING
+    assert shard.want(at(1)) == WANTED
+    assert shard.named(EPOCH, 5) == []
+    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 5), at(1)) == [second]
+    append(shard, b"next")
+    assert batches(shard.flush(at(2)))[0].header.first == 6
 
 
 def test_a_full_disk_refuses_unsent_and_new_appends() -> None:
@@ -167,38 +157,6 @@ def test_a_node_without_recent_disk_full_notifications_is_tried_again() -> None:
     append(shard, b"again")
 
 
-def test_takeover_asks_again_only_replicas_that_have_not_answered() -> None:
-    shard = writer(A, B)
-    shard.start(at(0))
-    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 0), at(0))
-    assert shard.on_time(at(0.01)) == []
-    assert shard.on_time(at(1)) == [Send(B, ShardClaim(SHARD, EPOCH))]
-
-
-def test_records_of_an_earlier_writer_do_not_end_the_resending_of_a_takeover() -> None:
-    """Seed 1584 of the simulation: the shard stayed closed for ever after one lost answer."""
-    span = Span(SHARD, 0, 100, 2, Epoch(EPOCH - 1))
-    shard = writer(A)
-    shard.start(at(0))
-    shard.ordered(span)
-    assert shard.on_time(at(5)) == [Send(A, ShardClaim(SHARD, EPOCH))]
-    (opening,) = shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 2), at(5))
-    shard.ordered(span._replace(first_localid=2, first_seqnum=102))
-    assert shard.on_time(at(10)) == [opening]
-
-
-def test_appends_wait_until_the_shard_is_open_and_continue_its_localids() -> None:
-    shard = writer(A)
-    append(shard, b"x", b"y")
-    assert shard.flush(at(0)) == []
-    shard.start(at(0))
-    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 5), at(0))
-    shard.on_opened(A, ShardOpened(SHARD, EPOCH, 5))
-    (batch,) = batches(shard.flush(at(1)))
-    assert (batch.header.first, batch.header.epoch, batch.header.shard) == (5, EPOCH, SHARD)
-    assert contents(batch) == [b"x", b"y"]
-
-
 def test_the_appends_of_an_iteration_are_one_batch_up_to_the_frame_limit() -> None:
     shard = opened(frame_records_max=3)
     append(shard, b"a", b"b", b"c", b"d")
@@ -219,11 +177,10 @@ def test_records_collect_while_all_frames_are_in_flight() -> None:
     assert contents(batch) == [b"b", b"c"]
 
 
-def test_ordered_batches_get_the_seqnums_after_an_earlier_writers_records() -> None:
-    shard = opened(stored=5)
+def test_ordered_batches_get_the_seqnums_of_their_span() -> None:
+    shard = opened(cut=5)
     append(shard, b"a", b"b")
     shard.flush(at(0))
-    assert shard.ordered(Span(SHARD, 3, 40, 2)) == []
     (done,) = shard.ordered(Span(SHARD, 5, 50, 2))
     assert (done.first_seqnum, done.waiters) == (50, [b"a", b"b"])
     assert shard.pending == 0
@@ -256,12 +213,7 @@ def test_without_answers_replicas_are_asked_and_callers_get_an_unknown_outcome_o
 
 
 def test_only_the_replica_that_lacks_a_batch_gets_it_again() -> None:
-    shard = writer(A, B, resend_s=1, frame_records_max=1)
-    shard.start(at(0))
-    for replica in (A, B):
-        shard.on_claimed(replica, ShardClaimed(SHARD, EPOCH, 0), at(0))
-    for replica in (A, B):
-        shard.on_opened(replica, ShardOpened(SHARD, EPOCH, 0))
+    shard = opened(A, B, resend_s=1, frame_records_max=1)
     append(shard, b"a", b"b")
     shard.flush(at(0))
     shard.on_time(at(1))
@@ -397,7 +349,6 @@ def test_small_batches_of_callers_share_a_frame() -> None:
 
 def test_an_append_that_waits_too_long_for_the_shard_to_open_has_no_effect() -> None:
     shard = writer(A, append_timeout_s=5, resend_s=1)
-    shard.start(at(0))
     append(shard, b"a")
     shard.on_time(at(1))
     answers = [e for e in shard.on_time(at(7)) if isinstance(e, Answer)]
@@ -405,15 +356,16 @@ def test_an_append_that_waits_too_long_for_the_shard_to_open_has_no_effect() -> 
     assert shard.pending == 0
 
 
-def test_a_span_with_a_newer_writers_records_fences_this_one() -> None:
-    shard = opened()
-    append(shard, b"dropped at the takeover")
-    shard.flush(at(0))
-    assert shard.fenced_by(Span(SHARD, 0, 0, 3, Epoch(8)))
-    assert not shard.fenced_by(Span(SHARD, 0, 0, 3, EPOCH))
-    (answer,) = shard.give_up()
-    assert isinstance(answer, Answer)
-    assert isinstance(answer.outcome, AppendOutcomeUnknownError)
+def test_an_entry_that_names_a_newer_writer_fences_this_one() -> None:
+    for shard in (opened(), writer()):
+        append(shard, b"never ordered")
+        sent = bool(shard.flush(at(0)))
+        (answer,) = shard.named(Epoch(8), 0)
+        assert isinstance(answer, Answer)
+        assert isinstance(answer.outcome, AppendOutcomeUnknownError if sent else SealedError)
+        assert shard.takeover is Takeover.LOST
+        assert shard.named(EPOCH, 0) == []
+        assert shard.takeover is Takeover.LOST
 
 
 def test_a_batch_that_a_replica_always_refuses_is_resent_with_pauses() -> None:

@@ -11,6 +11,7 @@ from indilog.kernel.metalog import (
     Floor,
     MetalogReplay,
     NewRecords,
+    NewWriters,
     Span,
     Trim,
     entry_decoded,
@@ -37,9 +38,10 @@ def test_the_size_bound_of_an_entry_is_safe_and_tight() -> None:
     big, largest = 2**63, 2**64 - 1
     shards = {ShardId(65535 - n): big for n in range(300)}
     writers = {shard: Epoch(big) for shard in shards}
-    records = NewRecords(big, ViewNumber(big), Epoch(big), shards, writers, big)
+    records = NewRecords(big, ViewNumber(big), Epoch(big), shards, big)
+    named = NewWriters(big, ViewNumber(big), Epoch(big), writers)
     floors = tuple(Floor(largest, big, of_log=False, log=largest) for _ in range(TRIM_FLOORS_MAX))
-    for written in (records, Trim(big, ViewNumber(big), Epoch(big), big, floors), entry(0)):
+    for written in (records, named, Trim(big, ViewNumber(big), Epoch(big), big, floors), entry(0)):
         size = len(entry_encoded(written))
         assert size <= size_bound(written) <= size + 64
 

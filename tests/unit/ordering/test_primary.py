@@ -11,7 +11,7 @@ from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NewRecords, entry_decoded, entry_encoded
+from indilog.kernel.metalog import NewRecords, NewWriters, entry_decoded, entry_encoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
     Effect,
@@ -28,15 +28,16 @@ from indilog.wire.messages import (
     DiskFull,
     MetalogEntries,
     MetalogWanted,
-    ShardOpened,
     ShardProgress,
+    ShardStored,
+    ShardWanted,
     TailIs,
     TailWanted,
 )
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.sequencer import Sequencer
 from tests.support import metalog_messages
-from tests.support.metalog_messages import entries_message
+from tests.support.metalog_messages import entries_message, with_writers
 
 MessageT = TypeVar("MessageT")
 
@@ -44,6 +45,7 @@ PRIMARY, FIRST, SECOND = (NodeId(f"sequencer-{i}") for i in range(3))
 STORAGE, ENGINE = NodeId("storage-0"), NodeId("engine-0")
 NOWHERE = Location(0, 0, 0)
 T0 = Instant(1000.0)
+WRITERS = {ShardId(shard): Epoch(1) for shard in range(3)}
 
 
 def started(
@@ -51,6 +53,7 @@ def started(
 ) -> Sequencer:
     config = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=in_flight_max))
     node = Sequencer(PRIMARY, [view or view_of()], config)
+    node.restore(with_writers(WRITERS), ())
     for entry in recovered:
         node.recover(FrameKind.METALOG, entry_encoded(entry), NOWHERE)
     return node
@@ -61,7 +64,9 @@ def start(node: Sequencer) -> list[Effect]:
 
 
 def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE, life: int = 1) -> Received:
-    return Received(sender, ShardProgress({ShardId(shard): (Epoch(1), stored)}), Epoch(life))
+    return Received(
+        sender, ShardProgress(Epoch(5), {ShardId(shard): (Epoch(1), stored)}), Epoch(life)
+    )
 
 
 def persisted(token: int) -> Persisted:
@@ -72,13 +77,11 @@ def entry(
     position: int,
     counts: dict[int, int],
     *,
-    writer: int = 1,
     epoch: int = 5,
     at: Instant = T0,
 ) -> NewRecords:
     by_shard = {ShardId(shard): count for shard, count in counts.items()}
-    writers = dict.fromkeys(by_shard, Epoch(writer))
-    return NewRecords(position, ViewNumber(1), Epoch(epoch), by_shard, writers, int(at * 1e6))
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), by_shard, int(at * 1e6))
 
 
 def earlier(count: int, *, records: int = 1) -> list[NewRecords]:
@@ -207,15 +210,59 @@ def test_an_entry_has_only_the_growth() -> None:
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 5})), 1)]
 
 
+WANTED = Received(ENGINE, ShardWanted(ShardId(0), Epoch(2)), Epoch(2))
+NAMED = Persist(
+    FrameKind.METALOG,
+    entry_encoded(NewWriters(1, ViewNumber(1), Epoch(5), {ShardId(0): Epoch(2)})),
+    1,
+)
+
+
+def reported(writer: int, stored: int, term: int = 5) -> Received:
+    report = ShardProgress(Epoch(term), {ShardId(0): (Epoch(writer), stored)})
+    return Received(STORAGE, report, Epoch(1))
+
+
 def test_ordered_records_stay_ordered_under_a_new_writer() -> None:
     node = started()
     start(node)
     node.handle([progress(5)], T0)
-    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 5)}), Epoch(1))
-    assert node.handle([newer], T0) == []
-    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 6)}), Epoch(1))
-    effects = node.handle([newer], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 1}, writer=2)), 1)]
+    assert node.handle([WANTED], T0) == [NAMED]
+    assert node.handle([WANTED], T0) == [], "it has the shard"
+    assert node.handle([progress(7)], T0) == [], "the earlier writer is fenced"
+    assert node.handle([reported(2, 5)], T0) == []
+    effects = node.handle([reported(2, 6)], T0)
+    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(2, {0: 1})), 2)]
+
+
+def test_what_the_writer_before_stored_is_ordered_before_the_shard_gets_a_new_one() -> None:
+    """Among it may be acknowledged records, if the entries that ordered them are lost."""
+    node = started()
+    start(node)
+    assert node.handle([WANTED], T0) == [], "its replica has not reported"
+    effects = node.handle([progress(4)], T0)
+    first = Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 4})), 0)
+    assert effects == [first, NAMED]
+
+
+def test_a_shard_is_given_to_its_newest_writer_only() -> None:
+    node = started()
+    start(node)
+    node.handle([progress(5), WANTED], T0)
+    older = Received(ENGINE, ShardWanted(ShardId(0), Epoch(1)), Epoch(1))
+    foreign = Received(STORAGE, ShardWanted(ShardId(0), Epoch(9)), Epoch(1))
+    unknown = Received(ENGINE, ShardWanted(ShardId(9), Epoch(9)), Epoch(2))
+    for event in (older, foreign, unknown):
+        assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
+
+
+def test_a_report_that_was_sent_in_an_earlier_term_does_not_count() -> None:
+    """Its sender may have lost its disk since. The primary of a new term has not heard of that."""
+    node = started()
+    start(node)
+    (ignored,) = node.handle([reported(1, 3, term=4)], T0)
+    assert isinstance(ignored, Ignore)
+    assert len(node.handle([reported(1, 3)], T0)) == 1
 
 
 def test_no_more_entries_are_in_flight_than_configured_and_none_is_lost() -> None:
@@ -501,11 +548,11 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     node.handle([persisted(2)], T0)
     time_us = int(T0 * 1e6)
     node.handle([TAIL], T0)
-    uncommitted = TailIs(7, 1, 0, {}, Epoch(5), time_us=time_us)
+    uncommitted = TailIs(7, 1, 0, {}, Epoch(5), time_us=time_us, writers=WRITERS)
     assert sent(node.handle([stored(1, number=3)], T0), TailIs) == [(ENGINE, uncommitted)]
     node.handle([stored(2)], T0)
     node.handle([TAIL], T0)
-    reported = TailIs(7, 2, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
+    reported = TailIs(7, 2, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us, writers=WRITERS)
     assert sent(node.handle([stored(2, number=4)], T0), TailIs) == [(ENGINE, reported)]
 
 
@@ -565,7 +612,7 @@ def test_a_restarted_primary_answers_no_earlier_tail() -> None:
         Received(STORAGE, MetalogWanted(-1), Epoch(1)),
         Received(NodeId("unknown"), TailWanted(1), Epoch(1)),
         Received(FIRST, append(0), Epoch(1)),
-        Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0), Epoch(1)),
+        Received(STORAGE, ShardStored(ShardId(0), Epoch(1), 0), Epoch(1)),
     ],
 )
 def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -> None:
@@ -579,7 +626,7 @@ def test_an_impossible_message_is_ignored_and_changes_nothing(event: Received) -
 def test_a_report_with_one_foreign_shard_counts_for_the_others() -> None:
     node = started()
     start(node)
-    report = ShardProgress({ShardId(9): (Epoch(1), 2), ShardId(0): (Epoch(1), 2)})
+    report = ShardProgress(Epoch(5), {ShardId(9): (Epoch(1), 2), ShardId(0): (Epoch(1), 2)})
     effects = node.handle([Received(STORAGE, report, Epoch(1))], T0)
     assert [type(effect) for effect in effects] == [Ignore, Persist]
 
@@ -624,5 +671,7 @@ def test_a_tail_has_the_minimal_time_of_the_next_entry() -> None:
     start(node)
     wanted = Received(ENGINE, TailWanted(7), Epoch(1))
     now = Instant(1003.5)
-    assert node.handle([wanted], now) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=1_003_500_000))]
+    assert node.handle([wanted], now) == [
+        Send(ENGINE, TailIs(7, 0, 0, {}, time_us=1_003_500_000, writers=WRITERS))
+    ]
     assert stamp_of(node.handle([progress(1)], Instant(1003.0))) == 1_003_500_000

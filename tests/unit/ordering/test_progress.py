@@ -15,50 +15,70 @@ def two_replicas() -> View:
     return view_of(storage_nodes=2, replicas=2, engines=2, sequencers=1)
 
 
+def reports_of(view: View) -> Reports:
+    """Return reports about shards whose writer is 1."""
+    return Reports(view, dict.fromkeys(view.shards, Epoch(1)))
+
+
 def test_progress_is_the_minimum_over_all_replicas_of_a_shard() -> None:
     """Scalog 4.1: "assume f = 1 and suppose the ordering layer has received from the two storage
     servers r1 and r2 in shard s the local cuts v1 = <3, 3> and v2 = <2, 4>. Then, <2, 3> expresses
     all durable records in shard s".
     """
-    reports = Reports(two_replicas())
+    reports = reports_of(two_replicas())
     for shard, (first, second) in enumerate([(3, 2), (3, 4)]):
         assert reports.note(A, ShardId(shard), Epoch(1), first) is None
         assert reports.note(B, ShardId(shard), Epoch(1), second) is None
-    assert reports.pop_changed() == [(ShardId(0), 2, Epoch(1)), (ShardId(1), 3, Epoch(1))]
+    assert reports.pop_changed() == [(ShardId(0), 2), (ShardId(1), 3)]
 
 
 def test_cut_waits_for_the_slowest_replica() -> None:
-    reports = Reports(two_replicas())
+    reports = reports_of(two_replicas())
     reports.note(A, ShardId(0), Epoch(1), 100)
-    assert reports.pop_changed() == [(ShardId(0), 0, Epoch(1))]
+    assert reports.pop_changed() == [(ShardId(0), 0)]
 
 
 def test_a_smaller_ack_quorum_takes_the_quorum_th_largest_prefix() -> None:
-    shard = ShardReports(ack_quorum=2)
+    shard = ShardReports(2, Epoch(1))
     for replica, stored in ((A, 9), (B, 7), (C, 3)):
         shard.note(replica, Epoch(1), stored)
     assert shard.progress == 7
 
 
-def test_reports_of_an_older_epoch_are_ignored() -> None:
-    shard = ShardReports(ack_quorum=2)
-    shard.note(A, Epoch(1), 10)
-    shard.note(B, Epoch(1), 10)
+def test_only_reports_under_the_writer_of_the_shard_count() -> None:
+    shard = ShardReports(2, Epoch(2))
+    assert not shard.note(A, Epoch(1), 10)
+    assert not shard.note(B, Epoch(3), 10)
+    assert not shard.known
     assert shard.note(A, Epoch(2), 6)
-    assert shard.progress == 0
-    assert not shard.note(B, Epoch(1), 12)
-    assert shard.progress == 0
+    assert shard.note(B, Epoch(2), 5)
+    assert (shard.known, shard.progress) == (True, 5)
 
 
-def test_a_newer_epoch_replaces_even_a_larger_prefix() -> None:
-    shard = ShardReports(ack_quorum=1)
+def test_reports_begin_anew_with_a_new_writer() -> None:
+    shard = ShardReports(1, Epoch(1))
     shard.note(A, Epoch(1), 10)
+    shard.begin(Epoch(2))
+    assert (shard.known, shard.progress) == (False, 0)
     assert shard.note(A, Epoch(2), 6)
     assert shard.progress == 6
 
 
+def test_a_shard_is_ordered_when_its_replicas_have_reported_nothing_beyond() -> None:
+    view = two_replicas()
+    reports = Reports(view, {ShardId(0): Epoch(1)})
+    ordered = [reports.is_ordered(ShardId(0), 3)]
+    for replica, stored in ((A, 5), (B, 3)):
+        reports.note(replica, ShardId(0), Epoch(1), stored)
+        ordered.append(reports.is_ordered(ShardId(0), 3))
+    reports.note(B, ShardId(0), Epoch(1), 4)
+    ordered.append(reports.is_ordered(ShardId(0), 3))
+    assert ordered == [False, False, True, False]
+    assert reports.is_ordered(ShardId(1), 0), "it never had a writer"
+
+
 def test_a_repeated_or_late_report_changes_nothing() -> None:
-    shard = ShardReports(ack_quorum=1)
+    shard = ShardReports(1, Epoch(1))
     assert shard.note(A, Epoch(1), 10)
     assert not shard.note(A, Epoch(1), 10)
     assert not shard.note(A, Epoch(1), 4)
@@ -70,27 +90,27 @@ def test_a_repeated_or_late_report_changes_nothing() -> None:
     [
         (A, 9, 1, 1, "a shard that is not in this view"),
         (C, 0, 1, 1, "a node that is no replica of the shard"),
-        (A, 0, 1, -1, "an epoch or a prefix below 0"),
-        (A, 0, -1, 1, "an epoch or a prefix below 0"),
+        (A, 0, 1, -1, "an epoch below 1 or a prefix below 0"),
+        (A, 0, 0, 1, "an epoch below 1 or a prefix below 0"),
     ],
 )
 def test_an_impossible_report_is_refused_with_a_reason(
     replica: NodeId, shard: int, epoch: int, stored: int, reason: str
 ) -> None:
-    reports = Reports(two_replicas())
+    reports = reports_of(two_replicas())
     assert reports.note(replica, ShardId(shard), Epoch(epoch), stored) == f"progress of {reason}"
     assert not reports.changed
 
 
 def test_growth_is_returned_once_and_ascends_by_shard() -> None:
-    reports = Reports(view_of(engines=3))
+    reports = reports_of(view_of(engines=3))
     for shard in (2, 0, 1):
         reports.note(A, ShardId(shard), Epoch(1), shard + 1)
     before = reports.changed
     assert reports.pop_changed() == [
-        (ShardId(0), 1, Epoch(1)),
-        (ShardId(1), 2, Epoch(1)),
-        (ShardId(2), 3, Epoch(1)),
+        (ShardId(0), 1),
+        (ShardId(1), 2),
+        (ShardId(2), 3),
     ]
     assert (before, reports.changed) == (True, False)
     assert reports.pop_changed() == []

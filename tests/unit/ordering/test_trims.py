@@ -25,7 +25,7 @@ from indilog.wire.messages import (
 from indilog.wire.tag_messages import TrimIs, TrimWanted
 from indilog_ordering.sequencer import Sequencer
 from indilog_ordering.trims import TrimRequests
-from tests.support.metalog_messages import started
+from tests.support.metalog_messages import started, with_writers
 
 PRIMARY, STORAGE, ENGINE = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 T0 = Instant(1000.0)
@@ -39,6 +39,7 @@ class Alone:
         self.disk = list(disk or [])
         config = Config(node=node_config(**node))
         self.role = Sequencer(PRIMARY, [view_of()], config)
+        self.role.restore(with_writers({ShardId(0): Epoch(1)}), ())
         for payload in self.disk:
             self.role.recover(FrameKind.METALOG, payload, NOWHERE)
         self.turn(*started(epoch))
@@ -57,7 +58,7 @@ class Alone:
                 return done
 
     def order(self, stored: int) -> None:
-        report = ShardProgress({ShardId(0): (Epoch(1), stored)})
+        report = ShardProgress(self.role._leadership.term, {ShardId(0): (Epoch(1), stored)})
         self.turn(Received(STORAGE, report, Epoch(1)))
 
     def trim(self, request: int, *floor: int, of_log: bool = True) -> list[TrimIs]:

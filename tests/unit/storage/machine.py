@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, TagColumns, ViewNumber, tags_packed
 from indilog.config import ClusterConfig, Config, node_config
-from indilog.kernel.metalog import NewRecords
+from indilog.kernel.metalog import NewRecords, NewWriters
 from indilog.kernel.records import HEADER_BYTES, BatchBuilder
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -34,8 +34,7 @@ from indilog.wire.messages import (
     MetalogWanted,
     ReadRecords,
     RecordsRead,
-    ShardClaim,
-    ShardOpen,
+    ShardProgress,
 )
 from indilog_storage import StorageNode
 from tests.support.metalog_messages import entries_message, nothing_more
@@ -75,6 +74,7 @@ class Machine:
         frames: Iterable[Frame] = (),
         spoilt: Iterable[Location] = (),
         checkpoint: Taken | None = None,
+        lost: Lost | None = None,
     ) -> None:
         self.view = view or view_of()
         self.config = config or Config()
@@ -102,7 +102,9 @@ class Machine:
             self.node.restore(checkpoint.payload, ())
             self.frames += checkpoint.frames
         for kind, payload, location in [*frames][len(self.frames) :]:
-            if location in self.spoilt:
+            if lost is not None and location == lost.location:
+                self.node.lost(lost)
+            elif location in self.spoilt:
                 self.node.lost(Lost(kind, payload, location))
             else:
                 self.node.recover(kind, payload, location)
@@ -117,6 +119,14 @@ class Machine:
             kept = None  # the checkpoint was taken after the lost frames
         return Machine(self.view, self.config, self.name, self.frames, self.spoilt, kept)
 
+    def restarted_without(self, index: int, *, kind: bool, payload: bool) -> Machine:
+        """Restart; of the frame at `index` so much is left."""
+        of_kind, data, location = self.frames[index]
+        lost = Lost(of_kind if kind else None, data if payload else b"", location)
+        return Machine(
+            self.view, self.config, self.name, self.frames, self.spoilt, self.checkpoint, lost
+        )
+
     def take_checkpoint(self) -> None:
         """Take a checkpoint, from which a restart begins; all writes must be confirmed."""
         assert not self.held
@@ -125,6 +135,13 @@ class Machine:
     def tell(self, *messages: Message, sender: NodeId = ENGINE, life: int = 1) -> list[Send]:
         """Deliver messages in one iteration; return what is sent until the node is idle."""
         return self.turn(*(Received(sender, message, Epoch(life)) for message in messages))
+
+    def open(self, epoch: int = 1, *shards: int) -> list[Send]:
+        """Let the primary give these shards, or all shards of the view, to writers `epoch`, in the
+        next entry.
+        """
+        named = new_writers(self.node.position, epoch, *(shards or self.view.shards))
+        return self.tell(entries_message((named,)), sender=PRIMARY)
 
     def nothing_more(self) -> list[Send]:
         """Deliver the primary's answer that there are no more entries."""
@@ -240,9 +257,30 @@ def entry(position: int, counts: dict[int, int]) -> NewRecords:
     return NewRecords(position, ViewNumber(1), Epoch(1), ordered)
 
 
-def entries(*cuts: dict[int, int], start: int = 0) -> MetalogEntries:
-    """Return the entries from position `start` on that order `cuts`."""
+def new_writers(position: int, epoch: int = 1, *shards: int) -> NewWriters:
+    """Return the metalog entry at `position` that gives shards, or `SHARD`, to writers `epoch`."""
+    named = {ShardId(shard): Epoch(epoch) for shard in shards or (SHARD,)}
+    return NewWriters(position, ViewNumber(1), Epoch(1), named)
+
+
+def entries(*cuts: dict[int, int], start: int = 1) -> MetalogEntries:
+    """Return the entries from position `start` on that order `cuts`; the entry at 0 names the first
+    writers (`machine_of`).
+    """
     return entries_message(tuple(entry(start + index, cut) for index, cut in enumerate(cuts)))
+
+
+def all_entries(*cuts: dict[int, int]) -> MetalogEntries:
+    """Return the entries from the first one on: one that gives `SHARD` to the writer of epoch 1,
+    and those that order `cuts`.
+    """
+    ordering = (entry(position, cut) for position, cut in enumerate(cuts, start=1))
+    return entries_message((new_writers(0), *ordering))
+
+
+def progress(stored: dict[ShardId, tuple[Epoch, int]], *, term: int = 0) -> ShardProgress:
+    """Return a report to the primary; by default no term is known."""
+    return ShardProgress(Epoch(term), stored)
 
 
 def messages(sent: Iterable[Send], to: NodeId | None = None) -> list[Message]:
@@ -251,11 +289,9 @@ def messages(sent: Iterable[Send], to: NodeId | None = None) -> list[Message]:
 
 
 def machine_of(view: View | None = None, node: NodeId = STORAGE, **limits: float) -> Machine:
-    """Return a node whose shards are open for writers of epoch 1."""
+    """Return a node on which the first entry gave all shards to writers of epoch 1."""
     machine = Machine(view, config_of(**limits), node)
-    for shard in machine.view.shards_of(node):
-        machine.tell(ShardClaim(shard, Epoch(1)))
-        machine.tell(ShardOpen(shard, Epoch(1), 0))
+    machine.open()
     machine.nothing_more()
     return machine
 

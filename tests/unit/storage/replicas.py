@@ -9,11 +9,8 @@ from indilog.roles.role import Location, Send
 from indilog.wire.messages import (
     AppendBatch,
     Message,
-    ShardClaim,
-    ShardOpen,
 )
 from indilog_storage.shard import Shard
-from indilog_storage.shard_parts import ShardState
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,
@@ -45,6 +42,11 @@ class Pair:
         for name in (A, B):
             self.tell(name, *reported, sender=sender)
 
+    def open(self, epoch: int = 1) -> None:
+        """Let the next entry name a new writer."""
+        for name in (A, B):
+            self._deliver(name, self.nodes[name].open(epoch))
+
     def wait(self, seconds: float) -> None:
         for name in (A, B):
             self._deliver(name, self.nodes[name].wait(seconds))
@@ -58,8 +60,13 @@ class Pair:
         self.nodes[name] = Machine(VIEW, self.config, name)
 
     def restart(self, name: NodeId) -> None:
-        self.nodes[name] = self.nodes[name].restarted()
-        self._deliver(name, self.nodes[name].started)
+        self.start(self.nodes[name].restarted())
+
+    def start(self, machine: Machine) -> Machine:
+        """Put a started node in the place of the one before it; return it."""
+        self.nodes[machine.name] = machine
+        self._deliver(machine.name, machine.started)
+        return machine
 
     def _deliver(self, sender: NodeId, sent: list[Send]) -> list[Send]:
         others: list[Send] = []
@@ -74,11 +81,11 @@ class Pair:
 def replicated(records: int = 6, **limits: float) -> Pair:
     """Two replicas with batches of two records, all ordered."""
     pair = Pair(config_of(**limits))
-    pair.tell_both(ShardClaim(SHARD, E1))
-    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    pair.open()
     for first in range(0, records, 2):
         pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
-    pair.tell_both(entries({SHARD: records}), sender=PRIMARY)
+    if records:
+        pair.tell_both(entries({SHARD: records}), sender=PRIMARY)
     return pair
 
 
@@ -92,7 +99,7 @@ def expected(records: int) -> list[tuple[int, bytes]]:
 
 def shard_of(*batches: tuple[LocalId, LocalId]) -> Shard:
     shard = Shard(ShardId(0), leading=True)
-    shard.apply(ShardState(shard.id, E1, 0))
+    shard.begin(E1)
     for first, end in batches:
-        shard.store(first, end, Location(1, 100 * first + 32, 10))
+        shard.store(first, end, Location(1, 100 * first + 32, 10), E1)
     return shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch
 from indilog.roles.role import FrameKind, SpaceChanged
-from indilog.wire.messages import AppendBatch, DiskFull, ShardProgress
+from indilog.wire.messages import AppendBatch, DiskFull
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,
@@ -14,6 +14,7 @@ from tests.unit.storage.machine import (
     entries,
     machine_of,
     messages,
+    progress,
     read,
 )
 
@@ -24,7 +25,7 @@ def test_a_full_disk_accepts_batches_in_flight_and_no_more() -> None:
     machine.tell(entries({SHARD: 1}), sender=PRIMARY)
     room = len(batch(1, [b"1"])) + 40
     assert messages(machine.turn(SpaceChanged(room)), ENGINE) == [DiskFull(full=True)]
-    assert messages(machine.tell(AppendBatch(batch(1, [b"1"]))))[0] == ShardProgress(
+    assert messages(machine.tell(AppendBatch(batch(1, [b"1"]))))[0] == progress(
         {SHARD: (Epoch(1), 2)}
     )
     assert machine.tell(AppendBatch(batch(2, [b"2"]))) == []

@@ -8,21 +8,22 @@ import pytest
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, ViewNumber
-from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, Trim, entries_decoded
+from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, NewWriters, Trim, entries_decoded
 from indilog.kernel.view import view_of
-from indilog.roles.role import FrameKind, Send
+from indilog.roles.role import FrameKind, Send, TermBegun
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.messages import (
     AppendBatch,
     IndexDataWanted,
     MetalogEntries,
     MetalogWanted,
-    ShardProgress,
+    ShardStored,
 )
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
 from indilog_storage import history
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
+    ENGINE,
     INDEX,
     PRIMARY,
     SHARD,
@@ -30,31 +31,34 @@ from tests.unit.storage.machine import (
     batch,
     machine_of,
     messages,
+    new_writers,
+    progress,
 )
 from tests.unit.storage.replicas import A, B, Pair, all_of, expected, replicated
 
-PLACES = 4
+NO_TERM, E1 = Epoch(0), Epoch(1)
+PLACES = 5
 """Entries of `ordered_pair`."""
 
 
 def cut(position: int, count: int = 2) -> NewRecords:
     counts = {SHARD: count}
-    return NewRecords(position, ViewNumber(1), Epoch(1), counts, {SHARD: Epoch(1)}, 1000 * position)
+    return NewRecords(position, ViewNumber(1), Epoch(1), counts, 1000 * position)
 
 
 def trim(position: int, number: int, until: int) -> Trim:
     return Trim(position, ViewNumber(1), Epoch(1), number, (Floor(9, until, of_log=False),))
 
 
-ENTRIES: tuple[Entry, ...] = (cut(0), trim(1, 0, 1), cut(2), cut(3))
+ENTRIES: tuple[Entry, ...] = (new_writers(0), cut(1), trim(2, 0, 1), cut(3), cut(4))
 
 
 def ordered_pair() -> Pair:
-    """Two replicas of six records, ordered by three entries, and a trim."""
+    """Two replicas of six records, ordered by three entries, and a trim; they have one writer."""
     pair = replicated(0)
     for first in (0, 2, 4):
         pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
-    pair.tell_both(entries_message(ENTRIES), sender=PRIMARY)
+    pair.tell_both(entries_message(ENTRIES[1:]), sender=PRIMARY)
     return pair
 
 
@@ -89,7 +93,7 @@ def test_entries_after_the_base_are_requested_from_the_primary_and_applied() -> 
     asked = pair.nodes[A].asked
     assert asked is not None
     assert (asked.start, asked.last) == (PLACES, 1)
-    pair.tell(A, entries_message((cut(4, 1),)), sender=PRIMARY)
+    pair.tell(A, entries_message((cut(5, 1),)), sender=PRIMARY)
     assert pair.nodes[A].node.position == PLACES + 1
 
 
@@ -99,7 +103,7 @@ def test_fetched_history_is_in_the_next_checkpoint_and_an_earlier_crash_restarts
     pair = ordered_pair()
     based(pair)
     pair.settle()
-    pair.tell(A, entries_message((cut(4, 1),)), sender=PRIMARY)
+    pair.tell(A, entries_message((cut(5, 1),)), sender=PRIMARY)
     assert pair.nodes[A].node.unsaved == PLACES
     before = pair.nodes[A].restarted()
     assert before.node.position == 0
@@ -110,7 +114,7 @@ def test_fetched_history_is_in_the_next_checkpoint_and_an_earlier_crash_restarts
 
 
 def partly_adopted(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A wiped node that got two of four entries from the other one."""
+    """A wiped node that got two of five entries from the other one."""
     monkeypatch.setattr(history, "_PAGE_ENTRIES", 2)
     pair = ordered_pair()
     pair.wipe(A)
@@ -127,10 +131,10 @@ def partly_adopted(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def restarted_with_a_lower_base(machine: Machine) -> None:
     """Deliver the primary's entries that follow those of the other storage node."""
-    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
     assert machine.asked is not None
     assert machine.asked.start == 2
-    message = MetalogEntries(2, Epoch(1), ENTRIES[2:], 4, machine.asked.request)
+    message = MetalogEntries(2, Epoch(1), ENTRIES[2:], 5, machine.asked.request)
     machine.tell(message, sender=PRIMARY, life=2)
     assert machine.node.position == PLACES
 
@@ -142,7 +146,7 @@ def test_a_node_starts_again_after_the_primary_ended_a_fetch(
     machine = partly_adopted(monkeypatch)
     restarted_with_a_lower_base(machine)
     ordering = [payload for kind, payload, _ in machine.frames if kind is FrameKind.ORDERING]
-    assert [len(entries_decoded(payload)) for payload in ordering] == [0, 2]
+    assert [len(entries_decoded(payload)) for payload in ordering] == [0, 3]
     assert machine.restarted().node.position == 0
 
 
@@ -165,7 +169,7 @@ def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
     assert machine.asked is not None
     lower = MetalogBase(Base().with_entries(ENTRIES[:3]), machine.asked.request)
     asked = machine.tell(lower, sender=PRIMARY, life=2)
@@ -177,12 +181,12 @@ def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
 def test_a_page_beyond_the_base_is_taken_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page answers a question from before the primary restarted with a lower base."""
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
     assert machine.asked is not None
     base = Base().with_entries(ENTRIES[:3])
     again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
     (question,) = [m for m in messages(again, B) if isinstance(m, HistoryWanted)]
-    machine.tell(History(question.request, 2, Epoch(1), (cut(2), cut(3))), sender=B)
+    machine.tell(History(question.request, 2, Epoch(1), (trim(2, 0, 1), cut(3))), sender=B)
     assert machine.node.position == 3
     assert machine.node.unsaved == 3
 
@@ -191,9 +195,9 @@ def test_a_base_with_more_trims_than_the_floors_cover_has_them_fetched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = partly_adopted(monkeypatch)
-    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
+    machine.tell(MetalogEntries(6, Epoch(1), (), 6), sender=PRIMARY, life=2)
     assert machine.asked is not None
-    base = Base().with_entries((*ENTRIES, trim(4, 1, 2)))
+    base = Base().with_entries((*ENTRIES, trim(5, 1, 2)))
     again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
     assert [send.message for send in again if send.to == B] == [TagFloorsWanted()]
 
@@ -207,7 +211,7 @@ def test_a_new_primary_that_begins_with_a_base_gets_a_report_of_what_is_stored()
     assert machine.asked is not None
     base = MetalogBase(Base().with_entries(ENTRIES), machine.asked.request)
     sent = messages(machine.tell(base, sender=PRIMARY, life=2), PRIMARY)
-    assert ShardProgress({SHARD: (Epoch(1), 1)}) in sent
+    assert progress({SHARD: (Epoch(1), 1)}) in sent
 
 
 def test_entries_that_a_checkpoint_failed_to_save_are_still_unsaved() -> None:
@@ -339,23 +343,28 @@ def test_a_node_below_its_base_gives_no_index_data() -> None:
 
 def test_the_position_of_the_older_of_two_checkpoints_is_reported_to_the_primary() -> None:
     machine = machine_of()
-    machine.tell(entries_message(ENTRIES[:1]), sender=PRIMARY)
+    machine.tell(entries_message(ENTRIES[1:2]), sender=PRIMARY)
     assert covered(checkpointed(machine)) == []
-    machine.tell(entries_message(ENTRIES[1:]), sender=PRIMARY)
-    assert covered(checkpointed(machine)) == [MetalogCovered(1, Epoch(1))]
-    assert covered(checkpointed(machine)) == [MetalogCovered(PLACES, Epoch(1))]
+    machine.tell(entries_message(ENTRIES[2:]), sender=PRIMARY)
+    assert covered(checkpointed(machine)) == [MetalogCovered(NO_TERM, 2, E1)]
+    machine.turn(TermBegun(Epoch(9), PRIMARY))
+    covers_all = [MetalogCovered(Epoch(9), PLACES, E1)]
+    assert covered(checkpointed(machine)) == covers_all
+    assert covered(messages(machine.turn(TermBegun(Epoch(10), PRIMARY)))) == [
+        MetalogCovered(Epoch(10), PLACES, E1)
+    ], "a primary of a new term knows nothing of it"
 
 
 def test_a_restart_reports_the_position_of_the_checkpoint_before_its_own() -> None:
     machine = machine_of()
-    machine.tell(entries_message(ENTRIES[:2]), sender=PRIMARY)
+    machine.tell(entries_message(ENTRIES[1:3]), sender=PRIMARY)
     checkpointed(machine)
-    machine.tell(entries_message(ENTRIES[2:]), sender=PRIMARY)
+    machine.tell(entries_message(ENTRIES[3:]), sender=PRIMARY)
     checkpointed(machine)
     machine.take_checkpoint()
     after = machine.restarted()
     # The one that it starts from was taken behind the second one.
-    assert covered(messages(after.started)) == [MetalogCovered(PLACES, Epoch(1))]
+    assert covered(messages(after.started)) == [MetalogCovered(NO_TERM, PLACES, E1)]
     assert any(isinstance(m, MetalogWanted) for m in messages(after.started))
 
 
@@ -368,3 +377,62 @@ def checkpointed(machine: Machine) -> list[object]:
 
 def covered(said: Sequence[object]) -> list[MetalogCovered]:
     return [message for message in said if isinstance(message, MetalogCovered)]
+
+
+# --- writers
+
+
+WRITERS: tuple[Entry, ...] = (new_writers(0), cut(1), new_writers(2, 2), cut(3))
+
+
+def with_stale_records() -> Pair:
+    """A has lost all entries, and has a batch that B dropped when the second writer came."""
+    pair = replicated(0)
+    pair.tell_both(AppendBatch(batch(0, [b"0", b"1"])))
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])), AppendBatch(batch(4, [b"stale"])))
+    a, b = pair.nodes[A], pair.nodes[B]
+    pair.tell(B, entries_message(WRITERS[1:3]), sender=PRIMARY)
+    pair.tell(B, AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    pair.tell(B, entries_message(WRITERS[3:]), sender=PRIMARY)
+    b.take_checkpoint()
+    pair.restart(B)
+    frames = [frame for frame in a.frames if frame[0] is FrameKind.RECORDS]
+    pair.start(Machine(a.view, a.config, A, frames))
+    return pair
+
+
+def test_writers_come_with_the_history_and_drop_what_earlier_ones_stored() -> None:
+    pair = with_stale_records()
+    machine = pair.nodes[A]
+    assert machine.node.records == 5
+    assert machine.asked is not None
+    sent = pair.tell(
+        A, MetalogBase(Base().with_entries(WRITERS), machine.asked.request), sender=PRIMARY
+    )
+    assert machine.node.position == len(WRITERS)
+    assert progress({SHARD: (Epoch(2), 4)}) in messages(sent)
+    assert ShardStored(SHARD, Epoch(2), 4) in messages(sent, ENGINE)
+    pair.settle()
+    machine.take_checkpoint()
+    pair.restart(A)
+    for name in (A, B):
+        assert all_of(pair.nodes[name], 4) == expected(4)
+        stale = pair.nodes[name].tell(AppendBatch(batch(4, epoch=1)))
+        assert messages(stale, ENGINE) == [ShardStored(SHARD, Epoch(2), 4)]
+
+
+def test_the_history_names_several_writers_of_one_entry_and_each_at_its_place() -> None:
+    view = view_of(engines=3)
+    machine = machine_of(view)
+    machine.open(2, 0, 2)
+    machine.tell(entries_message((NewRecords(2, ViewNumber(1), E1, {}),)), sender=PRIMARY)
+    machine.open(3, 1)
+    machine.take_checkpoint()
+    for life in (machine, machine.restarted()):
+        end = life.node.position
+        (answer,) = messages(life.tell(HistoryWanted(1, 0, Epoch(0), end, E1), sender=A), A)
+        assert isinstance(answer, History)
+        assert [e.writers for e in answer.entries if isinstance(e, NewWriters)] == [
+            {0: 1, 1: 1, 2: 1}, {0: 2, 2: 2}, {1: 3},
+        ]  # fmt: skip
+        assert [e.position for e in answer.entries] == list(range(end))

@@ -22,9 +22,6 @@ from indilog.wire.messages import (
     MetalogWanted,
     ReadRecords,
     RecordsRead,
-    ShardClaim,
-    ShardOpen,
-    ShardProgress,
     ShardTags,
     StoredRecord,
     TermIs,
@@ -44,6 +41,8 @@ from tests.unit.storage.machine import (
     entry,
     machine_of,
     messages,
+    new_writers,
+    progress,
     read,
 )
 
@@ -82,12 +81,12 @@ def test_entries_are_applied_once_and_in_order() -> None:
     machine = machine_of()
     append(machine, b"a", first=0)
     append(machine, b"b", first=1)
-    first, second = entries({0: 1}), entries({0: 1}, start=1)
+    first, second = entries({0: 1}), entries({0: 1}, start=2)
     machine.tell(second, sender=PRIMARY)
-    assert machine.node.position == 0
+    assert machine.node.position == 1
     machine.tell(first, first, second, sender=PRIMARY)
-    assert machine.node.position == 2
-    assert machine.restarted().node.position == 2
+    assert machine.node.position == 3
+    assert machine.restarted().node.position == 3
     assert data_of(read(machine, 0, 1)) == [(0, b"a"), (1, b"b")]
 
 
@@ -97,30 +96,30 @@ def test_the_ordering_journal_takes_several_entries_a_frame_and_a_restart_asks_f
     machine = machine_of(ordering_frame_entries=2)
     for n in range(3):
         append(machine, b"%d" % n, first=n)
-        machine.tell(entries({0: 1}, start=n), sender=PRIMARY)
-    assert [kind for kind, _, _ in machine.frames].count(FrameKind.ORDERING) == 1
+        machine.tell(entries({0: 1}, start=n + 1), sender=PRIMARY)
+    assert [kind for kind, _, _ in machine.frames].count(FrameKind.ORDERING) == 2
     after = machine.restarted()
-    assert after.node.position == 2
-    after.tell(entries({0: 1}, start=2), sender=PRIMARY)
+    assert after.node.position == 3
+    after.tell(entries({0: 1}, start=3), sender=PRIMARY)
     assert data_of(read(after, 0, 1, 2)) == [(n, b"%d" % n) for n in range(3)]
 
 
 def test_entries_of_a_gap_are_requested_at_once_and_again() -> None:
     machine = machine_of(resend_s=0.5)
-    late = entries({0: 1}, start=3)
-    assert starts_asked(machine.tell(late, sender=PRIMARY)) == [0]
+    late = entries({0: 1}, start=4)
+    assert starts_asked(machine.tell(late, sender=PRIMARY)) == [1]
     assert machine.tell(late, sender=PRIMARY) == []
-    assert starts_asked(machine.wait(0.6)) == [0]
+    assert starts_asked(machine.wait(0.6)) == [1]
     assert machine.asked is not None
-    page = entries_message([entry(0, {0: 1})], committed=4, request=machine.asked.request)
-    assert starts_asked(machine.tell(page, sender=PRIMARY)) == [1]
+    page = entries_message([entry(1, {0: 1})], committed=5, request=machine.asked.request)
+    assert starts_asked(machine.tell(page, sender=PRIMARY)) == [2]
 
 
 def test_after_a_start_entries_are_asked_for_until_an_answer_brings_nothing_new() -> None:
     machine = Machine(config=config_of(resend_s=0.5))
     assert starts_asked(machine.started) == [0]
     assert starts_asked(machine.wait(0.6)) == [0]
-    machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
+    machine.tell(entries({0: 1}, {0: 1}, start=0), sender=PRIMARY)
     assert machine.node._ordering.reader.behind, "those entries were not the answer"
     assert machine.nothing_more() == []
     assert not machine.busy
@@ -170,14 +169,14 @@ def test_unanswered_questions_are_resent_with_growing_pauses() -> None:
 def test_entries_of_another_node_than_the_primary_are_ignored() -> None:
     machine = machine_of()
     machine.tell(entries({0: 1}), sender=NodeId("sequencer-9"))
-    assert machine.node.position == 0
+    assert machine.node.position == 1
 
 
 def test_entries_of_an_earlier_incarnation_of_the_primary_are_ignored() -> None:
     machine = machine_of()
     machine.tell(entries({0: 1}), sender=PRIMARY, life=2)
-    machine.tell(entries({0: 1}, start=1), sender=PRIMARY, life=1)
-    assert machine.node.position == 1
+    machine.tell(entries({0: 1}, start=2), sender=PRIMARY, life=1)
+    assert machine.node.position == 2
 
 
 # --- reads
@@ -195,8 +194,8 @@ def test_a_read_waits_until_its_record_is_ordered() -> None:
 def test_a_waiting_read_requests_entries_and_times_out() -> None:
     machine = machine_of(resend_s=0.5, read_timeout_s=2.0)
     machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)))
-    assert starts_asked(machine.wait(0.5)) == [0]
-    assert starts_asked(machine.wait(1.0)) == [0]
+    assert starts_asked(machine.wait(0.5)) == [1]
+    assert starts_asked(machine.wait(1.0)) == [1]
     machine.wait(1.0)
     assert machine.ignored == ["waited too long for its metalog position"]
     assert machine.node.status()["reads_waiting"] == 0
@@ -283,7 +282,7 @@ def test_an_answer_is_bounded_and_omits_the_rest() -> None:
     assert [record.seqnum for record in answer.records] == [0, 1, 2]
     assert answer.unknown == ()
     append(machine, b"y" * 5000, b"y" * 5000, first=6)
-    machine.tell(entries({0: 2}, start=1), sender=PRIMARY)
+    machine.tell(entries({0: 2}, start=2), sender=PRIMARY)
     assert [record.seqnum for record in read(machine, 6, 7).records] == [6]
 
 
@@ -385,8 +384,8 @@ def test_index_data_goes_to_one_index_shard_by_position_and_to_every_engine() ->
         if isinstance(send.message, IndexData)
     }
     assert positions == {
-        "index-0-0": [0, 2], "index-0-1": [0, 2], "index-1-0": [1], "index-1-1": [1],
-        "engine-0": [0, 1, 2], "engine-1": [0, 1, 2],
+        "index-0-0": [2], "index-0-1": [2], "index-1-0": [1, 3], "index-1-1": [1, 3],
+        "engine-0": [1, 2, 3], "engine-1": [1, 2, 3],
     }  # fmt: skip
 
 
@@ -395,7 +394,7 @@ def test_a_block_has_the_tags_of_its_records_in_order() -> None:
     append(machine, b"a", b"b", first=0)
     append(machine, b"c", first=2)
     (block,) = blocks_to(machine, ENGINE, entries({0: 3}))
-    assert (block.position, block.tail, block.productive) == (0, 3, (SHARD,))
+    assert (block.position, block.tail, block.productive) == (1, 3, (SHARD,))
     (part,) = block.parts
     assert (part.shard, part.first_seqnum, part.count) == (SHARD, 0, 3)
     assert tags_of(part) == [[7], [7, 100], [7]]
@@ -413,18 +412,20 @@ def test_the_first_replica_of_a_shard_sends_its_index_data() -> None:
         blocks.append(blocks_to(machine, ENGINE, cuts))
     assert [[(b.position, b.productive, [p.shard for p in b.parts]) for b in of_node]
             for of_node in blocks] == [
-        [(0, (0, 1), [0])],
-        [(0, (0, 1), [1]), (1, (1,), [1])],
+        [(1, (0, 1), [0])],
+        [(1, (0, 1), [1]), (2, (1,), [1])],
     ]  # fmt: skip
 
 
 def test_an_entry_that_ordered_nothing_is_announced_by_two_nodes() -> None:
     view = view_of(storage_nodes=3, replicas=3)
-    reported = [
-        blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes
-    ]
-    block = IndexBlock(0, 0, (), (), Epoch(1))
-    assert reported == [[block], [block], []]
+    for ordering_nothing in (entry(1, {}), new_writers(1, 2)):
+        reported = [
+            blocks_to(machine_of(view, node), ENGINE, entries_message((ordering_nothing,)))
+            for node in view.storage_nodes
+        ]
+        block = IndexBlock(1, 0, (), (), Epoch(1))
+        assert reported == [[block], [block], []]
 
 
 def test_index_data_is_resent_on_demand_also_after_a_restart() -> None:
@@ -433,11 +434,11 @@ def test_index_data_is_resent_on_demand_also_after_a_restart() -> None:
         append(machine, b"a", b"b", first=0, shard=shard)
         append(machine, b"c", first=2, shard=shard)
     machine.tell(entries({0: 2}, {0: 1, 1: 3}, {}), sender=PRIMARY)
-    wanted = IndexDataWanted(0, 99, 1)
+    wanted = IndexDataWanted(1, 99, 1)
     (answer,) = messages(machine.tell(wanted, sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [(b.position, b.tail, b.productive) for b in answer.blocks] == [
-        (0, 2, (0,)), (1, 6, (0, 1)), (2, 6, ()),
+        (1, 2, (0,)), (2, 6, (0, 1)), (3, 6, ()),
     ]  # fmt: skip
     assert [[(p.shard, p.first_seqnum, tags_of(p)) for p in b.parts] for b in answer.blocks] == [
         [(0, 0, [[7], [7, 100]])],
@@ -453,11 +454,11 @@ def test_index_data_is_sent_in_steps_and_empty_beyond_the_applied_metalog() -> N
     (answer,) = messages(machine.tell(IndexDataWanted(1, 8, 3), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [block.position for block in answer.blocks] == [1, 4, 7]
-    beyond = machine.tell(IndexDataWanted(10, 2**62, 3), sender=INDEX)
+    beyond = machine.tell(IndexDataWanted(11, 2**62, 3), sender=INDEX)
     assert messages(beyond, INDEX) == [IndexData((), Epoch(1))]
 
 
-@pytest.mark.parametrize(("end", "asked"), [(11, [10]), (NO_POSITION, [])])
+@pytest.mark.parametrize(("end", "asked"), [(12, [11]), (NO_POSITION, [])])
 def test_only_a_request_up_to_an_unknown_position_makes_the_node_ask_for_entries(
     end: int, asked: list[int]
 ) -> None:
@@ -474,10 +475,10 @@ def test_an_answer_of_index_data_is_bounded_and_makes_progress(page_bytes_max: i
     for first in range(0, 2000, 100):
         machine.tell(AppendBatch(batch(first, [b""] * 100, tags=many)))
     machine.tell(entries({0: 1900}, *[{0: 100}], *[{}] * 2000), sender=PRIMARY)
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 2**62, 1), sender=INDEX), INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 2**62, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
-    assert [block.position for block in answer.blocks] == [0]
-    (rest,) = messages(machine.tell(IndexDataWanted(1, 2**62, 1), sender=INDEX), INDEX)
+    assert [block.position for block in answer.blocks] == [1]
+    (rest,) = messages(machine.tell(IndexDataWanted(2, 2**62, 1), sender=INDEX), INDEX)
     assert isinstance(rest, IndexData)
     assert len(rest.blocks) == 1024
 
@@ -487,7 +488,7 @@ def test_a_position_that_was_read_in_part_is_left_for_the_next_answer() -> None:
     for first in range(0, 2000, 100):
         machine.tell(AppendBatch(batch(first, [b""] * 100, tags=range(1000, 1100))))
     machine.tell(entries({0: 600}, {0: 1400}), sender=PRIMARY)
-    for position in (0, 1):
+    for position in (1, 2):
         wanted = IndexDataWanted(position, 2**62, 1)
         (answer,) = messages(machine.tell(wanted, sender=INDEX), INDEX)
         assert isinstance(answer, IndexData)
@@ -497,11 +498,11 @@ def test_a_position_that_was_read_in_part_is_left_for_the_next_answer() -> None:
 def test_index_data_after_a_takeover_covers_the_new_writers_records() -> None:
     machine = machine_of()
     machine.tell(AppendBatch(batch(0, tags=(1,))), AppendBatch(batch(1, tags=(2,))))
-    machine.tell(ShardClaim(SHARD, Epoch(2)))
-    machine.tell(ShardOpen(SHARD, Epoch(2), 1))
+    blocks = blocks_to(machine, ENGINE, entries({0: 1}))
+    machine.open(2)
     machine.tell(AppendBatch(batch(1, epoch=2, tags=(3,))))
-    (block,) = blocks_to(machine, ENGINE, entries({0: 2}))
-    assert tags_of(block.parts[0]) == [[1], [3]]
+    blocks += blocks_to(machine, ENGINE, entries({0: 1}, start=3))
+    assert [tags_of(block.parts[0]) for block in blocks] == [[[1]], [[3]]]
 
 
 def test_a_lost_batch_is_left_out_of_pushed_index_data_and_has_no_tags_on_demand() -> None:
@@ -510,7 +511,7 @@ def test_a_lost_batch_is_left_out_of_pushed_index_data_and_has_no_tags_on_demand
     (block,) = blocks_to(machine, ENGINE, entries({0: 1, 1: 1}))
     assert block.productive == (0, 1)
     assert [part.shard for part in block.parts] == [1]
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [(part.shard, part.tags) for part in answer.blocks[0].parts] == [
         (0, b""),
@@ -522,7 +523,7 @@ def test_a_cut_inside_a_batch_is_sliced() -> None:
     machine = machine_of()
     append(machine, b"a", b"b", b"c", first=0)
     machine.tell(entries({0: 1}, {0: 2}), sender=PRIMARY)
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 2, 1), sender=INDEX), INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 3, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [tags_of(block.parts[0]) for block in answer.blocks] == [
         [[7]], [[7, 100], [7, 100, 101]],
@@ -535,14 +536,14 @@ def test_a_lost_report_is_resent_although_another_entry_was_ordered_meanwhile() 
     append(machine, b"b", first=1)
     machine.tell(entries({0: 1}), sender=PRIMARY)
     sent = machine.wait(0.6)
-    assert ShardProgress({SHARD: (Epoch(1), 2)}) in messages(sent, PRIMARY)
+    assert progress({SHARD: (Epoch(1), 2)}) in messages(sent, PRIMARY)
 
 
 def test_a_storage_node_reports_to_the_primary_of_a_new_term_and_again_when_it_leads() -> None:
     machine, other = machine_of(), NodeId("sequencer-1")
     append(machine, b"a", b"b", first=0)
     begun, leads = TermBegun(Epoch(9), other), TermIs(Epoch(9), other)
-    reported = ShardProgress({SHARD: (Epoch(1), 2)})
+    reported = progress({SHARD: (Epoch(1), 2)}, term=9)
     assert reported in messages(machine.turn(begun), other)
     assert reported in messages(machine.turn(Received(other, leads, Epoch(2))), other)
     assert reported not in messages(machine.turn(begun), other)

@@ -6,7 +6,7 @@ import pytest
 
 from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ViewNumber
 from indilog.kernel.lost_ranges import LostRange
-from indilog.kernel.metalog import Floor, Trim
+from indilog.kernel.metalog import Floor, Span, Trim
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Location, Send
 from indilog.wire.messages import (
@@ -17,17 +17,12 @@ from indilog.wire.messages import (
     IndexDataWanted,
     ReadRecords,
     RecordsRead,
-    ShardClaim,
-    ShardClaimed,
-    ShardOpen,
-    ShardOpened,
     ShardStored,
     ShardTags,
 )
 from indilog_storage.batch_reads import DamagedBatch
 from indilog_storage.repair import Repair
 from indilog_storage.shard import Shard
-from indilog_storage.shard_parts import ShardState
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
@@ -35,6 +30,7 @@ from tests.unit.storage.machine import (
     PRIMARY,
     SHARD,
     Machine,
+    all_entries,
     batch,
     config_of,
     data_of,
@@ -77,7 +73,7 @@ def test_a_wiped_replica_answers_unknown_until_it_is_repaired() -> None:
     pair = replicated()
     pair.wipe(A)
     machine = pair.nodes[A]
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     assert read(machine, 0, 5).unknown == (0, 5)
     assert machine.node.status()["missing_records"] == 6
     pair.settle()
@@ -90,13 +86,13 @@ def test_a_wiped_replica_gets_the_discards_of_the_other() -> None:
     """PITFALLS 17, endless repair: trimmed records cannot be fetched, and are not waited for."""
     pair = replicated()
     floor = Floor(7, 4, of_log=True)
-    trim = entries_message((Trim(1, ViewNumber(1), E1, 0, (floor,)),))
+    trim = entries_message((Trim(2, ViewNumber(1), E1, 0, (floor,)),))
     pair.tell_both(trim, sender=PRIMARY)
     pair.settle()
     assert len(pair.nodes[B].discarded) == 2
     pair.wipe(A)
     machine = pair.nodes[A]
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     machine.tell(trim, sender=PRIMARY)
     pair.settle()
     assert machine.node.status()["missing_records"] == 0
@@ -107,16 +103,15 @@ def test_a_wiped_replica_gets_the_discards_of_the_other() -> None:
 def test_a_replica_that_lacks_a_trim_does_not_apply_its_discards() -> None:
     """Index nodes get the number of trims by which the discarded records are trimmed."""
     pair = Pair(config_of(ordering_frame_entries=64))
-    pair.tell_both(ShardClaim(SHARD, E1))
-    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    pair.open()
     pair.tell_both(AppendBatch(batch(0, [b"0", b"1"])))
     pair.tell_both(entries({SHARD: 2}), sender=PRIMARY)
-    trim = entries_message((Trim(1, ViewNumber(1), E1, 0, (Floor(9, 2, of_log=False),)),))
+    trim = entries_message((Trim(2, ViewNumber(1), E1, 0, (Floor(9, 2, of_log=False),)),))
     pair.tell(B, AppendBatch(batch(2, [b"2"])))
     pair.nodes[B].node._shards[SHARD].discard_all(0, 2)
     pair.tell(B, trim, sender=PRIMARY)
     pair.wipe(A)
-    pair.tell(A, entries({SHARD: 2}), sender=PRIMARY)
+    pair.tell(A, all_entries({SHARD: 2}), sender=PRIMARY)
     pair.settle()
     behind = pair.nodes[A]
     assert not behind.node._shards[SHARD].is_gone(0)
@@ -130,7 +125,7 @@ def test_a_replica_that_lacks_a_trim_does_not_apply_its_discards() -> None:
 def test_a_repair_continues_after_a_restart() -> None:
     pair = replicated(20, page_bytes_max=1)
     pair.wipe(A)
-    pair.tell(A, entries({SHARD: 20}), sender=PRIMARY)
+    pair.tell(A, all_entries({SHARD: 20}), sender=PRIMARY)
     assert 0 < pair.nodes[A].node.status()["missing_records"] < 20
     pair.restart(A)
     pair.settle()
@@ -144,7 +139,7 @@ def test_a_repair_is_limited_in_bytes_per_second() -> None:
     pair = replicated(20, page_bytes_max=1, repair_bytes_per_s=len(batch(0, [b"0", b"1"])))
     pair.wipe(A)
     machine = pair.nodes[A]
-    pair.tell(A, entries({SHARD: 20}), sender=PRIMARY)
+    pair.tell(A, all_entries({SHARD: 20}), sender=PRIMARY)
     repaired = []
     for _ in range(5):
         pair.wait(0.5)
@@ -152,23 +147,20 @@ def test_a_repair_is_limited_in_bytes_per_second() -> None:
     assert repaired == [2, 4, 4, 6, 6]
 
 
-def test_the_empty_prefix_of_a_wiped_replica_does_not_decide_where_the_shard_continues() -> None:
-    """PITFALLS 14: its empty prefix would shorten the log."""
+def test_a_new_writer_continues_at_a_wiped_replica_after_what_is_ordered() -> None:
+    """PITFALLS 14: the metalog decides where the shard continues, not an empty prefix."""
     pair = replicated()
     pair.wipe(A)
-    claim = ShardClaim(SHARD, E2)
-    assert messages(pair.tell(A, claim)) == [ShardClaimed(SHARD, E2, 0, authoritative=False)]
-    assert messages(pair.tell(B, claim)) == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
-    pair.tell_both(ShardOpen(SHARD, E2, 6))
+    machine = pair.nodes[A]
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
+    pair.open(2)
     pair.tell_both(AppendBatch(batch(6, [b"6"], epoch=2)))
-    pair.tell_both(entries({SHARD: 6}, {SHARD: 1}), sender=PRIMARY)
-    assert read(pair.nodes[A], 6).records
+    pair.tell_both(entries({SHARD: 1}, start=3), sender=PRIMARY)
+    assert read(machine, 6).records
     pair.settle()
-    assert all_of(pair.nodes[A], 7) == expected(7)
+    assert all_of(machine, 7) == expected(7)
     pair.restart(A)
     assert all_of(pair.nodes[A], 7) == expected(7)
-    sent = pair.tell(A, ShardClaim(SHARD, Epoch(3)))
-    assert messages(sent) == [ShardClaimed(SHARD, Epoch(3), 7, authoritative=True)]
 
 
 def test_a_replica_whose_newest_batch_seemed_torn_continues_and_restarts() -> None:
@@ -186,19 +178,21 @@ def test_a_replica_whose_newest_batch_seemed_torn_continues_and_restarts() -> No
         f for f in machine.frames if f[0] is not FrameKind.ORDERING
     ]  # written late
     pair.restart(A)
-    pair.tell_both(entries({SHARD: 6}, {SHARD: 1}), sender=PRIMARY)
+    pair.tell_both(all_entries({SHARD: 6}, {SHARD: 1}), sender=PRIMARY)
     pair.settle()
     assert all_of(pair.nodes[A], 7) == expected(7)
 
 
-def test_a_wiped_replica_asks_its_writer_to_open_it_again() -> None:
+def test_a_wiped_replica_learns_its_writer_from_the_metalog_and_notifies_it() -> None:
     pair = replicated()
     pair.wipe(A)
-    assert messages(pair.tell(A, AppendBatch(batch(6)))) == [ShardStored(SHARD, Epoch(-1), 0)]
-    pair.tell(A, ShardClaim(SHARD, E1))
-    assert ShardOpened(SHARD, E1, 6) in messages(pair.tell(A, ShardOpen(SHARD, E1, 6)))
+    machine = pair.nodes[A]
+    assert messages(pair.tell(A, AppendBatch(batch(6))), ENGINE) == [], "it may not be the newest"
+    assert machine.node.records == 0
+    sent = machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
+    assert ShardStored(SHARD, E1, 6) in messages(sent, ENGINE)
     pair.tell(A, AppendBatch(batch(6, [b"6"])))
-    assert pair.nodes[A].node.records == 7
+    assert machine.node.records == 7
 
 
 def test_records_that_no_replica_has_are_requested_with_growing_pauses() -> None:
@@ -206,7 +200,7 @@ def test_records_that_no_replica_has_are_requested_with_growing_pauses() -> None
     pair = replicated()
     pair.wipe(A)
     machine = pair.nodes[A]
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     asked = 0
     for _ in range(3600):
         sent = machine.wait(1.0)
@@ -220,7 +214,7 @@ def test_records_that_no_replica_has_are_requested_with_growing_pauses() -> None
 def test_a_request_without_an_answer_goes_to_another_replica() -> None:
     view = view_of(storage_nodes=3, replicas=3)
     machine = Machine(view, config_of())
-    sent = machine.tell(entries({SHARD: 2}), sender=PRIMARY) + machine.wait(2.0)
+    sent = machine.tell(all_entries({SHARD: 2}), sender=PRIMARY) + machine.wait(2.0)
     asked = [send.to for send in sent if isinstance(send.message, BatchesWanted)]
     assert sorted(asked) == [NodeId("storage-1"), NodeId("storage-2")]
 
@@ -274,7 +268,7 @@ def test_an_impossible_answer_is_ignored(stray: bytes) -> None:
     pair = replicated()
     pair.wipe(A)
     machine = pair.nodes[A]
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     machine.tell(Batches(SHARD, 0, (stray,)), sender=B)
     machine.wait(2.0)
     machine.tell(Batches(SHARD, 4, (batch(4),)), sender=B)
@@ -304,12 +298,11 @@ def test_a_batch_that_would_not_fit_into_one_hole_is_not_written() -> None:
 def damaged_single(*, tags: bool = True) -> Machine:
     """Return the only replica of three records, of which it lost the middle one, or its data."""
     machine = Machine(config=config_of(record_cache_bytes_max=0))
-    machine.tell(ShardClaim(SHARD, E1))
-    machine.tell(ShardOpen(SHARD, E1, 0))
+    machine.open()
     for first in range(3):
         machine.tell(AppendBatch(batch(first)))
     machine.tell(entries({SHARD: 3}), sender=PRIMARY)
-    machine.damage(3, tags=tags)
+    machine.damage(2, tags=tags)
     return machine
 
 
@@ -327,8 +320,8 @@ def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
 
 def test_permanently_lost_records_are_announced_so_that_indexes_continue_after_them() -> None:
     machine = damaged_single()
-    machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    machine.tell(IndexDataWanted(1, 2, 1), sender=INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     ((part,),) = [block.parts for block in answer.blocks]
     assert (part.count, list(part.tag_counts)) == (3, [1, 0, 1])
@@ -338,7 +331,7 @@ def test_permanently_lost_records_are_announced_so_that_indexes_continue_after_t
 def test_a_record_of_which_only_the_data_is_damaged_keeps_its_tags() -> None:
     machine = damaged_single(tags=False)
     for life in (machine, machine.restarted()):
-        (answer,) = messages(life.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+        (answer,) = messages(life.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
         assert isinstance(answer, IndexData)
         ((part,),) = [block.parts for block in answer.blocks]
         assert (part.count, list(part.tag_counts)) == (3, [1, 1, 1])
@@ -348,14 +341,14 @@ def test_records_that_another_replica_may_have_are_left_out_of_index_data() -> N
     pair = replicated(record_cache_bytes_max=0)
     pair.wipe(A)
     machine = pair.nodes[A]
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [block.parts for block in answer.blocks] == [()]
 
 
 def index_part(machine: Machine) -> ShardTags | None:
-    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 2, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     (block,) = answer.blocks
     return block.parts[0] if block.parts else None
@@ -426,7 +419,6 @@ def test_records_declared_lost_are_repaired_from_a_replica_that_has_them() -> No
 
 def test_unreadable_records_without_another_copy_are_not_declared_lost() -> None:
     shard = Shard(SHARD, leading=True, alone=True)
-    shard.apply(ShardState(SHARD, E1, 0))
     shard.store(0, 2, Location(1, 32, 10))
     assert not shard.lose(DamagedBatch(Location(1, 32, 10), readable=False))
     assert shard.location_of(0) == Location(1, 32, 10)
@@ -463,11 +455,12 @@ def test_a_hole_has_no_place() -> None:
     assert not shard.lacks(5)
 
 
-def test_an_opening_cuts_holes_too() -> None:
+def test_a_new_writer_cuts_holes_too() -> None:
     shard = shard_of((0, 2))
     shard.skip_to(10)
-    shard.apply(ShardState(shard.id, E2, 6))
-    assert dict(shard.holes) == {2: 6}
-    shard.apply(ShardState(shard.id, Epoch(3), 2))
-    assert not shard.holes
-    assert shard.stored == 2
+    shard.order(Span(shard.id, 0, 0, 6))
+    shard.begin(E2)
+    assert (dict(shard.holes), shard.stored) == ({2: 6}, 6)
+    shard.begin(Epoch(3))
+    assert (dict(shard.holes), shard.stored) == ({2: 6}, 6), "these are ordered"
+    shard.check_invariants()

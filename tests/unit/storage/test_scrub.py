@@ -11,6 +11,7 @@ from tests.unit.storage.machine import (
     SHARD,
     STORAGE,
     Machine,
+    all_entries,
     append,
     batch,
     entries,
@@ -60,7 +61,7 @@ def test_a_pass_is_limited_in_bytes_per_second() -> None:
 def test_damage_is_found_counted_and_its_records_are_requested() -> None:
     twin = scrubbing()
     machine = Machine(view_of(storage_nodes=2, replicas=2), twin.config, STORAGE, twin.frames)
-    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     records = [i for i, (kind, _, _) in enumerate(machine.frames) if kind is FrameKind.RECORDS]
     machine.damage(records[2])
     sent = machine.wait(DAY_S + 1)

@@ -59,27 +59,27 @@ def with_records() -> Machine:
 
 def test_records_below_the_floor_of_their_log_are_trimmed_never_unknown() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     answer = read(machine, 0, 1, 2, 3)
     assert data_of(answer) == [(3, b"d")]
-    assert (answer.trimmed, answer.unknown, answer.position) == ((0, 1, 2), (), 2)
+    assert (answer.trimmed, answer.unknown, answer.position) == ((0, 1, 2), (), 3)
 
 
 def test_trimmed_records_are_answered_with_the_position_of_the_last_trim() -> None:
     """With the position of the tail, a reader would never catch up with appends."""
     machine = with_records()
-    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     append(machine, b"e", first=4)
-    machine.tell(entries({0: 1}, start=2), sender=PRIMARY)
-    assert machine.node.position == 3
+    machine.tell(entries({0: 1}, start=3), sender=PRIMARY)
+    assert machine.node.position == 4
     for node in (machine, machine.restarted()):
         answer = read(node, 0, 4)
-        assert (data_of(answer), answer.trimmed, answer.position) == ([(4, b"e")], (0,), 2)
+        assert (data_of(answer), answer.trimmed, answer.position) == ([(4, b"e")], (0,), 3)
 
 
 def test_a_record_that_is_trimmed_in_all_its_tags_is_trimmed() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, TAG, 3, of_log=False), sender=PRIMARY)
+    machine.tell(trim(2, 0, TAG, 3, of_log=False), sender=PRIMARY)
     answer = read(machine, 0, 1, 2, 3)
     assert data_of(answer) == [(0, b"a"), (2, b"c"), (3, b"d")]
     assert answer.trimmed == (1,)
@@ -87,7 +87,7 @@ def test_a_record_that_is_trimmed_in_all_its_tags_is_trimmed() -> None:
 
 def test_trims_are_found_again_after_a_restart() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     assert read(machine.restarted(), 2, 3).trimmed == (2,)
 
 
@@ -95,7 +95,7 @@ def test_a_read_waits_for_the_trims_that_its_reader_has_seen() -> None:
     machine = with_records()
     asked = ReadRecords(1, ENGINE, SHARD, (1,), trims=1)
     assert messages(machine.tell(asked, sender=INDEX), ENGINE) == []
-    sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    sent = machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     (answer,) = [m for m in messages(sent, ENGINE) if isinstance(m, RecordsRead)]
     assert answer.trimmed == (1,)
 
@@ -107,30 +107,30 @@ def test_two_storage_nodes_announce_entries_that_concern_no_shard() -> None:
     spoken: list[NodeId] = []
     for node in view.storage_nodes:
         machine = machine_of(view, node)
-        sent = messages(machine.tell(trim(0, 0, LOG, 0, of_log=True), sender=PRIMARY))
+        sent = messages(machine.tell(trim(1, 0, LOG, 0, of_log=True), sender=PRIMARY))
         if sent:
             spoken.append(node)
-            assert IndexData((IndexBlock(0, 0, (), (), Epoch(1)),), Epoch(1)) in sent
-            assert TagFloors(0, 1, (floor,), position=1, epoch=Epoch(1), copy_of=Epoch(1)) in sent
+            assert IndexData((IndexBlock(1, 0, (), (), Epoch(1)),), Epoch(1)) in sent
+            assert TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1)) in sent
     assert spoken == list(view.storage_nodes[:2])
 
 
 def test_a_trim_is_announced_to_every_index_node_and_resent_on_demand() -> None:
     machine = with_records()
-    sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    sent = machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     floor = Floor(LOG, 3, of_log=True)
     for node in machine.view.index_nodes:
-        reported = TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1))
+        reported = TagFloors(0, 1, (floor,), position=3, epoch=Epoch(1), copy_of=Epoch(1))
         assert reported in messages(sent, node)
-    machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
+    machine.tell(trim(3, 1, TAG, 2, of_log=False), sender=PRIMARY)
     (page,) = messages(machine.tell(TagFloorsWanted(), sender=INDEX), NodeId(INDEX))
     both = Floor(TAG, 2, of_log=False), floor
-    assert page == TagFloors(None, 2, both, position=3, epoch=Epoch(1), copy_of=Epoch(1))
+    assert page == TagFloors(None, 2, both, position=4, epoch=Epoch(1), copy_of=Epoch(1))
     (known,) = messages(
         machine.tell(TagFloorsWanted(NO_FLOORS, 2, Epoch(1)), sender=INDEX), NodeId(INDEX)
     )
     assert known == TagFloors(
-        2, 2, (), position=3, epoch=Epoch(1), previous=Epoch(1), copy_of=Epoch(1)
+        2, 2, (), position=4, epoch=Epoch(1), previous=Epoch(1), copy_of=Epoch(1)
     )
 
 
@@ -141,7 +141,7 @@ def test_a_question_beyond_the_known_trims_makes_the_node_ask_the_primary() -> N
         sent = machine.tell(question, sender=INDEX)
         (asked,) = messages(sent, PRIMARY)
         assert isinstance(asked, MetalogWanted)
-        assert asked.start == 1
+        assert asked.start == 2
 
 
 def waited(machine: Machine) -> Machine:
@@ -163,7 +163,7 @@ def gone(machine: Machine) -> list[Frame]:
 
 def test_a_batch_of_which_all_records_are_trimmed_is_discarded() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 3, of_log=True), sender=PRIMARY)
     waited(machine)
     batches = [place for kind, _, place in machine.frames if kind is FrameKind.RECORDS]
     assert machine.discarded == batches[:1]
@@ -174,12 +174,12 @@ def test_a_batch_of_which_all_records_are_trimmed_is_discarded() -> None:
 
 def test_discarded_records_are_trimmed_after_a_restart_and_have_no_tags() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 2, of_log=True), sender=PRIMARY)
     waited(machine)
     again = Machine(machine.view, machine.config, frames=gone(machine))
     answer = read(again, 0, 1, 2, 3)
     assert (data_of(answer), answer.trimmed) == ([(2, b"c"), (3, b"d")], (0, 1))
-    sent = again.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
+    sent = again.tell(IndexDataWanted(1, 2, 1), sender=INDEX)
     (page,) = [m for m in messages(sent, NodeId(INDEX)) if isinstance(m, IndexData)]
     ((part,),) = [block.parts for block in page.blocks]
     assert (part.count, part.tag_counts) == (4, bytes([0, 0, 1, 2]))
@@ -192,24 +192,24 @@ def test_an_answer_with_many_trimmed_records_is_bounded(monkeypatch: pytest.Monk
     for first in range(8):
         append(machine, b"", b"", first=2 * first)
     machine.tell(entries(*[{0: 2}] * 8), sender=PRIMARY)
-    machine.tell(trim(8, 0, LOG, 16, of_log=True), sender=PRIMARY)
+    machine.tell(trim(9, 0, LOG, 16, of_log=True), sender=PRIMARY)
     waited(waited(machine))
     answered: list[int] = []
     while len(answered) < 8:
-        wanted = IndexDataWanted(len(answered), 8, 1)
+        wanted = IndexDataWanted(1 + len(answered), 9, 1)
         sent = machine.tell(wanted, sender=INDEX)
         (page,) = [m for m in messages(sent, INDEX) if isinstance(m, IndexData)]
         assert 1 <= len(page.blocks) <= 3
         answered += [block.position for block in page.blocks]
-    assert answered == list(range(8))
+    assert answered == list(range(1, 9))
 
 
 def test_a_batch_with_a_live_record_is_not_discarded() -> None:
     machine = with_records()
-    machine.tell(trim(1, 0, TAG, 4, of_log=False), sender=PRIMARY)
+    machine.tell(trim(2, 0, TAG, 4, of_log=False), sender=PRIMARY)
     waited(machine)
     assert machine.discarded == []
-    machine.tell(trim(2, 1, LOG, 1, of_log=True), sender=PRIMARY)
+    machine.tell(trim(3, 1, LOG, 1, of_log=True), sender=PRIMARY)
     waited(waited(waited(machine)))
     assert len(machine.discarded) == 1, "the first by its log, the second in its only tag"
 
@@ -219,7 +219,7 @@ def test_reading_for_trimmed_batches_is_slow_and_rests() -> None:
     append(machine, b"x" * 500, first=0)
     append(machine, b"y" * 500, first=1)
     machine.tell(entries({0: 2}), sender=PRIMARY)
-    machine.tell(trim(1, 0, TAG, 2, of_log=False), sender=PRIMARY)
+    machine.tell(trim(2, 0, TAG, 2, of_log=False), sender=PRIMARY)
     reads = machine.reads
     for _ in range(20):
         machine.wait(10.0)
@@ -237,8 +237,8 @@ def test_a_pass_rests_ten_times_as_long_as_it_worked_and_its_own_rests_count(
         append(machine, b"x", first=first)
     machine.tell(entries({0: count}), sender=PRIMARY)
     waited(machine)
-    machine.tell(trim(1, 0, TAG, count, of_log=False), sender=PRIMARY)
-    machine.tell(trim(2, 1, TAG + 1, count, of_log=False), sender=PRIMARY)
+    machine.tell(trim(2, 0, TAG, count, of_log=False), sender=PRIMARY)
+    machine.tell(trim(3, 1, TAG + 1, count, of_log=False), sender=PRIMARY)
     read_at: list[Instant] = []
     while machine.busy:
         due, before = machine.node.deadline(), machine.reads
@@ -259,7 +259,7 @@ def test_reading_many_small_batches_leaves_most_of_the_time_to_appends() -> None
     machine.tell(entries({0: count}), sender=PRIMARY)
     waited(machine)
     before = machine.reads
-    machine.tell(trim(1, 0, LOG, count, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, count, of_log=True), sender=PRIMARY)
     in_turns: list[int] = []
     while len(machine.discarded) < count:
         assert len(in_turns) < count, "a thousandth of a second each"
@@ -284,7 +284,7 @@ def test_an_index_node_gets_discarded_records_but_not_lost_or_only_trimmed_ones(
         append(machine, b"a", b"b", first=first)
     machine.tell(entries({0: 10}), sender=PRIMARY)
     assert told_gone(machine, (0, 10)) == ([], 10)
-    machine.tell(trim(1, 0, LOG, 5, of_log=True), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 5, of_log=True), sender=PRIMARY)
     for _ in range(5):
         machine.wait(1.0)
     shard = machine.node._shards[SHARD]

@@ -35,7 +35,7 @@ from tests.support.metalog_messages import entries_message
 TAGS = ShardTags(ShardId(0), first_seqnum=0, count=1, tag_counts=b"\1", tags=b"12345678")
 KINDS = typing.get_args(Message)
 MESSAGES: tuple[Message, ...] = (
-    ShardProgress(stored={ShardId(0): (Epoch(2), 7)}),
+    ShardProgress(Epoch(1), stored={ShardId(0): (Epoch(2), 7)}),
     entries_message((NewRecords(0, ViewNumber(1), Epoch(1), {ShardId(0): 3}),)),
     IndexData((IndexBlock(0, 3, (ShardId(0),), (TAGS,)),)),
     RecordsRead(1, ShardId(0), (StoredRecord(0, 1, 2, b"orders", b"\xff", None),), (4,)),

@@ -53,7 +53,7 @@ def places(tmp_path: Path) -> list[Location]:
     found = written(
         tmp_path,
         *[(FrameKind.RECORDS, batch(first=3 * number)) for number in range(4)],
-        (FrameKind.SHARD_STATE, b"behind them"),
+        (FrameKind.METALOG, b"behind them"),
     )
     for place in found[1:3]:
         spoil_end(tmp_path, place)
@@ -81,7 +81,7 @@ def test_repaired_damage_shares_one_log_line_and_new_damage_gets_its_own(
     [repaired] = written(tmp_path, (FrameKind.REPAIRED, batch(first=3)))
     [summary] = logged_damage(tmp_path)
     assert (summary["event"], summary["batches"]) == (REPAIRED, 2)
-    written(tmp_path, (FrameKind.SHARD_STATE, b"behind them"))
+    written(tmp_path, (FrameKind.METALOG, b"behind them"))
     spoil_end(tmp_path, places[3])
     spoil_end(tmp_path, repaired)
     again = [offsets[1], offsets[3], repaired.offset - FRAME_HEADER_BYTES]
@@ -118,5 +118,5 @@ def test_damage_is_logged_when_a_role_refuses_to_start(
 ) -> None:
     """The log line names the file to look at."""
     assert len(places) == 5
-    lines = logged_damage(tmp_path, Taker(refused=FrameKind.SHARD_STATE))
+    lines = logged_damage(tmp_path, Taker(refused=FrameKind.METALOG))
     assert [line["event"] for line in lines] == [DAMAGED] * 2

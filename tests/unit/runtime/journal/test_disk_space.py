@@ -111,7 +111,7 @@ def test_a_sequencers_write_does_not_wait_for_batches_of_another_role(
             big = Persist(other, bytes(8 * KIB), stream)
             assert space.write(NODE, stream, big) is None
         assert space.write(NODE, 8, Persist(kind, small, 8)) is not None
-        assert space.write(NODE, 8, Persist(FrameKind.SHARD_STATE, small, 9)) is None
+        assert space.write(NODE, 8, Persist(FrameKind.COLD, small, 9)) is None
         assert space.write(NODE, 8, Persist(kind, small, 10)) is None, "its own waits"
         assert space.write(NODE, 9, Persist(kind, small, 11)) is None
     space.retry(T1)

@@ -39,7 +39,7 @@ def test_frames_are_recovered_in_order_with_their_stream_and_location(
             (1, FrameKind.RECORDS, batch()),
             (2, FrameKind.METALOG, b"entry"),
             (1, FrameKind.ORDERING, b""),
-            (3, FrameKind.SHARD_STATE, b"x" * 8),
+            (3, FrameKind.METALOG_STATE, b"x" * 8),
         ]
     ]
     journal.sync()
@@ -264,10 +264,9 @@ def test_memory_durability_syncs_only_irrevocable_promises(
     journal.write(STREAM, FrameKind.RECORDS, batch())
     journal.sync()
     assert active not in synced
-    for number, kind in enumerate((FrameKind.SHARD_STATE, FrameKind.METALOG_STATE), start=1):
-        journal.write(STREAM, kind, b"promise")
-        journal.sync()
-        assert synced.count(active) == number
+    journal.write(STREAM, FrameKind.METALOG_STATE, b"promise")
+    journal.sync()
+    assert synced.count(active) == 1
 
 
 def test_memory_durability_flushes_promised_frames_to_the_page_cache(

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from indilog.base.ids import Instant
+from indilog.base.ids import Epoch, Instant, ShardId, TagColumns, tags_packed
 from indilog.base.telemetry import Metrics
 from indilog.config import node_config
-from indilog.kernel.records import RecordBatch
+from indilog.kernel.records import BatchBuilder, RecordBatch
+from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal import segment_rewrite
 from indilog.runtime.journal.checkpoint_files import checkpoint_path, checkpoint_places
@@ -72,17 +73,42 @@ def test_recovery_finds_the_same_order_with_one_note_for_consecutive_batches(
     again.close()
 
 
-def test_a_takeover_stays_between_the_batches_before_and_after_it(
-    rewriter: Rewriter,
-) -> None:
-    places = rewriter.written(5)
-    rewriter.write(b"a state", FrameKind.SHARD_STATE)
-    places += rewriter.written(8, first=10)
+def batch_of(epoch: int, first: int) -> bytes:
+    """Return a batch of two records that the writer `epoch` wrote."""
+    builder = BatchBuilder()
+    for _ in range(2):
+        builder.add(b"x" * 100, TagColumns(tags_packed(1), b"log"))
+    return builder.build(shard=ShardId(0), epoch=Epoch(epoch), first=first, time_us=1)
+
+
+def test_a_new_writer_stays_between_the_batches_before_and_after_it(rewriter: Rewriter) -> None:
+    """What its entry dropped must be found before it, and its own batches behind it."""
+    places = [rewriter.write(batch_of(1, first)) for first in range(0, 10, 2)]
+    rewriter.write(b"an entry that names writer 2", FrameKind.ORDERING)
+    places += [rewriter.write(batch_of(2, first)) for first in range(10, 26, 2)]
+    rewriter.journal.sync()
     rewriter.discard(*places[:10])
     assert rewriter.rest() == 1
     again = rewriter.again()
+    found = [frame for frame in again.found if frame is not None]
+    assert [kind for kind, _ in found[:3]] == [GONE_RECORDS, FrameKind.ORDERING, GONE_RECORDS]
+    notes = [gone_decoded(found[number][1]) for number in (0, 2)]
+    assert [(gone.epoch, gone.first, gone.end) for gone in notes] == [(1, 0, 10), (2, 10, 20)]
+    again.close()
+
+
+def test_batches_of_one_writer_share_a_note_across_other_frames(rewriter: Rewriter) -> None:
+    """Ordering frames lie among the batches everywhere."""
+    places = []
+    for first in range(0, 20, 2):
+        places.append(rewriter.write(batch_of(1, first)))
+        rewriter.write(b"entries", FrameKind.ORDERING)
+    rewriter.written(A_SEGMENT, first=20)
+    rewriter.discard(*places)
+    assert rewriter.rest() == 1
+    again = rewriter.again()
     kinds = [frame[0] for frame in again.found if frame is not None]
-    assert kinds[:3] == [GONE_RECORDS, FrameKind.SHARD_STATE, GONE_RECORDS]
+    assert kinds[:11] == [GONE_RECORDS, *[FrameKind.ORDERING] * 10]
     again.close()
 
 
