@@ -18,10 +18,10 @@ from indilog.cli.gateway import explain_mistakes
 
 
 class _CreatesByDefault(TyperGroup):
-    """A group in which `DATA DESTINATION` alone is the command `create`."""
+    """A command group in which `DATA DESTINATION` without a command name means `create`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Put the name of the command before its arguments, if it is left out."""
+        """Insert the command name `create` if it is omitted."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = ["create", *args]
         return super().parse_args(ctx, args)

@@ -160,7 +160,7 @@ def deploy(
         try:
             _deploy(gateway, what, name, owner)
         except typer.Exit:
-            continue  # the cause is printed; the previous version keeps running
+            continue  # the cause was printed; the previous version continues
 
 
 def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:

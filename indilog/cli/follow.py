@@ -34,8 +34,8 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     **query: object,
 ) -> None:
-    """Print records from `bound` on without end; end with a sentence if the platform stays
-    unreachable.
+    """Print records from `bound` on, until interrupted. If the platform stays unreachable, end with
+    a sentence.
 
     Without a bound the platform begins at the first record that is not trimmed.
     """
@@ -61,7 +61,7 @@ class _Follower:
 
     Attributes:
         opened: whether any stream was opened.
-        has_received: whether the last stream sent anything.
+        has_received: whether the last stream sent any bytes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class _Follower:
 
         self.has_received = False
         query = self._query | {"bound": self._bound}
-        if self._bound != self._start:  # continue after the printed records, not at that time
+        if self._bound != self._start:  # continue after the printed records, not at the given time
             query.pop("since", None)
         try:
             with self._gateway.lines(self._path, **query) as lines:

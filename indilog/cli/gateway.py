@@ -27,7 +27,9 @@ Url = Annotated[
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
 _STREAM_SILENCE_S_MAX = 60.0
-"""Longer than the 15 s between two heartbeats of a stream."""
+"""Seconds without received bytes after which a stream counts as broken; a stream sends a heartbeat
+every 15 s.
+"""
 
 
 def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
@@ -48,7 +50,7 @@ def explain_mistakes() -> Iterator[None]:
 
 
 class Gateway:
-    """A gateway, for one command."""
+    """Sends the requests of one command to a gateway."""
 
     def __init__(self, url: str) -> None:
         import httpx
@@ -174,7 +176,7 @@ class Gateway:
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
     def unreachable(self, error: Exception) -> NoReturn:
-        """End the command with a sentence on why no answer came: `error` tells the cause."""
+        """End the command with a sentence that says why no answer came; `error` is the cause."""
         import httpx
 
         if isinstance(error, httpx.HTTPStatusError):
@@ -194,7 +196,9 @@ class Gateway:
 
 
 def _is_before_sending(error: Exception) -> bool:
-    """Return whether no request was sent; after any other error it may have taken effect."""
+    """Return whether `error` occurred before a request was sent. After any other error, the request
+    may have taken effect.
+    """
     import httpx
 
     return isinstance(

@@ -16,7 +16,7 @@ invocations = typer.Typer(help="Show or cancel asynchronous calls.", no_args_is_
 
 _OPEN: Final = ("scheduled", "running")
 _WAIT_S_MAX: Final = 60.0
-"""Seconds that one request waits at most."""
+"""Longest wait of one request, in seconds."""
 _PAUSE_S: Final = 0.5
 """Seconds between requests: a platform with too many waiting requests answers at once."""
 
@@ -58,7 +58,7 @@ def _path(invocation: str) -> str:
 
 
 def _outcome_of(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the answer once it has an outcome, or when the time is over."""
+    """Return the answer when it has an outcome, or when the time is up."""
     end = time.monotonic() + wait_s
     while True:
         left_s = max(0.0, end - time.monotonic())

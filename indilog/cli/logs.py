@@ -110,7 +110,7 @@ def read(
     if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json, time=_shown(ordered))
         return
-    # Read backwards, the sentence says how to continue.
+    # A read backwards does not skip lost records; its error says how to continue.
     ask = gateway.get if last else gateway.get_records
     answer = ask(
         _path(log, "records"),
@@ -132,7 +132,7 @@ def read(
         return
     records = answer["records"][::-1]
     show.records(records, as_json=as_json, time=_shown(ordered))
-    # With no record so far, later ones come after the start, so none is missed.
+    # If no record was read, all later ones come after the start, so none is missed.
     behind = records[-1]["seqnum"] + 1 if records else None
     _follow(gateway, log, tag, tag_int, behind, as_json=as_json, time=_shown(ordered))
 

@@ -1,5 +1,5 @@
 """Reports wrong arguments of a command in one sentence, with exit code 2 (API.md, "Command line").
-The framework's own answer is a box of several lines.
+By default, the framework prints a box of several lines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _run_in_one_sentence(main: Callable[..., Any], *given: Any, **more: Any) -> 
 def _sentence(error: typer.TyperException) -> str:
     """Return what is wrong, and which command shows the right usage."""
     text = " ".join(error.format_message().split())
-    if text.endswith("?"):  # it suggests a similar name
+    if text.endswith("?"):  # the text suggests a similar name
         return text
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "indilog"

@@ -1,5 +1,5 @@
-"""The command `rebuild-index`: it works on a data directory, without the platform (decisions 0035
-and 0037).
+"""The command `rebuild-index`, which works on a data directory without the platform
+(docs/decisions/0035 and 0041).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def rebuild_index(
 ) -> None:
     """Rebuild the snapshots of all index nodes from the records of a data directory.
 
-    Stop the index nodes before; they start with the rebuilt snapshots. With --verify they may run.
-    --url is of the platform that runs on DATA, for --live.
+    Stop the index nodes first; afterwards they start with the rebuilt snapshots. With --verify they
+    may run. --url names the platform that runs on DATA; it is needed for --live.
     """
     if live and not verify:
         stop("--live belongs to --verify, which compares what running index nodes hold.")
@@ -146,7 +146,7 @@ def _on_spark(plan: RebuildPlan, master: str) -> Mapping[int, Built]:
 
 
 def _request_snapshots(data: Path, url: str) -> None:
-    """Have all index nodes of the platform on `data` write what they hold, and wait for it."""
+    """Make all index nodes of the platform on `data` write snapshots, and wait for these."""
     with explain_mistakes():
         view, _ = layout_in(data)
     gateway = Gateway(url)
@@ -174,8 +174,8 @@ def _request_snapshots(data: Path, url: str) -> None:
 def _without_snapshot(
     view: View, figures: Mapping[str, Mapping[str, int]], position: int
 ) -> list[str]:
-    """Return the index nodes whose newest snapshot does not reach a position; an index node without
-    records writes none.
+    """Return the index nodes whose newest snapshot does not reach a position. An index node without
+    records writes no snapshot.
     """
     missing: list[str] = []
     for shard, nodes in enumerate(view.index_shards):

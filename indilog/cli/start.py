@@ -1,10 +1,10 @@
-"""The program behind `./start`, after packages are installed: it starts a platform, runs the demos
-of the applications, then prints what to try next.
+"""The program that `./start` runs after packages are installed. It starts a platform, runs the
+demos of the applications, then prints commands to try.
 
-The platform is a process of its own, started by `indilog up`, and so is each demo. So the user sees
-the same output as from these commands typed one after the other. The platform's log lines go to a
-file, so that they do not run through the progress bars. A socket pair connects both processes, so
-the platform stops when this process ends, even by kill -9.
+The platform is a separate process, started by `indilog up`, and so is each demo. So the user sees
+the same output as from these commands. The platform's log lines go to a file, so that they do not
+disturb the progress bars. A socket pair connects the platform to this process, so the platform
+stops when this process ends, even by `kill -9`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PlatformLog:
     """The output of one run of the platform; successive runs append to one file.
 
     Args:
-        data: the directory that it is in.
+        data: data directory, which has the log file.
         node: its size limit (`log_bytes_max`) and the number of kept files; None: the defaults.
 
     Raises:
@@ -124,8 +124,8 @@ class PlatformLog:
         self._begin = self.file.stat().st_size
 
     def rotate(self) -> None:
-        """Rotate the file if it is larger than `log_bytes_max`; keep `log_files_kept` old ones, of
-        which `platform.log.1` is the newest.
+        """Rotate the file if it is larger than `log_bytes_max`. Keep `log_files_kept` old files;
+        `platform.log.1` is the newest of them.
 
         The platform keeps the file open, so it is copied, then truncated; lines written between
         these two steps are lost.
@@ -143,7 +143,7 @@ class PlatformLog:
         return self.file.with_name(f"{self.file.name}.{number}")
 
     def reason(self, otherwise: str) -> str:
-        """Return why this run ended: its error sentence if there is one, else its last lines and
+        """Return why this run ended: its error message if there is one, else its last lines and
         `otherwise`.
         """
         with self.file.open("rb") as written:
@@ -156,7 +156,7 @@ class PlatformLog:
 
 @contextmanager
 def platform(log: PlatformLog, data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `indilog up` until the block is left; it then has time to stop cleanly."""
+    """Run `indilog up` while the block runs. After the block, give it time to stop cleanly."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, log.output as output:
@@ -192,7 +192,8 @@ def configured() -> NodeConfig:
 
 
 def check_port_free(port: int) -> None:
-    """Refuse a port in use, because another server there could be mistaken for this platform.
+    """Raise if the port is in use, because another server there could be mistaken for this
+    platform.
 
     Raises:
         StartError: the port is in use.
@@ -222,8 +223,8 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: PlatformLog) -> 
     """Return when the platform answers that it is ready.
 
     Raises:
-        StartError: the process ended before, or took longer than `READY_S_MAX`; the message says
-            where to find the cause.
+        StartError: the process ended, or was not ready within `READY_S_MAX` seconds; the message
+            says where to find the cause.
     """
     until = time.monotonic() + READY_S_MAX
     with httpx.Client(timeout=2.0, trust_env=False) as client:
@@ -269,9 +270,9 @@ def demonstrate(url: str, seconds: float, inputs: Mapping[str, Sequence[str]]) -
 
 
 def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequence[str]]:
-    """Return the user's own input as further options of the demos, by application.
+    """Return the user's input files as further options of the demos, by application.
 
-    It is read before anything is started, so a mistake is reported at once.
+    The files are checked before anything is started, so that a mistake is reported at once.
 
     Raises:
         StartError: the demo cannot read it; the cause was printed.
@@ -287,10 +288,10 @@ def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequenc
 
 
 def query_with_spark(data: Path) -> None:
-    """Run one query with Spark over what the demos wrote, or say what Spark needs.
+    """Run one query with Spark over the demos' records, or print what Spark needs.
 
     Raises:
-        StartError: the query failed; it said why.
+        StartError: the query failed; its error was printed.
     """
     from indilog_pipeline.session import why_not
 
@@ -306,7 +307,7 @@ def what_next(url: str, data: Path) -> str:
         with httpx.Client(**reach(url).for_httpx, timeout=10.0) as client:
             there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
     except (httpx.HTTPError, IndilogError):
-        there = []  # the next step reports what is wrong with it
+        there = []  # the next step reports the problem
     of_apps = [command for app in APPLICATIONS if app in there for command in _WITH[app]]
     commands = ["indilog status --url {url}", *([_AUTH, *of_apps] if of_apps else _WITHOUT)]
     lines = "\n".join(f"  {command.format(url=url)}" for command in commands)

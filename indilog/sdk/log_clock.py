@@ -17,8 +17,8 @@ class LogClock:
     """Estimates the time of a log. No decision may depend on the estimate.
 
     The estimate is the later of the last `Log.now` and the newest record read, plus the time since.
-    It can be ahead of the log after a restart of the primary whose clock did not count its
-    downtime. The next `ask` corrects it.
+    It can be ahead of the log if the primary restarted and its clock did not count its downtime.
+    The next `ask` corrects it.
 
     Args:
         monotonic: a clock in seconds that cannot be set and that counts while the machine sleeps.

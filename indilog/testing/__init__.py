@@ -1,4 +1,4 @@
-"""Substitutes of a running platform for tests of functions and libraries: `import indilog.testing`.
+"""Replaces a running platform in tests of functions and libraries: `import indilog.testing`.
 
 See API.md, "Testing without a server".
 """

@@ -1,7 +1,7 @@
 """A whole platform inside a test: `async with cluster() as client`.
 
 All roles of all tiers run in this process, on a temporary directory that is removed at the end.
-Small segments make a start take milliseconds; everything else is what production runs.
+Segments are small, so that a start takes milliseconds. All other code is the same as in production.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indilog.config import MIB, ClusterConfig, Config, node_config
 async def cluster(config: Config | None = None) -> AsyncIterator[Client]:
     """Run a platform for one test.
 
-    `durability` is `"memory"` unless `config` says otherwise: a test's data does not outlive it.
+    The default of `durability` is `"memory"`, because a test's data is not needed after the test.
     """
     config = config or Config(
         cluster=ClusterConfig(durability="memory"), node=node_config(segment_bytes=8 * MIB)

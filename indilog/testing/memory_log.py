@@ -2,13 +2,13 @@
 
 See API.md, "Testing without a server".
 
-`MemoryLogs` is one logspace: logs of any name share one dense total order, as on the real platform,
-and none sees another's records. It passes the same contract suite as the real log
-(`tests/contract`), with the same limits and error messages. Nothing is durable. Only `wait` awaits
-anything, so a coroutine over it runs to its end without an event loop.
+`MemoryLogs` is one logspace: as on the real platform, all logs share one dense total order, and no
+log shows another's records. It passes the same contract suite as the real log (`tests/contract`),
+with the same limits and error messages. No record is durable. Only reads with `wait` suspend, so
+other coroutines that use it run without an event loop.
 
-It works on spelled names instead of hashes, so that a test which compares the real log with it
-also checks the hashing.
+It uses the text of logs and tags instead of hashes, so that a comparison with the real log also
+tests the hashing.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class MemoryLogs:
     """One logspace in memory: a `LogSource`.
 
     Args:
-        config: the limits; the defaults are those of the platform.
-        page_bytes_max: data bytes of one answer to `read_range`.
-        clock: seconds since 1970, for `Record.ordered_at`, which never decreases, also if the clock
-            does.
-        writer_clock: seconds since 1970, for `Record.time`; `clock` if it is not given.
+        config: configuration with the limits; default: the platform's defaults.
+        page_bytes_max: largest number of data bytes in one answer to `read_range`.
+        clock: returns seconds since 1970, for `Record.ordered_at`, which never decreases even if
+            the clock does.
+        writer_clock: returns seconds since 1970, for `Record.time`; default: `clock`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MemoryLogs:
 
     @property
     def position(self) -> int:
-        """The logical clock: here every record is a step."""
+        """The logical clock, which advances with each record."""
         return len(self._records)
 
     def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
@@ -112,11 +112,13 @@ class MemoryLogs:
         return self._now_us
 
     def stream(self, stream: bytes) -> Sequence[SeqNum]:
-        """Return the seqnums of a stream (a spelled log, or log and tag), ascending."""
+        """Return the seqnums of a stream, ascending. A stream is the text of a log, or of a log and
+        a tag.
+        """
         return self._streams.get(stream, ())
 
     def record(self, seqnum: SeqNum) -> Record | None:
-        """Return the record at `seqnum` with its aux data of now, or None beyond the tail."""
+        """Return the record at `seqnum` with its current aux data; None beyond the tail."""
         if seqnum >= len(self._records):
             return None
         kept = self._records[seqnum]
@@ -128,7 +130,7 @@ class MemoryLogs:
         return bisect_left(self._times_us, time_us)
 
     def floor(self, stream: bytes) -> SeqNum:
-        """Return the floor of a stream: the higher one of its own and its log's."""
+        """Return the floor of a stream: the maximum of its own floor and that of its log."""
         log = stream.split(_SEPARATOR, 1)[0]
         return max(self._floors.get(stream, 0), self._floors.get(log, 0))
 
@@ -137,7 +139,7 @@ class MemoryLogs:
         self._floors[stream] = max(until, self._floors.get(stream, 0))
 
     def is_dead(self, seqnum: SeqNum) -> bool:
-        """Return whether a record is trimmed: with its log, or in all its tags."""
+        """Return whether a record is dead: below the floor of its log, or of all its tags."""
         log, *tags = _streams_of(self._records[seqnum].names)
         below = [seqnum < self._floors.get(stream, 0) for stream in (log, *tags)]
         return below[0] or (len(tags) > 0 and all(below[1:]))
@@ -165,7 +167,7 @@ class MemoryLogs:
 
 
 class MemoryLog(Log):
-    """One named log of a `MemoryLogs`; alone it has a logspace of its own."""
+    """A named log of a `MemoryLogs`. Created without `MemoryLogs`, it has its own logspace."""
 
     def __init__(
         self, name: str, *, logs: MemoryLogs | None = None, session: Session | None = None
@@ -348,7 +350,7 @@ class MemoryLog(Log):
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """See `Log.set_retention`; recorded, and not enforced here."""
+        """See `Log.set_retention`; the policy is recorded, but not enforced."""
         retention = checked_retention(self.name, age_s, size_bytes)
         await record_policy(self._policies(), self.name, retention)
 

@@ -1,8 +1,9 @@
-"""Executions over a log, interleaved call by call, without an event loop.
+"""Interleaves executions over a log call by call, without an event loop.
 
-A `SteppedLog` pauses before each call. `run_stepped` drives coroutines that await nothing else and
-asks at each pause which coroutine continues; `interleavings` tries every possible answer. So a test
-decides the order of events exactly, and a failure is repeated by repeating the choices.
+A `SteppedLog` pauses before each call. `run_stepped` runs coroutines that await only such logs, and
+at each pause calls a function that chooses the coroutine to continue. `interleavings` tries all
+choices. So a test determines the order of events exactly, and a failure is reproduced by the same
+choices.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from indilog.sdk.event import Event
 _T = TypeVar("_T")
 
 Choose: TypeAlias = Callable[[Sequence[int]], int]
-"""Given the numbers of the executions that can continue, return the one that does."""
+"""Chooses the execution to continue, given the numbers of those that can."""
 
 
 class _Pause:
-    """Awaited: hands control to the driver of the coroutine."""
+    """An awaitable that returns control to `run_stepped`."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
 
 
 class SteppedLog(Log):
-    """A log that pauses before each call; time does not pass, so a `wait` ends at once.
+    """A log that pauses before each call. Its time does not pass, so a `wait` ends at once.
 
     Attributes:
         appended: seqnums that were appended through it, in order.
@@ -137,10 +138,10 @@ class SteppedLog(Log):
 
 
 def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -> list[_T]:
-    """Run the executions to their ends, one step at a time, and return their results in order.
+    """Run all executions step by step until they end, and return their results in order.
 
     Raises:
-        Exception: of an execution; the others are closed.
+        Exception: the error of an execution; the other executions are closed.
     """
     results: dict[int, _T] = {}
     running = dict(enumerate(executions))
@@ -166,7 +167,7 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
 
 
 class _Trail:
-    """One run's choices: a given prefix, then always the first."""
+    """The choices of one run: a given prefix, then always the first option."""
 
     def __init__(self, prefix: Sequence[int]) -> None:
         self._prefix = prefix
@@ -188,10 +189,11 @@ class _Trail:
 
 
 def interleavings(run: Callable[[Choose], _T], *, runs_max: int = 100_000) -> Iterator[_T]:
-    """Yield the result of `run` for every way to choose; `run` starts afresh each time.
+    """Call `run` once for every sequence of choices, and yield its results. Each call of `run` must
+    create new state.
 
     Raises:
-        AssertionError: there are more than `runs_max` ways; the executions are too long.
+        AssertionError: there are more than `runs_max` sequences; the executions are too long.
     """
     prefix: Sequence[int] = ()
     for _ in range(runs_max):

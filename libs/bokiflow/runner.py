@@ -472,7 +472,7 @@ class Runner(HeartbeatSender):
         return bool(self.running or self._starting or self._pending)
 
     @property
-    def _is_owed(self) -> bool:
+    def _may_be_assigned(self) -> bool:
         """Whether a record in flight may assign a run to this executor."""
         return bool(self._starting or self._pending) or self._left_from is not None
 

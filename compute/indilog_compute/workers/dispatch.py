@@ -40,8 +40,9 @@ WorkerT = TypeVar("WorkerT", bound=Hashable)
 class Shares(NamedTuple):
     """The shares that each application may use while several are deployed, between 0 and 1.
 
-    `slots`: share of the slots that no other application uses. `pending`: share of the pending
-    calls that the others leave.
+    Attributes:
+        slots: share of those slots that no other application uses.
+        pending: share of those pending calls that the limit allows beyond the other applications'.
     """
 
     slots: float

@@ -140,7 +140,7 @@ class FunctionHost:
 
     @property
     def change_count(self) -> int:
-        """A number that grows with every change of the deployed applications."""
+        """Number of changes of the deployed applications on this node so far."""
         return self._applications.change_count
 
     def apps(self) -> list[AppInfo]:
@@ -150,7 +150,7 @@ class FunctionHost:
     async def deploy(
         self, sources: Mapping[str, str], *, name: str | None = None, owner: str = "local"
     ) -> AppInfo:
-        """Deploy sources (relative path → text); `name` None takes the name in the code.
+        """Deploy sources (relative path → text) under `name`; None: under the name in the code.
 
         When this returns, the deployment survives a restart, and every new call runs it.
 

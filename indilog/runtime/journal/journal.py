@@ -515,7 +515,9 @@ class Journal:
     # --- checkpoints
 
     def begin_checkpoint(self) -> Place:
-        """Return the place after all written frames; it is durable when `mark` is reached.
+        """Write a `CHECKPOINT` frame after all written frames; return its place.
+
+        The frame is durable when the next `mark` is reached.
 
         Raises:
             OSError: as `write`.

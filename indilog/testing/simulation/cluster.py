@@ -71,7 +71,7 @@ def view_for(config: Config) -> View:
 
 
 class SimulatedCluster:
-    """A context manager; use it in one thread, one at a time.
+    """A simulated cluster, as a context manager. Use one at a time, in one thread.
 
     Args:
         seed: determines all random choices.
@@ -143,8 +143,8 @@ class SimulatedCluster:
         return next(self._epochs)
 
     def begin_term(self, primary: NodeId, term: Epoch) -> None:
-        """Let a node be the primary of a new term, as the metadata store would; each process learns
-        of it after a delay of its own.
+        """Make a node the primary of a new term, as the metadata store would. Each process is
+        notified after its own delay.
         """
         self.term = TermBegun(term, primary)
         self.world.tell(f"{primary} gets term {term}")
@@ -180,7 +180,7 @@ class SimulatedCluster:
     def call(
         self, process: SimulatedProcess, story: Callable[[], Awaitable[_T]]
     ) -> asyncio.Task[_T]:
-        """Start a task inside a process that is up; it ends with the process at the latest."""
+        """Start a task inside a process that is up; it ends at the latest when the process ends."""
         assert process.loop is not None
         assert process.up, "a process that is down makes no calls"
 
@@ -196,7 +196,7 @@ class SimulatedCluster:
         engine: int = 0,
         within_s: float = READY_WITHIN_S,
     ) -> _T:
-        """Run a story at an engine to its end.
+        """Run a story at an engine until it ends.
 
         Raises:
             Stuck: the story does not end within the simulated seconds.
@@ -230,7 +230,7 @@ class SimulatedCluster:
 
 
 class _quiet:  # noqa: N801 a context manager
-    """Suppress log lines of the cluster under test: it is made to fail."""
+    """Suppress log lines of the cluster, because it is made to fail."""
 
     def __enter__(self) -> None:
         self._before: dict[str, Any] | None = (

@@ -1,16 +1,16 @@
-"""Disks: unsynced writes of a process are lost with the power, all or in part.
+"""Simulated disks, on which a power loss loses the unsynced writes of a process, all or in part.
 
-The files are real ones, in a directory in memory, so the journal reads and writes them with its own
-code. `installed` replaces `os` in the modules of `indilog.runtime` that write files. The
-replacement notes every write until `fdatasync` or `fsync` makes it durable. It also makes the
-faults: a write-back that fails, a process that is killed during a sync, a full disk, an unreadable
-place. A kill leaves written bytes in the page cache: the restart reads them, and a power loss may
-still lose them. After a power loss, each sector that was not synced is as before or as written, and
-one may be torn. A failed write-back is reported as Linux does it, to one sync of each descriptor.
-Its pages are clean from then on, so no later sync writes them.
+The files are real files in a directory in memory, so the journal's own code reads and writes them.
+`installed` replaces `os` in the modules of `indilog.runtime` that write files. The replacement
+records every write until `fdatasync` or `fsync` makes it durable. It also causes faults: a failed
+write-back, a kill during a sync, a full disk, an unreadable sector. A kill leaves written bytes in
+the page cache: the restart reads them, and a power loss may still lose them. After a power loss,
+each sector that was not synced has either its old or its new content, and one sector may be torn. A
+failed write-back is reported as in Linux, to one sync of each descriptor. Its pages are then marked
+clean, so no later sync writes them.
 
-Names in a directory (create, rename, unlink) are durable at once: the journal syncs them before it
-relies on them. Its file operations have tests of their own.
+Names in a directory (create, rename, unlink) are durable at once, because the journal syncs them
+before it relies on them. Its file operations have separate tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Write(NamedTuple):
 
 
 class _File:
-    """One file: its durable bytes, and the writes since.
+    """A file: its durable bytes, and the writes after the last sync.
 
     Attributes:
         errors: how many write-backs have failed; their bytes are not on the disk.
@@ -79,15 +79,16 @@ class SimulatedDisk:
     """The disk of one process: everything below `directory`.
 
     Attributes:
-        full: no room for a new file, and none to make one longer.
-        sync_fails: the next sync with anything to write fails.
-        overlap_fails: `sync_fails` waits for a sync that overlaps with another one of its file.
-        syncing: how many syncs of a file a thread waits for, by its inode.
+        full: whether there is no room to create or extend a file.
+        sync_fails: whether the next sync that has unsynced writes fails.
+        overlap_fails: whether `sync_fails` applies only to a sync that overlaps with another sync
+            of its file.
+        syncing: number of syncs of a file for which threads wait, by inode.
         syncs_until_killed: syncs until one kills the process; None: no sync does.
         unreadable: the share of reads that fail with `EIO`.
-        syncs: how many syncs there were.
-        overlapping_syncs: how many began while a thread waited for one of the same file. Only one
-            of them gets a failed write-back (decision 0022).
+        syncs: number of syncs.
+        overlapping_syncs: number of syncs that began while a thread waited for a sync of the same
+            file. Only one of these is notified of a failed write-back (docs/decisions/0022).
     """
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
@@ -140,7 +141,7 @@ class SimulatedDisk:
             file = self._files.get(path.stat().st_ino)
             if file is not None and (file.pending or file.errors):
                 lost += len(file.pending)
-                self._settle(file)
+                self._keep_some_writes(file)
                 self._show_durable(path, file)
         return lost
 
@@ -148,7 +149,7 @@ class SimulatedDisk:
         path.write_bytes(file.durable)
         file.errors, file.reported = 0, True
 
-    def _settle(self, file: _File) -> None:
+    def _keep_some_writes(self, file: _File) -> None:
         """Choose which unsynced writes survive: all, none, a prefix, or some sectors."""
         chance = self._chance
         sectors = [sector for write in file.pending for sector in _sectors(write)]

@@ -1,8 +1,8 @@
 """The network between processes: frames are late, lost, repeated, out of order, or cut off.
 
-It keeps the only guarantee of a transport (`indilog.runtime.transport.transport`): a frame is never
-changed. Frames to one process keep their order unless `reorder` is set. A frame to a process that
-is down is lost; one that arrives after a restart is delivered.
+It keeps one guarantee of a transport (`indilog.runtime.transport.transport`): it never changes a
+frame. Frames to one process keep their order, unless `reorder` is set. A frame that arrives while
+its receiver is down is lost; a frame that arrives after a restart is delivered.
 """
 
 from __future__ import annotations

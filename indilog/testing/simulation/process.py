@@ -20,7 +20,7 @@ from indilog.testing.simulation.world import ProcessLoop, World
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
 _GRACE_S: Final = 0.001
-"""Seconds for which a failed process lives on, so that its callers get its errors."""
+"""Seconds for which a failed process continues to run, so that its callers get its errors."""
 _RESTART_S: Final = 0.1
 """Seconds until a process that failed, or whose start was refused, is restarted."""
 
@@ -72,7 +72,7 @@ class Surroundings(Protocol):
 
 
 class SimulatedProcess:
-    """A process and its disk; it is made down.
+    """A process and its disk. A new process is not running.
 
     Attributes:
         nodes: the roles it has.
@@ -80,8 +80,8 @@ class SimulatedProcess:
         loop: of the running process, or of the last run.
         logs: of the engines of the running process.
         failures: errors that ended the process: a failed shell, or a refused start.
-        replaced: another process replaces it: once down, it is not restarted.
-        wall_ahead_s: seconds by which the wall clock of its machine is ahead; it is read at the
+        replaced: whether another process replaces it, so that it is not restarted when it is down.
+        wall_ahead_s: seconds by which its machine's wall clock is ahead; the clock is read at the
             start of the process.
         on_up: called after each start.
     """

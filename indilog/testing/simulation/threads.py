@@ -1,8 +1,9 @@
-"""Threads of a simulated process: real ones, of which one runs at a time, while the world waits.
+"""Threads of a simulated process. They are real threads, but only one runs at a time, while the
+scheduler waits.
 
-A thread yields where the real one would wait for the disk (`sleep`). So the loop of
-its process runs between the beginning of a sync and its end, as it does on a real machine, and a
-seed replays all of it.
+A thread yields (`sleep`) where the real one would wait for the disk. So the event loop of its
+process runs between the begin and the end of a sync, as on a real machine, and a seed replays the
+run.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ class Killed(BaseException):
 
 
 class SimulatedThread:
-    """A function that runs beside the loop of its process.
+    """A function that runs concurrently with the event loop of its process.
 
     Attributes:
         done: whether it has returned or raised.
-        result: what it returned.
-        error: what it raised.
+        result: the function's result.
+        error: the exception that it raised.
         naps: how often it has slept.
-        advance: resumes it at once, and has it woken later if it sleeps again; set by the loop.
+        advance: resumes the thread at once, and schedules its wake-up if it sleeps again; set by
+            the loop.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -40,7 +42,7 @@ class SimulatedThread:
         (_idle.pop() if _idle else _Carrier()).carry(self)
 
     def run(self) -> None:
-        """Resume it until it sleeps or is done."""
+        """Run the thread until it sleeps or is done."""
         self._turn.release()
         self._rest.acquire()
 
@@ -77,7 +79,7 @@ class SimulatedThread:
 class _Carrier:
     """A real thread that runs simulated threads one after the other.
 
-    Starting one for each would cost more than most of them do.
+    Starting a real thread for each simulated one would take longer than most of them run.
     """
 
     def __init__(self) -> None:
@@ -124,7 +126,7 @@ def current_thread() -> SimulatedThread | None:
 
 
 class SimulatedLock:
-    """Replaces `threading.Lock`: a loop that waits for it runs the holder."""
+    """Replaces `threading.Lock`. A loop that waits for it runs the thread that holds it."""
 
     def __init__(self) -> None:
         self._held = False
@@ -142,7 +144,7 @@ class SimulatedLock:
 
 
 class Threading:
-    """Replaces the module `threading`; everything but locks is the real one."""
+    """Replaces the module `threading`: only its locks are simulated."""
 
     Lock = SimulatedLock
 

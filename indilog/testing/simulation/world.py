@@ -1,10 +1,11 @@
-"""Time, random choices and scheduling: one scheduler runs the event loops of all processes.
+"""Simulates time, random choices and scheduling: one scheduler runs the event loops of all
+processes.
 
 Every event is a callback at an instant. Instants never decrease, and callbacks of one instant run
 in the order in which they were requested. When all callbacks of an instant have run, the clock
-jumps to the next instant. Each process has a `ProcessLoop`, an asyncio loop of its own, so code for
-a real loop runs here unchanged. Tasks and futures are asyncio's; they are deterministic as long as
-no code iterates over a set of them (PITFALLS 20).
+jumps to the next instant. Each process has its own asyncio loop (`ProcessLoop`), so code for a real
+loop runs unchanged. Tasks and futures are asyncio's; they are deterministic as long as no code
+iterates over a set of them (PITFALLS 20).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _enter_loop = asyncio._set_running_loop  # noqa: SLF001 for event loops
 START_S: Final = 1_700_000_000.0
 """The first instant of every world, in seconds since 1970."""
 _STEP_S: Final = 2e-6
-"""Simulated seconds of one callback, so that time also passes without timers."""
+"""Simulated seconds that a callback takes, so that time also passes without timers."""
 _NAPS_S: Final = (0.001, 0.001, 0.001, 0.02)
 """Approximate seconds of a disk access in a thread; slow ones leave time for segments to fill."""
 
 
 class Stuck(AssertionError):  # noqa: N818 what a test says about a run
-    """The awaited condition did not come true: no callback is left, or the time is over."""
+    """The awaited condition did not become true: no callback is left, or the time is up."""
 
 
 class Scheduled:
@@ -93,7 +94,7 @@ class World:
     # --- trace
 
     def tell(self, what: str, *parts: bytes) -> None:
-        """Add an event of this instant to the trace and the digest."""
+        """Add an event to the trace and the digest, with the current time."""
         digest = self._digest
         digest.update(f"{self.now_s!r} {what} {[len(part) for part in parts]}\n".encode())
         for part in parts:
@@ -185,8 +186,8 @@ def _wake(thread: SimulatedThread, nap: int) -> None:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one process from a start to its end.
 
-    A paused loop runs nothing; what falls due meanwhile runs when it resumes, in order. A loop that
-    is not alive never runs anything again.
+    A paused loop runs no callbacks; those that become due meanwhile run in order when it resumes. A
+    loop that has ended runs no callbacks any more.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -197,7 +198,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.deferred: list[Scheduled] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.threads: list[SimulatedThread] = []
-        """The threads whose outcome the loop has not got yet."""
+        """The threads whose outcome the loop has not received yet."""
         self.on_killed: Callable[[], None] = self.end
         """Called when the process is killed during an operation (`Killed`)."""
         self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
@@ -299,9 +300,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         func: Callable[..., _T],
         *args: Any,  # noqa: ANN401 as asyncio says
     ) -> asyncio.Future[_T]:
-        """Call `func` in a thread: it takes a while, during which the loop runs.
+        """Call `func` in a simulated thread, which takes some time, during which the loop runs.
 
-        The seed chooses whether it begins at the beginning of that time or at its end. It sleeps
+        The seed chooses whether `func` runs at the begin or at the end of that time. It sleeps
         where it waits for the disk.
         """
         future: asyncio.Future[_T] = self.create_future()
@@ -330,9 +331,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if isinstance(thread.error, Killed):
             self.threads.remove(thread)
             raise thread.error
-        self.call_later(done_after_s, self._settle, thread, future)
+        self.call_later(done_after_s, self._resolve, thread, future)
 
-    def _settle(self, thread: SimulatedThread, future: asyncio.Future[Any]) -> None:
+    def _resolve(self, thread: SimulatedThread, future: asyncio.Future[Any]) -> None:
         self.threads.remove(thread)
         if future.done():
             return
@@ -354,5 +355,5 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return not self.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note a result that no reader took."""
+        """Record an exception that no code has handled."""
         self.world.tell(f"{self.name}: {context.get('message', '')}")

@@ -80,7 +80,7 @@ class LockReplica:
         """Append a command, catch up with it, and return its outcome.
 
         None: the outcome is unknown, because hundreds of later records were applied and then
-            trimmed.
+        trimmed.
 
         Raises:
             AppendOutcomeUnknownError: as for `Log.append`; or the command was appended, and its

@@ -56,8 +56,8 @@ class HeldByRun:
         self._renewing: asyncio.Task[None] | None = None
 
     def is_held(self, execution: Execution, log: Log, name: str) -> bool:
-        """Tell whether this is the lock `name` of `log`, and the run of `execution` holds it, as
-        far as is decided.
+        """Tell whether this is the lock `name` of `log`, held by the run of `execution` according
+        to the decided operations.
         """
         is_same = (self._log_name, self.name) == (log.name, name)
         return is_same and self._execution is execution and not self._is_over

@@ -8,8 +8,8 @@ runs. The name of a dead executor is never used again.
 its own monotonic clock, from when it read the heartbeat. The executor itself counts from before it
 sent the heartbeat, so it considers its lease ended first. A process that finds a lease ended
 appends a claim (`ExecutorDead`), which says up to which seqnum the process has read. The claim
-takes effect if no record at or after that seqnum is about the executor. So its effect follows from
-the records alone, and every process agrees.
+takes effect if the log has no record about the executor between that seqnum and the claim. So its
+effect follows from the records alone, and every process agrees.
 
 **Unreadable records** are skipped. A lost record may have been any record, which `Executors.lost`
 takes into account. A record of a later version is left to that version

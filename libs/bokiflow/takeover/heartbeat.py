@@ -106,7 +106,7 @@ class HeartbeatSender(ABC):
 
     @property
     @abstractmethod
-    def _is_owed(self) -> bool:
+    def _may_be_assigned(self) -> bool:
         """Whether a record in flight may assign a run to this executor."""
 
     @property
@@ -310,9 +310,9 @@ class HeartbeatSender(ABC):
         """While idle, record that this process leaves, before its lease ends. So no process looks
         for its runs.
         """
-        name, is_owed = self.lease.name, self._is_owed
+        name, may_be_assigned = self.lease.name, self._may_be_assigned
         self._lose()
-        await self._leave(log, name, is_owed=is_owed)
+        await self._leave(log, name, may_be_assigned=may_be_assigned)
 
     async def retire(self, log: Log) -> None:
         """End an expired lease of this process. If the process is idle, record that, so that no
@@ -323,15 +323,15 @@ class HeartbeatSender(ABC):
         name = self.lease.name
         if self.lease.has_ended() or self.lease.renewed_at is None:
             idle = not (self._is_busy or self.executors.left_to(name))
-            is_owed = self._is_owed
+            may_be_assigned = self._may_be_assigned
             self._lose()
             if idle:
-                await self._leave(log, name, is_owed=is_owed)
+                await self._leave(log, name, may_be_assigned=may_be_assigned)
 
-    async def _leave(self, log: Log, name: str, *, is_owed: bool) -> None:
+    async def _leave(self, log: Log, name: str, *, may_be_assigned: bool) -> None:
         """Record that an executor has left, and whether it owns runs or may still get runs."""
         left = await retry_while_unavailable(partial(read_remains, log, name))
-        is_idle = not (is_owed or left.runs or self.executors.left_to(name))
+        is_idle = not (may_be_assigned or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
         await append_with_retry(log, [Entry(encode(ExecutorLeft(name, is_idle=is_idle)), tags)])
         if is_idle:
@@ -341,7 +341,7 @@ class HeartbeatSender(ABC):
     async def stop(self, log: Log) -> None:
         """Stop all runs and record that, so that other processes take them over at once."""
         name, tasks = self.lease.name, self._tasks()
-        is_owed = self._is_busy or self._is_owed
+        may_be_assigned = self._is_busy or self._may_be_assigned
         for task in (self._beating, self._tidying):
             if task is not None:
                 tasks.append(task)
@@ -350,4 +350,4 @@ class HeartbeatSender(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._leave(log, name, is_owed=is_owed)
+        await self._leave(log, name, may_be_assigned=may_be_assigned)
