@@ -372,8 +372,8 @@ def check_log_name(name: str) -> str:
         raise InvalidTagError(f"A log's name must be text, not {type(name).__name__}: {name!r}.")
     if name.startswith(RESERVED):
         raise InvalidTagError(
-            f"Log names that start with {RESERVED} are reserved for the platform; choose another "
-            f"name than {name!r}."
+            f"Names of logs that start with {RESERVED} are reserved for the platform; choose "
+            f"another name than {name!r}."
         )
     log_tag(name)  # refuses an invalid name
     return name

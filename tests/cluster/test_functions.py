@@ -182,7 +182,7 @@ async def test_the_outcome_of_an_asynchronous_call_is_shown_by_a_command(
     code, out, err = await command(platform, "invocation", "show", "i-1")
     assert (code, out) == (2, "")
     assert err == (
-        "No invocation 'i-1' is known: there was none, or its outcome is forgotten (kept for "
+        "No invocation 'i-1' is known: it never existed, or its outcome is deleted (kept for "
         "86,400 s at most, results_kept_s).\n"
     )
 

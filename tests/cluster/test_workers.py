@@ -100,7 +100,7 @@ async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
         assert answer.status_code == 503
         assert answer.json()["detail"] == (
             "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
-            "process (exit status 5). It is tried again from time to time; if its code is the "
+            "process (exit status 5). The import is retried periodically; if its code is the "
             "cause, deploy it again."
         )
         mark.unlink()

@@ -126,9 +126,9 @@ async def test_a_tag_that_was_trimmed_alone_counts_as_well(log: Log) -> None:
 
 async def test_a_batch_that_cannot_contradict_the_next_one_is_refused(log: Log) -> None:
     for entries in ([], [Entry(b"x", ["u"])], [Entry(b"x", [7])]):
-        with pytest.raises(ValueError, match="has tag 't' of its condition"):
+        with pytest.raises(ValueError, match="the condition's tag 't'"):
             await log.append_batch(entries, after=After("t"))
-    with pytest.raises(ValueError, match="has tag '7'"):
+    with pytest.raises(ValueError, match="condition's tag '7'"):
         await log.append_batch([Entry(b"x", [7])], after=After("7"))
 
 

@@ -228,7 +228,7 @@ def test_damage_is_one_sentence_or_skipped(spark: SparkSession, tmp_path: Path) 
     ("arguments", "sentence"),
     [
         (["{data}", "--master", "nonsense"], "Spark does not start with master 'nonsense': "),
-        (["http://", "--log", "a"], "A platform's URL is like http://127.0.0.1:8080"),
+        (["http://", "--log", "a"], "A platform's URL has the form http://127.0.0.1:8080"),
         (["{data}", "--out", "/proc/none"], "/proc/none/tags.svg cannot be written: "),
     ],
 )

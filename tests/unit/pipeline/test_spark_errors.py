@@ -24,8 +24,10 @@ This stopped SparkContext was created at:"""
 
 
 def test_a_python_exception_is_its_message() -> None:
-    refused = PLANNED.format(error="ValueError: A platform's URL is like http://127.0.0.1:8080.")
-    assert sentence_in(refused) == "A platform's URL is like http://127.0.0.1:8080."
+    refused = PLANNED.format(
+        error="ValueError: A platform's URL has the form http://127.0.0.1:8080."
+    )
+    assert sentence_in(refused) == "A platform's URL has the form http://127.0.0.1:8080."
     own = "indilog.base.errors.ConfigError: A stream has records only."
     assert sentence_in(PLANNED.format(error=own + AFTER)) == "A stream has records only."
 

@@ -173,7 +173,11 @@ async def test_a_wait_over_http_times_out(served: Served) -> None:
         ({"data": "x", "records": []}, 400, "not both"),
         ({"data": "x", "after": {"tag": "t", "seqnum": None}}, 400, "also for one record"),
         ({"records": [{"data": "x"}], "after": {"seqnum": None}}, 400, "needs a tag"),
-        ({"records": [{"data": "x"}], "after": {"tag": "t", "seqnum": 0}}, 400, "has tag 't'"),
+        (
+            {"records": [{"data": "x"}], "after": {"tag": "t", "seqnum": 0}},
+            400,
+            "condition's tag 't'",
+        ),
         ({"records": [{"data": "x"}], "after": {"tag": "t"}}, 422, "after.seqnum"),
     ],
 )
@@ -297,7 +301,7 @@ async def test_an_invalid_app_name_is_refused_with_a_sentence(served: Served, na
 
 async def test_undeploying_an_unknown_app_is_refused_with_a_sentence(served: Served) -> None:
     reported = problem(await served.client.delete("/apps/nope"))
-    assert reported == (404, "No app 'nope' is deployed; `indilog apps` lists what is.")
+    assert reported == (404, "No app 'nope' is deployed; `indilog apps` lists the deployed ones.")
 
 
 async def test_deploying_without_workers_is_refused_as_retryable(served: Served) -> None:
