@@ -245,7 +245,7 @@ class _Entries:
 
 
 class _Shards:
-    """What of the shards of a storage node is in its journal so far."""
+    """Tracks how far the new journal of a storage node has each of its shards."""
 
     def __init__(self, node: NodeId, view: View, entries: _Entries) -> None:
         self._entries = entries
