@@ -78,7 +78,7 @@ from indilog.wire.messages import (
     TermIs,
 )
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
-from indilog.wire.time_messages import TimeFound
+from indilog.wire.time_messages import PlacesFound, TimeFound
 from indilog_compute.conditional.conditional_appends import ConditionalAppends
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
@@ -86,9 +86,9 @@ from indilog_compute.local_index import LocalIndex
 from indilog_compute.reads.local_reads import LocalReads
 from indilog_compute.reads.log_floors import LogFloors
 from indilog_compute.reads.operation import PENDING, Operation, Pending, Stage
+from indilog_compute.reads.order_lookups import OrderLookups
 from indilog_compute.reads.reads import Reads
 from indilog_compute.reads.record_cache import RecordCache
-from indilog_compute.reads.time_lookups import TimeLookups
 from indilog_compute.reads.watches import ReadyWaiters, Watches
 from indilog_compute.shard_writer import ShardWriter, Takeover, acknowledgements
 from indilog_compute.trims import Trims
@@ -102,7 +102,7 @@ class Engine:
     """One compute node's role.
 
     Attributes:
-        times: finds seqnums by time, for callers in this process.
+        order_lookups: finds seqnums by time and places of records, for callers in this process.
         watches: readers that wait for a record; answered when index data may have one.
     """
 
@@ -113,7 +113,7 @@ class Engine:
         self._leadership = Leadership(views[-1])
         self._extended = config.node.caches.local_index == "extended"
         self._begin()
-        self.times = TimeLookups(views, config.node)
+        self.order_lookups = OrderLookups(views, config.node)
         self.trims = Trims(self._leadership, config.node)
         self._writer: ShardWriter | None = None
         self._conditional = ConditionalAppends(node, views[-1], config.node)
@@ -302,7 +302,7 @@ class Engine:
         """
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
-        effects += self._reads.abandon(error) + self.times.abandon(error)
+        effects += self._reads.abandon(error) + self.order_lookups.abandon(error)
         effects += self.trims.abandon(error)
         effects = self._conditional.abandon(effects, error, self._reads)
         waiters = [*self._ready_waiters.take(), *self.watches.clear()]
@@ -374,12 +374,12 @@ class Engine:
             return True
         if self._ready_waiters or len(self.watches) > self._watches_known:
             return True
-        return bool(self.times or self.trims or self._conditional)
+        return bool(self.order_lookups or self.trims or self._conditional)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Ask, resend and expire; iterations that only append leave this out."""
         effects = self._reads.begin(now) + self._on_time(now)
-        effects += self.times.advance(now) + self.trims.advance(self.position, now)
+        effects += self.order_lookups.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
         self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
@@ -415,8 +415,8 @@ class Engine:
                 return self._on_index_data(event, message, now)
             case RecordsRead() | LookupResult() | TagFirsts():
                 return self._reads.on_message(event.sender, message, now)
-            case TimeFound():
-                return self.times.on_found(event.sender, message, now)
+            case TimeFound() | PlacesFound():
+                return self.order_lookups.on_found(event.sender, message, now)
             case TailIs() | TrimIs():
                 return self._on_primary_answer(event, message, now)
             case DiskFull(full=full):
@@ -475,7 +475,7 @@ class Engine:
         self._join_request = epoch * _REQUESTS_PER_EPOCH
         self._catch_up.reader.start(epoch)
         self._reads.number_from(self._join_request)
-        self.times.number_from(self._join_request)
+        self.order_lookups.number_from(self._join_request)
         self.trims.number_from(self._join_request)
         self._conditional.started(epoch, self._join_request)
         effects = self._ask_to_join(now)
@@ -524,7 +524,7 @@ class Engine:
         effects: list[Effect] = [
             Ignore(self.position, reason),
             *self._reads.abandon(error),
-            *self.times.abandon(error),
+            *self.order_lookups.abandon(error),
             *self.trims.abandon(error),
         ]
         self._join_request = self._reads.last_request + 1
@@ -659,7 +659,7 @@ class Engine:
         return due if due < _NEVER else None
 
     def _upkeep_due(self) -> Instant:
-        times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
+        times = [self._reads.deadline(), self.order_lookups.deadline(), self.trims.deadline()]
         if self._local is None:
             times.append(self._join.due)
         times += [self._catch_up.deadline(), self._index_fetch.deadline()]
@@ -686,6 +686,6 @@ class Engine:
         self._reads.check_invariants()
         self._floors.check_invariants()
         self.watches.check_invariants()
-        self.times.check_invariants()
+        self.order_lookups.check_invariants()
         self.trims.check_invariants()
         self._conditional.check_invariants()

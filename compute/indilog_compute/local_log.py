@@ -31,6 +31,7 @@ from indilog.base.log import (
     After,
     Entry,
     Log,
+    PlacedSpan,
     Record,
     Session,
     check_after,
@@ -299,11 +300,28 @@ class LocalLog(Log):
         # The answer for a time after now must lie above every record that this node knows to be
         # ordered.
         position = max(self._session.position, self._engine.position)
-        self._engine.times.start(check_time(time), position, waiter)
+        self._engine.order_lookups.find_time(check_time(time), position, waiter)
         self._logs.hasten()
         seqnum = self._seen(await waiter)
         assert isinstance(seqnum, int)
         return seqnum
+
+    async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
+        """Return where the records of all logs from `start` to below `end` are: the spans of the
+        first of them; none if `start` is not ordered yet.
+
+        Raises:
+            ValueError: the seqnums are not 0 <= start < end.
+        """
+        if not check_bound(start) < check_bound(end):
+            raise ValueError(f"places are of seqnums [start, end), not [{start}, {end})")
+        waiter = self._logs.future()
+        position = max(self._session.position, self._engine.position)
+        self._engine.order_lookups.find_places(start, end, position, waiter)
+        self._logs.hasten()
+        spans = self._seen(await waiter)
+        assert isinstance(spans, tuple)
+        return spans
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Trim the records below `until`; see `Log.trim`."""

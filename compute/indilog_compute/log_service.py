@@ -29,6 +29,7 @@ from indilog.link.link_messages import (
     LogAppendBatch,
     LogFindTime,
     LogNow,
+    LogPlaces,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -37,6 +38,7 @@ from indilog.link.link_messages import (
     LogSetAux,
     LogTail,
     LogTrim,
+    PlacesAre,
     RecordsFound,
     RecordValue,
     TailFound,
@@ -44,6 +46,7 @@ from indilog.link.link_messages import (
     failed,
 )
 from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
+from indilog_compute.local_log import LocalLog
 
 _READS: Final = (LogRead, LogReadPrev)
 """A tuple, because making a union for each question would cost more than the check itself."""
@@ -190,6 +193,10 @@ async def _execute(  # noqa: PLR0911 - one answer per question
         case LogFindTime():
             first = await log.find_time(question.time)
             return lambda at: TailFound(at, first)
+        case LogPlaces():
+            assert isinstance(log, LocalLog), "a compute node has the log"
+            spans = tuple(await log.places(question.start, question.end))
+            return lambda at: PlacesAre(at, spans)
         case LogNow():
             time = await log.now()
             return lambda at: TimeIs(at, time)

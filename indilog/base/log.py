@@ -11,15 +11,17 @@ import abc
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
 from indilog.base.errors import InvalidTagError, TooLargeError
 from indilog.base.ids import (
     MAX_SEQNUM,
+    LocalId,
     MetalogPosition,
     SeqNum,
+    ShardId,
     UserTag,
     log_tag,
     names_decoded,
@@ -61,6 +63,23 @@ class After(msgspec.Struct, frozen=True):
 
     tag: UserTag
     seqnum: SeqNum | None = None
+
+
+class PlacedSpan(NamedTuple):
+    """Where consecutive records are: seqnums and localids grow together.
+
+    Attributes:
+        first, end: their seqnums.
+        shard: the shard of all.
+        localid: of the first one.
+        position: the metalog entry that ordered them.
+    """
+
+    first: SeqNum
+    end: SeqNum
+    shard: ShardId
+    localid: LocalId
+    position: MetalogPosition
 
 
 class Record:

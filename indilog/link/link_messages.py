@@ -23,7 +23,13 @@ from indilog.base import errors
 from indilog.base.deployed import AppInfo
 from indilog.base.errors import CallOutcomeUnknownError, IndilogError, NotReadyError
 from indilog.base.ids import MetalogPosition, SeqNum, UserTag
-from indilog.base.log import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT, RECORD_TAGS_LIMIT, After
+from indilog.base.log import (
+    BATCH_RECORDS_LIMIT,
+    BATCH_TAGS_LIMIT,
+    RECORD_TAGS_LIMIT,
+    After,
+    PlacedSpan,
+)
 from indilog.link.link_message import SOURCES_LIMIT
 from indilog.link.link_message import LinkStruct as _Message
 from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
@@ -40,7 +46,7 @@ from indilog.link.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 4
+LINK_VERSION: Final = 5
 """Version of the protocol. Each end sends its version first; a link between different versions is
 closed.
 """
@@ -242,6 +248,20 @@ class LogFindTime(_Message, frozen=True):
     time: float
 
 
+class LogPlaces(_Message, frozen=True):
+    """client → compute node: where the records of all logs from seqnum `start` to below `end` are;
+    answered by `PlacesAre`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    start: SeqNum
+    end: SeqNum
+
+
 class LogSetAux(_Message, frozen=True):
     """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
 
@@ -402,6 +422,18 @@ class TailFound(_Message, frozen=True):
     seqnum: SeqNum
 
 
+class PlacesAre(_Message, frozen=True):
+    """compute node → client: the spans of the first of the requested records; none if they are not
+    ordered yet.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    spans: tuple[PlacedSpan, ...]
+
+
 class TimeIs(_Message, frozen=True):
     """compute node → worker, client: the time of the log, seconds since 1970 by the
     primary's clock.
@@ -496,7 +528,7 @@ class InvocationFound(_Message, frozen=True):
 
 LogQuestion: TypeAlias = (
     LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
-    | LogNow | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
+    | LogNow | LogSetAux | LogFindTime | LogPlaces | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
@@ -512,8 +544,8 @@ before it decodes the items. So these limits bound the time to decode a message.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesChanged
 Answer: TypeAlias = (
-    Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted
-    | InvocationFound | Loaded | Deployed | Undeployed | Failed
+    Appended | RecordsFound | TailFound | PlacesAre | TimeIs | RetentionFound | Done | Returned
+    | Accepted | InvocationFound | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

@@ -18,6 +18,7 @@ from indilog.base.log import (
     After,
     Entry,
     Log,
+    PlacedSpan,
     Record,
     Session,
     check_after,
@@ -40,6 +41,7 @@ from indilog.link.link_messages import (
     LogAppendBatch,
     LogFindTime,
     LogNow,
+    LogPlaces,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -48,6 +50,7 @@ from indilog.link.link_messages import (
     LogSetAux,
     LogTail,
     LogTrim,
+    PlacesAre,
     Question,
     RecordsFound,
     RecordValue,
@@ -190,6 +193,13 @@ class RemoteLog(Log):
         check_time(time)
         question = LogFindTime(self.name, self._session.position, float(time))
         return _expected(TailFound, await self._read(question)).seqnum
+
+    async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
+        """Return where the records of all logs from `start` to below `end` are: the spans of the
+        first of them; none if `start` is not ordered yet.
+        """
+        question = LogPlaces(self.name, self._session.position, start, end)
+        return _expected(PlacesAre, await self._read(question)).spans
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Delete the records below `until` (`Log.trim`)."""

@@ -60,7 +60,7 @@ from indilog.wire.tag_messages import (
     TrimIs,
     TrimWanted,
 )
-from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog.wire.wire_message import WireMessage
 
 
@@ -551,6 +551,8 @@ Message: TypeAlias = (
     | Batches
     | TimeLookup
     | TimeFound
+    | PlacesLookup
+    | PlacesFound
     | HomeWanted
     | HomeIs
     | ConditionalAppend

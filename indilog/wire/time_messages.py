@@ -1,8 +1,11 @@
-"""The messages about times (ARCHITECTURE 9). `indilog.wire.messages` says how to read them."""
+"""The messages about what metalog entries say: times, and places of records (ARCHITECTURE 9).
+`indilog.wire.messages` says how to read them.
+"""
 
 from __future__ import annotations
 
 from indilog.base.ids import MetalogPosition, SeqNum
+from indilog.base.log import PlacedSpan
 from indilog.wire.wire_message import WireMessage
 
 
@@ -32,3 +35,30 @@ class TimeFound(WireMessage, frozen=True):
     seqnum: SeqNum
     position: MetalogPosition
     found: bool
+
+
+class PlacesLookup(WireMessage, frozen=True):
+    """engine → storage: asks where the records from seqnum `start` to below `end` are.
+
+    Lost: another storage node is asked after a pause.
+    Repeated: answered again.
+    """
+
+    request: int
+    start: SeqNum
+    end: SeqNum
+
+
+class PlacesFound(WireMessage, frozen=True):
+    """storage → engine: the spans of the first of these records, ascending, without gaps; a node
+    that has applied `position` metalog entries has them.
+
+    Not `found`: no entry applied here ordered `start`.
+    Lost: another storage node is asked after a pause.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    position: MetalogPosition
+    found: bool
+    spans: tuple[PlacedSpan, ...] = ()

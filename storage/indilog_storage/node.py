@@ -60,7 +60,7 @@ from indilog.wire.messages import (
     TermIs,
 )
 from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
-from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_storage.appends import Appends
 from indilog_storage.batch_reads import BatchReads, BatchTask
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore
@@ -94,6 +94,8 @@ from indilog_storage.trims import (
 _NEVER: Final = Instant(math.inf)
 _COLD_READS: Final = 4
 """Reads of cold storage that may be under way, for each that a process makes at once."""
+_PLACES_MAX: Final = 4096
+"""Spans in one answer."""
 _AUX_OVERHEAD_BYTES: Final = 64
 """About how much memory aux data takes besides its bytes."""
 
@@ -355,7 +357,9 @@ class StorageNode:
                 return self._on_copies(event, message, now)
             case ShardStoredWanted() as message:
                 return self._appends.on_stored_wanted(event, message)
-            case ReadRecords() | IndexDataWanted() | TimeLookup() | AuxSet() as message:
+            case (
+                ReadRecords() | IndexDataWanted() | TimeLookup() | PlacesLookup() | AuxSet()
+            ) as message:
                 return self._on_reader(event, message, now)
             case TermIs(term, primary):
                 return self._on_term(TermBegun(term, primary), event.sender)
@@ -365,7 +369,7 @@ class StorageNode:
     def _on_reader(
         self,
         event: Received,
-        message: ReadRecords | IndexDataWanted | TimeLookup | AuxSet,
+        message: ReadRecords | IndexDataWanted | TimeLookup | PlacesLookup | AuxSet,
         now: Instant,
     ) -> list[Effect]:
         match message:
@@ -375,6 +379,8 @@ class StorageNode:
                 return self._on_index_data_wanted(event, message)
             case TimeLookup():
                 return self._on_time_lookup(event, message)
+            case PlacesLookup():
+                return self._on_places_lookup(event, message)
             case AuxSet():
                 return self._on_aux_set(event, message)
 
@@ -664,6 +670,14 @@ class StorageNode:
         else:
             seqnum = ordering.tail_before(position)
             answer = TimeFound(message.request, seqnum, position + 1, found=True)
+        return [Send(event.sender, answer)]
+
+    def _on_places_lookup(self, event: Received, message: PlacesLookup) -> list[Effect]:
+        if not 0 <= message.start < message.end:
+            return [Ignore(event, "places of no possible seqnums")]
+        ordering = self._ordering
+        spans = ordering.places(message.start, message.end, _PLACES_MAX)
+        answer = PlacesFound(message.request, ordering.position, bool(spans), spans)
         return [Send(event.sender, answer)]
 
     def _on_aux_set(self, event: Received, message: AuxSet) -> list[Effect]:

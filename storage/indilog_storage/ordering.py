@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from indilog.base.columns import Pack, Packs
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
+from indilog.base.log import PlacedSpan
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.lineage import Extent, Lineage, LineageColumns, TrimExtent
 from indilog.kernel.metalog import (
@@ -256,6 +257,20 @@ class Ordering:
             spans.append(span)
             seqnum = span.end_seqnum
         return spans
+
+    def places(self, start: SeqNum, end: SeqNum, spans_max: int) -> tuple[PlacedSpan, ...]:
+        """Return the first spans of the ordered records from `start` to below `end`, at most
+        `spans_max`.
+        """
+        found: list[PlacedSpan] = []
+        position = self.position_of(start)
+        while start < end and position < self.position and len(found) < spans_max:
+            for shard, localid, first, length, *_ in self.spans_at(position):
+                if first < end and first + length > start and len(found) < spans_max:
+                    at, stop = max(first, start), min(first + length, end)
+                    found.append(PlacedSpan(at, stop, shard, localid + at - first, position))
+            position += 1
+        return tuple(found)
 
     def find_time(self, time_us: int) -> MetalogPosition | None:
         """Return the position of the first entry proposed at `time_us` or later; None: there is

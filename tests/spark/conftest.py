@@ -63,10 +63,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the URL of a platform that all tests share; each uses logs of its own."""
-    with platform(tmp_path_factory.mktemp("platform") / "data") as running:
-        yield running.url
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Return the data directory and the URL of a platform that all tests share."""
+    directory = tmp_path_factory.mktemp("platform") / "data"
+    with platform(directory) as running:
+        yield directory, running.url
+
+
+@pytest.fixture(scope="session")
+def directory(shared: tuple[Path, str]) -> Path:
+    """Return the data directory of the shared platform."""
+    return shared[0]
+
+
+@pytest.fixture(scope="session")
+def url(shared: tuple[Path, str]) -> str:
+    """Return the URL of the shared platform; each test uses logs of its own."""
+    return shared[1]
 
 
 @pytest.fixture

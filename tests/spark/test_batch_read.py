@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -47,7 +48,10 @@ def seqnums(frame: DataFrame) -> list[int]:
     return sorted(row.seqnum for row in frame.select("seqnum").collect())
 
 
-def test_all_columns_are_those_of_the_client(spark: SparkSession, url: str, told: Told) -> None:
+def test_all_columns_are_those_of_the_client_and_of_the_directory(
+    spark: SparkSession, url: str, directory: Path, told: Told
+) -> None:
+    told(fill, "another log between")
     wanted = told(fill, "columns")
     rows = reader(spark, url, "columns").load().orderBy("seqnum").collect()
     assert [(row.seqnum, bytes(row.data)) for row in rows] == [(r.seqnum, r.data) for r in wanted]
@@ -58,7 +62,10 @@ def test_all_columns_are_those_of_the_client(spark: SparkSession, url: str, told
         assert [tag % 2**64 for tag in row.tags] == hashes
         assert micros(row.ordered_at) == round(record.ordered_at * 1e6)
         assert micros(row.time) == round(record.time * 1e6)
-        assert row.shard is row.localid is row.position is None
+    stored = spark.read.format("indilog").option("path", str(directory)).option("log", "columns")
+    assert rows == stored.load().orderBy("seqnum").collect()
+    assert len({(row.shard, row.localid) for row in rows}) == len(rows)
+    assert len({row.position for row in rows}) > 1
 
 
 def micros(time: datetime.datetime) -> int:

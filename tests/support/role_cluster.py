@@ -200,7 +200,7 @@ class RoleCluster:
     def find_time(self, time_us: int, *, engine: int = 0) -> SeqNum:
         waiter = Waiter()
         role = self.engine(engine)
-        role.times.start(time_us, role.position, waiter)
+        role.order_lookups.find_time(time_us, role.position, waiter)
         self.run_until(lambda: waiter.outcome is not PENDING)
         assert isinstance(waiter.outcome, Answered), waiter.outcome
         return waiter.outcome.value  # type: ignore[return-value]

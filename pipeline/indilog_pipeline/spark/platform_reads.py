@@ -1,8 +1,8 @@
 """Reads through a running platform: pages of one log, in parallel by ranges of seqnums.
 
 Tasks read in a session that has seen the end of the log, so each answer has at least the records
-that the plan knew. The platform's reads return no shard, localid and position, so these columns are
-null.
+that the plan knew. The platform's reads return no shard, localid and position. If these columns are
+wanted, the task asks where the range's records are; a span of them is one row of the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from indilog.base.errors import ConfigError, DataLossError, TrimmedError
 from indilog.base.ids import MetalogPosition, SeqNum, UserTag, names_decoded, tag_hashes_in
-from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, Record
+from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, PlacedSpan, Record
+from indilog.link.remote import RemoteLog
 from indilog_pipeline.spark.columns import COLUMNS, arrow_schema
 from indilog_pipeline.spark.connection import Connection, connected
 from indilog_pipeline.spark.options import Access, Bounds
@@ -133,23 +134,56 @@ class PlatformReads:
         assert isinstance(part.source, _LogPart), "the part was planned by this class"
         with connected(self._access, part.source.position) as platform:
             log = platform.log(part.source.log)
+            places = _Places(platform, log, part.end) if _PLACES & set(columns) else None
+            make = partial(_batch, log=log.name, columns=columns, places=places)
             waiting: list[Record] = []
             waiting_bytes = 0
             for page in _pages(platform, log, self._tag, part.start, part.end):
                 if isinstance(page, Gap):
                     if waiting:
-                        yield _batch(waiting, log.name, columns)
+                        yield make(waiting)
                         waiting, waiting_bytes = [], 0
                     yield page
                     continue
                 waiting += page
                 waiting_bytes += sum(len(record.data) for record in page)
                 while len(waiting) >= self._batch_rows or waiting_bytes >= _BATCH_BYTES:
-                    yield _batch(waiting[: self._batch_rows], log.name, columns)
+                    yield make(waiting[: self._batch_rows])
                     waiting = waiting[self._batch_rows :]
                     waiting_bytes = sum(len(record.data) for record in waiting)
             if waiting:
-                yield _batch(waiting, log.name, columns)
+                yield make(waiting)
+
+
+class _Places:
+    """The shard, localid and position of the records of a part, which are asked for in order."""
+
+    def __init__(self, platform: Connection, log: Log, end: SeqNum) -> None:
+        assert isinstance(log, RemoteLog), "the log is read over a connection"
+        self._platform, self._log, self._end = platform, log, end
+        self._spans: list[PlacedSpan] = []
+
+    def of(self, records: Sequence[Record]) -> dict[str, list[object]]:
+        """Return the columns of consecutive records of the part."""
+        found: dict[str, list[object]] = {name: [] for name in _PLACES}
+        at = 0
+        for record in records:
+            while at == len(self._spans) or self._spans[at].end <= record.seqnum:
+                at += 1
+                if at >= len(self._spans):
+                    self._fetch(record.seqnum)
+                    at = 0
+            first, _, shard, localid, position = self._spans[at]
+            found["shard"].append(shard)
+            found["localid"].append(localid + record.seqnum - first)
+            found["position"].append(position)
+        del self._spans[:at]
+        return found
+
+    def _fetch(self, start: SeqNum) -> None:
+        spans = self._platform.ask(partial(self._log.places, start, max(self._end, start + 1)))
+        assert spans, "the record was read, so it is ordered"
+        self._spans = list(spans)
 
 
 def _logs(bounds: Bounds) -> list[str]:
@@ -226,8 +260,14 @@ def _end_within(
     return end
 
 
-def _batch(records: Sequence[Record], log: str, columns: Sequence[str]) -> pa.RecordBatch:
-    arrays = [pa.array(_VALUES[name](records, log), type=COLUMNS[name].arrow) for name in columns]
+def _batch(
+    records: Sequence[Record], log: str, columns: Sequence[str], places: _Places | None
+) -> pa.RecordBatch:
+    values = places.of(records) if places is not None else {}
+    for name in columns:
+        if name not in values:
+            values[name] = _VALUES[name](records, log)
+    arrays = [pa.array(values[name], type=COLUMNS[name].arrow) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(COLUMNS, columns))
 
 
@@ -259,7 +299,5 @@ _VALUES: Final[dict[str, Callable[[Sequence[Record], str], list[object]]]] = {
     "tags": lambda records, _log: [_hashes(record.names) for record in records],
     "tag_names": lambda records, _log: [_names(record.names) for record in records],
     "data": lambda records, _log: [record.data for record in records],
-    "shard": lambda records, _log: [None] * len(records),
-    "localid": lambda records, _log: [None] * len(records),
-    "position": lambda records, _log: [None] * len(records),
 }
+_PLACES: Final = frozenset({"shard", "localid", "position"})

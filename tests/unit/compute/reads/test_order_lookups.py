@@ -1,12 +1,23 @@
-"""Claims about finding times at one engine (`indilog_compute.reads.time_lookups`)."""
+"""Claims about finding times and places at one engine (`indilog_compute.reads.order_lookups`)."""
 
 from __future__ import annotations
 
 from indilog.base.errors import QuorumUnavailableError
+from indilog.base.log import PlacedSpan
 from indilog.roles.role import Effect, Ignore
-from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_compute.reads.operation import Answered
-from tests.unit.compute.engine_driver import PRIMARY, A, B, Driver, answered, answers, joined, sends
+from tests.unit.compute.engine_driver import (
+    PRIMARY,
+    SHARD,
+    A,
+    B,
+    Driver,
+    answered,
+    answers,
+    joined,
+    sends,
+)
 
 
 def asked(effects: list[Effect]) -> list[tuple[str, TimeLookup]]:
@@ -15,7 +26,7 @@ def asked(effects: list[Effect]) -> list[tuple[str, TimeLookup]]:
 
 def asking(position: int = 0) -> tuple[Driver, str, int]:
     driver = joined(resend_s=1, read_timeout_s=3)
-    driver.engine.times.start(5_000_000, position, "asker")
+    driver.engine.order_lookups.find_time(5_000_000, position, "asker")
     ((node, lookup),) = asked(driver.turn())
     assert lookup.time_us == 5_000_000
     return driver, node, lookup.request
@@ -64,11 +75,49 @@ def test_foreign_messages_are_ignored_and_a_stop_fails_the_lookup() -> None:
 
 def test_a_lookup_fails_after_its_timeout_although_its_next_resend_is_later() -> None:
     driver = joined(resend_s=1, resend_s_max=8, read_timeout_s=4)
-    driver.engine.times.start(5_000_000, 0, "asker")
+    driver.engine.order_lookups.find_time(5_000_000, 0, "asker")
     driver.turn()
     for second in (1.0, 3.0):
         driver.now = second
         assert len(asked(driver.turn())) == 1
-    assert driver.engine.times.deadline() == 4.0, "not at the next resend, 7.0"
+    assert driver.engine.order_lookups.deadline() == 4.0, "not at the next resend, 7.0"
     driver.now = 4.0
     assert [type(e) for e in answered(driver.turn()).values()] == [QuorumUnavailableError]
+
+
+def test_places_come_from_a_storage_node_and_fit_the_question() -> None:
+    driver = joined(resend_s=1)
+    driver.engine.order_lookups.find_places(10, 20, 0, "asker")
+    ((node, lookup),) = sends(driver.turn(), PlacesLookup)
+    assert isinstance(lookup, PlacesLookup)
+    assert (lookup.start, lookup.end) == (10, 20)
+    first = PlacedSpan(10, 14, SHARD, 3, 7)
+    following = PlacedSpan(14, 20, SHARD, 9, 8)
+    for spans in (
+        (),
+        (following,),
+        (first, following._replace(first=15)),
+        (first, following._replace(end=21)),
+        (first._replace(localid=-1), following),
+    ):
+        (ignored,) = driver.hear(node, PlacesFound(lookup.request, 9, found=True, spans=spans))
+        assert isinstance(ignored, Ignore)
+    assert [type(e) for e in driver.hear(node, TimeFound(lookup.request, 1, 9, found=True))] == [
+        Ignore
+    ]
+    found = driver.hear(node, PlacesFound(lookup.request, 9, found=True, spans=(first, following)))
+    assert answered(found) == {"asker": Answered((first, following), 9)}
+
+
+def test_no_places_of_a_node_behind_the_session_are_not_final() -> None:
+    driver = joined(resend_s=1)
+    driver.engine.order_lookups.find_places(10, 20, 5, "asker")
+    ((node, lookup),) = sends(driver.turn(), PlacesLookup)
+    assert isinstance(lookup, PlacesLookup)
+    ((other, _),) = sends(
+        driver.hear(node, PlacesFound(lookup.request, 4, found=False)), PlacesLookup
+    )
+    assert other != node
+    assert answered(driver.hear(other, PlacesFound(lookup.request, 5, found=False))) == {
+        "asker": Answered((), 5)
+    }

@@ -1,32 +1,37 @@
-"""Finds the first seqnum ordered at a time or later (`Log.find_time`, decision 0012).
+"""Finds what metalog entries say of old records: the first seqnum ordered at a time or later
+(`Log.find_time`, decision 0012), and the places of records.
 
-Each metalog entry has the time of the primary's clock, which never goes back along the metalog, and
-storage nodes have all entries. The seqnum that a storage node finds is final, because these times
-ascend. A storage node may also answer that no record was ordered at that time or later. This answer
-counts only if the node has applied the position of the caller's session.
+Storage nodes have all entries. Each entry has the time of the primary's clock, which never goes
+back along the metalog. So a seqnum that a storage node finds is final, and so are places. A storage
+node may also answer that it finds nothing. This answer counts only if the node has applied the
+position of the caller's session.
 """
 
 from __future__ import annotations
 
 from indilog.base.errors import IndilogError, OverloadedError, QuorumUnavailableError
-from indilog.base.ids import Instant, MetalogPosition, NodeId
+from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.view import Views
 from indilog.roles.role import Answer, Effect, Ignore, Send
-from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_compute.reads.operation import Answered
 
 
 class _Lookup:
     """One question of one caller, over all its tries."""
 
-    __slots__ = ("attempt", "behind", "expires", "position", "resend", "time_us", "waiter")
+    __slots__ = ("attempt", "behind", "expires", "position", "question", "resend", "waiter")
 
     def __init__(
-        self, time_us: int, position: MetalogPosition, waiter: object, resend: Resend
+        self,
+        question: TimeLookup | PlacesLookup,
+        position: MetalogPosition,
+        waiter: object,
+        resend: Resend,
     ) -> None:
-        self.time_us = time_us
+        self.question = question
         self.position = position
         self.waiter = waiter
         self.attempt = 0
@@ -43,7 +48,7 @@ class _Lookup:
         return min(self.resend.due or self.expires, self.expires)
 
 
-class TimeLookups:
+class OrderLookups:
     """The questions of one compute node that are in flight; at most `lookups_pending_max`."""
 
     def __init__(self, views: Views, config: NodeConfig) -> None:
@@ -62,31 +67,52 @@ class TimeLookups:
         """Number questions above `request`: answers to an earlier incarnation match none."""
         self._next_request = request
 
-    def start(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
+    def find_time(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
         """Send a question when the iteration ends; the waiter gets `Answered(seqnum)`.
 
         Raises:
             OverloadedError: too many questions wait already.
         """
-        if len(self._lookups) >= self._lookups_max:
-            raise OverloadedError(f"{len(self._lookups):,} times are looked up; try again later.")
-        self._next_request += 1
-        self._lookups[self._next_request] = _Lookup(
-            time_us, position, waiter, Resend(*self._resend_s)
-        )
-        self._starting.append(self._next_request)
+        self._start(TimeLookup(self._next_request + 1, time_us), position, waiter)
 
-    def on_found(self, sender: NodeId, message: TimeFound, now: Instant) -> list[Effect]:
+    def find_places(
+        self, start: SeqNum, end: SeqNum, position: MetalogPosition, waiter: object
+    ) -> None:
+        """Ask where the records from `start` to below `end` are.
+
+        The waiter gets `Answered(spans)`: the spans of the first of them, at least one
+        (`PlacedSpan`); none if no entry below `position` ordered `start`.
+
+        Raises:
+            OverloadedError: too many questions wait already.
+        """
+        self._start(PlacesLookup(self._next_request + 1, start, end), position, waiter)
+
+    def _start(
+        self, question: TimeLookup | PlacesLookup, position: MetalogPosition, waiter: object
+    ) -> None:
+        if len(self._lookups) >= self._lookups_max:
+            raise OverloadedError(
+                f"{len(self._lookups):,} times and places are looked up; try again later."
+            )
+        self._next_request = request = question.request
+        self._lookups[request] = _Lookup(question, position, waiter, Resend(*self._resend_s))
+        self._starting.append(request)
+
+    def on_found(
+        self, sender: NodeId, message: TimeFound | PlacesFound, now: Instant
+    ) -> list[Effect]:
         """Handle a storage node's answer; ask the next node if this one has not applied enough."""
         lookup = self._lookups.get(message.request)
         if lookup is None:
             return []
         nodes = self._views[-1].storage_nodes
-        if sender not in nodes or message.seqnum < 0 or message.position < 0:
-            return [Ignore(message, "a time found by no storage node, or at no seqnum")]
+        if sender not in nodes or message.position < 0 or not _answers(lookup.question, message):
+            return [Ignore(message, "found by no storage node, or something else than asked for")]
         if message.found or message.position >= lookup.position:
             del self._lookups[message.request]
-            return [Answer(lookup.waiter, Answered(message.seqnum, message.position))]
+            value = message.seqnum if isinstance(message, TimeFound) else message.spans
+            return [Answer(lookup.waiter, Answered(value, message.position))]
         lookup.behind.add(sender)
         lookup.resend.stop()
         if len(lookup.behind) == len(nodes):
@@ -118,11 +144,11 @@ class TimeLookups:
             lookup.expires = Instant(now + self._timeout_s)
         nodes = self._views[-1].storage_nodes
         node = nodes[(request + lookup.attempt) % len(nodes)]
-        return Send(node, TimeLookup(request, lookup.time_us))
+        return Send(node, lookup.question)
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(
-            f"No storage node found the time within {self._timeout_s:g} s; try again."
+            f"No storage node answered within {self._timeout_s:g} s; try again."
         )
 
     def deadline(self) -> Instant | None:
@@ -143,3 +169,17 @@ class TimeLookups:
         self._lookups.clear()
         self._starting.clear()
         return [Answer(lookup.waiter, error) for lookup in lookups]
+
+
+def _answers(question: TimeLookup | PlacesLookup, message: TimeFound | PlacesFound) -> bool:
+    """Whether a message is a possible answer to the question."""
+    if isinstance(question, TimeLookup):
+        return isinstance(message, TimeFound) and message.seqnum >= 0
+    if not isinstance(message, PlacesFound) or bool(message.spans) != message.found:
+        return False
+    at = question.start
+    for span in message.spans:
+        if span.first != at or not at < span.end <= question.end or span.localid < 0:
+            return False
+        at = span.end
+    return True
