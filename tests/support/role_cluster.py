@@ -50,12 +50,13 @@ from indilog.roles.role import (
     Role,
     Send,
     SnapshotsAnswered,
+    Started,
+    TermBegun,
 )
 from indilog.runtime.cluster.assembly import role_of
 from indilog.wire.messages import Direction, Message, MetalogEntries
 from indilog_compute.engine import Engine
 from indilog_compute.reads.operation import PENDING, Answered
-from tests.support.metalog_messages import started
 
 LOG = "orders"
 ROUNDS_MAX = 200_000
@@ -159,7 +160,12 @@ class RoleCluster:
             role.recover(kind, payload, Location(1, place, len(payload)))
         self.roles[node] = role
         self._epoch[node] = self._epoch.get(node, 0) + 1
-        self._events[node] = deque(started(self._epoch[node], self.view.sequencers[0]))
+        primary = self.view.sequencers[0]
+        term = TermBegun(Epoch(self._epoch.get(primary, 1)), primary)
+        self._events[node] = deque([Started(Epoch(self._epoch[node])), term])
+        if node == primary:  # its incarnation numbers the term
+            for other in self.roles.keys() - {node}:
+                self._events[other].append(term)
 
     # --- what callers do
 
