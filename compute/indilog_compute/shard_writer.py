@@ -272,8 +272,8 @@ class ShardWriter:
     def ordered(self, span: Span) -> list[OrderedBatch]:
         """Remove and return the batches that `span` of this shard orders.
 
-        Cuts fall between batches, so a span has a batch whole or not at all. The spans are of this
-        writer's records: `begin` or `lost` came before those of another one.
+        Cuts fall between batches, so a span has a batch whole or not at all. All records of the
+        span are this writer's: after an entry that names another one, nothing is in flight.
         """
         done: list[OrderedBatch] = []
         self._ordering.stop()

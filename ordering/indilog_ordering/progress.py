@@ -99,10 +99,7 @@ class Reports:
         return self._shards[shard].epoch
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
-        """Whether all that the ack quorum is known to have is below `ordered`.
-
-        Then no replica will report more of a writer that is gone.
-        """
+        """Whether it is known what the ack quorum has, and all of it is below `ordered`."""
         reported = self._shards[shard]
         return reported.known and reported.progress <= ordered
 

@@ -76,23 +76,10 @@ BUGS: Final = (
         "if not self._stored:",
     ),
     Bug(
-        "a shard gets a new writer before what the one before stored is ordered",
-        "ordering/indilog_ordering/primary.py",
-        "ready = [s for s in self._wanted if self._reports.is_ordered(s, self._cut.get(s, 0))]",
-        "ready = list(self._wanted)",
-    ),
-    Bug(
         "reports under an earlier writer of the shard count",
         "ordering/indilog_ordering/progress.py",
         "if epoch != self.epoch or self._stored",
         "if self._stored",
-    ),
-    Bug(
-        "a report of an earlier term counts",
-        "ordering/indilog_ordering/primary.py",
-        "        if message.term != self._epoch:\n            return [Ignore(event, _OTHER_TERM)]\n"
-        "        effects",
-        "        effects",
     ),
     Bug(
         "an entry counts as ordered only in the next one",
@@ -310,12 +297,6 @@ BUGS: Final = (
         "storage/indilog_storage/shard.py",
         "runs = [run for run in self._runs if run[1] >= writer]",
         "runs = list(self._runs)",
-    ),
-    Bug(
-        "a replica reports batches of a writer that the metalog does not name",
-        "storage/indilog_storage/shard.py",
-        "            if writer > self.writer:\n",
-        "            if writer > 1 << 62:\n",
     ),
     Bug(
         "a read beyond the applied metalog is answered at once",
