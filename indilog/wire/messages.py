@@ -201,7 +201,8 @@ class TailIs(WireMessage, frozen=True):
 
 class TermIs(WireMessage, frozen=True):
     """sequencer → engine, storage: the newest term that the sender knows, and its primary. Sent by
-    a new primary, and by a sequencer that got a message for a primary and is none.
+    a new primary, by a primary that lacks a report, and by a sequencer that got a message for a
+    primary and is none.
 
     Lost: the receiver learns the term from the metadata store, or after it has resent its message.
     Repeated: absolute.

@@ -68,6 +68,7 @@ class Primary:
 
     def __init__(
         self,
+        node: NodeId,
         view: View,
         config: Config,
         metalog: StoredMetalog,
@@ -75,6 +76,7 @@ class Primary:
         leader: Leader,
         now: Instant,
     ) -> None:
+        self._node = node
         self._view = view
         self._epoch = epoch
         self._leader = leader
@@ -154,11 +156,11 @@ class Primary:
         if node in self._covered:
             self._cover(node, Extent(NO_INCARNATION, 0))
 
-    def begin(self, node: NodeId) -> list[Effect]:
+    def begin(self) -> list[Effect]:
         """Notify readers that this node leads, and propose the fence, unless it is the only one."""
         if self._leader.alone:
             return []
-        led = TermIs(self._epoch, node)
+        led = TermIs(self._epoch, self._node)
         notified: list[Effect] = [Send(reader, led) for reader in self._readers]
         return [*notified, self._cut_entry({}, self._last_us)]
 
@@ -285,7 +287,11 @@ class Primary:
             return []  # a repeated request
         earlier = self._wanted.get(message.shard, NO_INCARNATION)
         self._wanted[message.shard] = max(message.epoch, earlier)
-        return []
+        if message.epoch != earlier:
+            return []
+        # Still waiting: a report may be lost. A storage node reports anew to a primary that leads.
+        led = TermIs(self._epoch, self._node)
+        return [Send(replica, led) for replica in self._reports.missing(message.shard)]
 
     # --- what follows
 

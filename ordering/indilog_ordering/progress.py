@@ -49,6 +49,10 @@ class ShardReports:
         """Drop the report of a replica that has restarted."""
         self._stored.pop(replica, None)
 
+    def has(self, replica: NodeId) -> bool:
+        """Whether a replica has reported under the shard's writer."""
+        return replica in self._stored
+
     @property
     def known(self) -> bool:
         """Whether enough replicas have reported to know what the ack quorum has."""
@@ -97,6 +101,11 @@ class Reports:
     def writer(self, shard: ShardId) -> Epoch:
         """Return the writer of a shard; 0: it has none yet."""
         return self._shards[shard].epoch
+
+    def missing(self, shard: ShardId) -> list[NodeId]:
+        """Return the replicas of a shard that have not reported under its writer."""
+        reported = self._shards[shard]
+        return sorted(node for node in self._replicas[shard] if not reported.has(node))
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
         """Whether it is known what the ack quorum has, and all of it is below `ordered`."""

@@ -311,11 +311,11 @@ class Sequencer:
         leader, view = core.leader, self._view
         assert leader is not None, "this node leads"
         term = core.member.term
-        primary = Primary(view, self._config, self._metalog, term, leader, now)
+        primary = Primary(self._node, view, self._config, self._metalog, term, leader, now)
         if self._full:
             primary.on_space_changed(full=True, now=now)
         self._primary = primary
-        return primary.begin(self._node)
+        return primary.begin()
 
     def _work(self, now: Instant) -> list[Effect]:
         """Handle parked messages, publish, answer and propose."""

@@ -76,6 +76,12 @@ BUGS: Final = (
         "if not self._stored:",
     ),
     Bug(
+        "a primary waits for a report that was lost",
+        "ordering/indilog_ordering/primary.py",
+        "        if message.epoch != earlier:\n",
+        "        if message.epoch >= earlier:\n",
+    ),
+    Bug(
         "reports under an earlier writer of the shard count",
         "ordering/indilog_ordering/progress.py",
         "if epoch != self.epoch or self._stored",

@@ -33,6 +33,7 @@ from indilog.wire.messages import (
     ShardWanted,
     TailIs,
     TailWanted,
+    TermIs,
 )
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.sequencer import Sequencer
@@ -243,6 +244,18 @@ def test_what_the_writer_before_stored_is_ordered_before_the_shard_gets_a_new_on
     effects = node.handle([progress(4)], T0)
     first = Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 4})), 0)
     assert effects == [first, NAMED]
+
+
+def test_a_repeated_request_makes_replicas_report_again_whose_report_is_missing() -> None:
+    """Seed 879 of the simulation: reports are not resent once all that is stored is ordered."""
+    view = view_of(storage_nodes=2, replicas=2)
+    node = started(view)
+    start(node)
+    node.handle([progress(0), WANTED], T0)
+    other = NodeId("storage-1")
+    assert node.handle([WANTED], T0) == [Send(other, TermIs(Epoch(5), PRIMARY))]
+    effects = node.handle([progress(0, sender=other)], T0)
+    assert [type(effect) for effect in effects] == [Persist]
 
 
 def test_a_shard_is_given_to_its_newest_writer_only() -> None:
