@@ -49,16 +49,12 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     """
 
 
-class NewWriters(msgspec.Struct, frozen=True, array_like=True, tag="W"):
-    """Each of these shards gets a new writer, whose first localid is the shard's ordered length at
-    this entry. Earlier writers are fenced. The entry orders no records.
-    """
+class _OrdersNothing(msgspec.Struct, frozen=True, array_like=True):
+    """An entry that orders no records."""
 
     position: MetalogPosition
     view: ViewNumber
     epoch: Epoch
-    writers: dict[ShardId, Epoch]
-    """The writer's epoch, greater than those of the shard's earlier writers."""
 
     @property
     def counts(self) -> Mapping[ShardId, int]:
@@ -69,6 +65,15 @@ class NewWriters(msgspec.Struct, frozen=True, array_like=True, tag="W"):
     def time_us(self) -> int:
         """0: the entry has no stamp of its own and takes that of the entry before it."""
         return 0
+
+
+class NewWriters(_OrdersNothing, frozen=True, array_like=True, tag="W"):
+    """Each of these shards gets a new writer, whose first localid is the shard's ordered length at
+    this entry. Earlier writers are fenced. The entry orders no records.
+    """
+
+    writers: dict[ShardId, Epoch]
+    """The writer's epoch, greater than those of the shard's earlier writers."""
 
 
 class Floor(NamedTuple):
@@ -100,24 +105,11 @@ NO_FLOORS: Final = FloorCursor()
 """The cursor before the first page."""
 
 
-class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
+class Trim(_OrdersNothing, frozen=True, array_like=True, tag="T"):
     """Floors of logs and tags rise; the entry orders no records. `number` trims came before it."""
 
-    position: MetalogPosition
-    view: ViewNumber
-    epoch: Epoch
     number: int
     floors: tuple[Floor, ...]
-
-    @property
-    def counts(self) -> Mapping[ShardId, int]:
-        """No records of any shard."""
-        return _NOTHING
-
-    @property
-    def time_us(self) -> int:
-        """0: a trim has no stamp of its own and takes that of the entry before it."""
-        return 0
 
 
 _NOTHING: Final[Mapping[ShardId, int]] = {}

@@ -285,9 +285,8 @@ class Runner(HeartbeatSender):
             self._leave_to_new_owner(run.started_at)
         elif not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
-            if (
-                run.executor == self.lease.name
-            ):  # this executor owns the run, so no other process continues it
+            # This executor owns the run, so no other process continues it.
+            if run.executor == self.lease.name:
                 self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
                 self._keep_beating(logs)
         self._notify_room()

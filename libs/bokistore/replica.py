@@ -127,9 +127,8 @@ class Replica(Generic[_ResultT]):
             del self._proposals[proposal]
             self._forget()
         if number % self._snapshot_every == 0:
-            with suppress(
-                IndilogError
-            ):  # without a snapshot, a starting replica replays more commands
+            # Without a snapshot, a starting replica replays more commands.
+            with suppress(IndilogError):
                 await self.save()
         if isinstance(result, Exception):
             raise result

@@ -159,9 +159,8 @@ class Store:
         async def body(txn: Transaction) -> None:
             await txn.tidy(tag, names)
 
-        with suppress(
-            IndilogError
-        ):  # the lookup itself succeeded; the next lookup retries the removal
+        # The lookup itself succeeded; the next lookup retries the removal.
+        with suppress(IndilogError):
             await self.transact(body, retries=0)
 
     async def multi_put(self, values: Mapping[str, object]) -> None:

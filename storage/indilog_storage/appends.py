@@ -161,12 +161,12 @@ class Appends:
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Assign seqnums to records; return their batches that are still in memory."""
         self._report.stop()
-        before = _held_bytes(shard) if shard.misplaces(span) else None
+        held = len(shard.unordered)
         batches = shard.order(span)
-        if before is None:
+        if len(shard.unordered) + len(batches) == held:
             self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
-        else:
-            self._unordered_bytes += _held_bytes(shard) - before
+        else:  # others gave way to the span
+            self._unordered_bytes = sum(map(_held_bytes, self._shards.values()))
         return batches
 
     # --- writers

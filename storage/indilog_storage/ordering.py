@@ -89,8 +89,8 @@ class Ordering:
 
     __slots__ = (
         "_lengths", "_localids", "_packs", "_replay", "_shards", "_span_ends", "_tails", "_times",
-        "_trim_positions", "_writer_epochs", "_writer_positions", "_writer_shards", "_writers",
-        "floors", "reader", "trimmed_at",
+        "_trim_positions", "_writer_epochs", "_writer_positions", "_writer_shards", "floors",
+        "reader", "trimmed_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -109,7 +109,6 @@ class Ordering:
         self._writer_shards = array("H")
         self._writer_epochs = array("Q")
         """Of each new writer, the position of the entry that names it, its shard and epoch."""
-        self._writers: dict[ShardId, Epoch] = {}
         self._packs = tuple(Packs() for _ in _COLUMNS)
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
@@ -180,7 +179,6 @@ class Ordering:
             self.trimmed_at = self.position
             self._trim_positions.append(entry.position)
         elif isinstance(entry, NewWriters):
-            self._writers.update(entry.writers)
             for shard, writer in entry.writers.items():
                 self._writer_positions.append(entry.position)
                 self._writer_shards.append(shard)
@@ -208,19 +206,15 @@ class Ordering:
         del self._trim_positions[trims:]
         for by_writer in (self._writer_positions, self._writer_shards, self._writer_epochs):
             del by_writer[writers:]
-        self._writers = self._newest_writers()
         for by_position in (self._tails, self._times, self._span_ends):
             del by_position[position:]
         for by_span in (self._shards, self._localids, self._lengths):
             del by_span[spans:]
 
-    def _newest_writers(self) -> dict[ShardId, Epoch]:
-        named = zip(self._writer_shards, self._writer_epochs, strict=True)
-        return {ShardId(shard): Epoch(writer) for shard, writer in named}
-
     def writer_of(self, shard: ShardId) -> Epoch:
         """Return the newest writer of a shard; 0: there is none."""
-        return self._writers.get(shard, NO_INCARNATION)
+        named = zip(self._writer_shards, self._writer_epochs, strict=True)
+        return Epoch(max((epoch for of, epoch in named if of == shard), default=NO_INCARNATION))
 
     def writers_from(
         self, position: MetalogPosition, shard: ShardId
@@ -373,7 +367,6 @@ class Ordering:
             for name, column in zip(names, packs.restore(found, typecodes), strict=True):
                 setattr(self, name, column)
         self.reader.lineage = Lineage.restored(columns.lineage)
-        self._writers = self._newest_writers()
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""

@@ -658,7 +658,7 @@ class Shard:
 
     # --- order
 
-    def misplaces(self, span: Span) -> bool:
+    def _misplaces(self, span: Span) -> bool:
         """Whether records of a writer that no entry names are stored in the place of the span's.
 
         The entry that named that writer was replaced.
@@ -672,7 +672,7 @@ class Shard:
         """
         end = span.first_localid + span.length
         assert span.first_localid == self.ordered < end, "entries order without gaps"
-        if self.misplaces(span):
+        if self._misplaces(span):
             self.truncate(self._named_end)
         if not self._continues(span):
             self._span_seqnums.append(span.first_seqnum)

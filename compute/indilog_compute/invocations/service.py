@@ -310,9 +310,8 @@ class InvocationService:
                     return outcome_in(event)
                 continue
             status = await read_status(self._log, found)
-            if (
-                status is None or status.outcome is None
-            ):  # trimmed, because other nodes no longer keep it
+            # Trimmed, because other nodes no longer keep it.
+            if status is None or status.outcome is None:
                 raise forgotten(id)
             return status.outcome
 

@@ -291,9 +291,8 @@ class LinkServer:
 
     def _cancel(self, number: int) -> None:
         asking = self._asking.get(number)
-        if (
-            asking is not None and not asking.done()
-        ):  # if it is done, the outcome is already being sent
+        # If it is done, the outcome is already being sent.
+        if asking is not None and not asking.done():
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._functions.cancel(call)

@@ -113,9 +113,8 @@ class HeldProcess:
         finally:
             loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
-            self._is_gone = (
-                True  # also if `wait` is cancelled, because the descriptor may be reused
-            )
+            # Also if `wait` is cancelled, because the descriptor may be reused.
+            self._is_gone = True
         return STATUS_UNKNOWN
 
     def _signal(self, number: signal.Signals) -> None:

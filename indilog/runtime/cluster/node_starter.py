@@ -169,9 +169,8 @@ class NodeStarter:
     ) -> tuple[socket.socket, Process]:
         """Start the process of a node; see `Start`."""
         try:
-            with contextlib.suppress(
-                ConnectionError
-            ):  # lost since the last start; a new one replaces it
+            # Lost since the last start; a new one replaces it.
+            with contextlib.suppress(ConnectionError):
                 return await self._fork(command, inherited)
             return await self._fork(command, inherited)
         except OSError as error:

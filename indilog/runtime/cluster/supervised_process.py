@@ -210,9 +210,8 @@ class SupervisedProcess:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Handle the lines that the process sends."""
-        with contextlib.suppress(
-            ValueError, ConnectionError
-        ):  # a line over the limit; the process died
+        # A line over the limit, or the process died.
+        with contextlib.suppress(ValueError, ConnectionError):
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
                 if word in {"ready", "heartbeat"}:

@@ -159,9 +159,8 @@ class RunLock:
         try:
             raise_failure(decided)
         except Cancelled:
-            with suppress(
-                IndilogError
-            ):  # an earlier execution may hold the lock; its lease will end
+            # An earlier execution may hold the lock; its lease will end.
+            with suppress(IndilogError):
                 await self._lock.leave()
             raise
         held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
