@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KILLS: Final = 3
 KILL_S_MAX: Final = 6.0
 RUN_S_MAX: Final = 600.0
+ERRORS_SHOWN_MAX: Final = 4_000
+"""Characters of the program's standard error in the message of a failure: its end."""
 pytestmark = [pytest.mark.spark, pytest.mark.heavy, pytest.mark.timeout(3000)]
 
 
@@ -53,15 +55,25 @@ def appending(url: str, log: str) -> Iterator[None]:
 
 
 def program(url: str, folder: Path, log: str, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, copy_program.__file__, url, str(folder), log, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env=os.environ  # what a killed JVM leaves behind is then in the test's own folder
-        | {"SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder}"},
-    )
+    with errors_of(folder).open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, copy_program.__file__, url, str(folder), log, *options],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=os.environ  # what a killed JVM leaves behind is then in the test's own folder
+            | {"SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={folder}"},
+        )
+
+
+def errors_of(folder: Path) -> Path:
+    """Return the file with the standard error of the latest program of a folder."""
+    return folder / "errors.txt"
+
+
+def last_errors(folder: Path) -> str:
+    return errors_of(folder).read_text(errors="replace")[-ERRORS_SHOWN_MAX:]
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -88,14 +100,14 @@ def test_each_record_is_in_both_sinks_once(
         for _ in range(kills_wanted or KILLS):
             process = program(url, tmp_path, "killed")
             assert process.stdout is not None
-            assert process.stdout.readline() == "running\n"
+            assert process.stdout.readline() == "running\n", last_errors(tmp_path)
             time.sleep(chance.uniform(0.0, KILL_S_MAX))
-            assert process.poll() is None, "it ended by itself"
+            assert process.poll() is None, f"it ended by itself: {last_errors(tmp_path)}"
             kill(process)
     last = program(url, tmp_path, "killed", "--finish")
     try:
         last.communicate(timeout=RUN_S_MAX)
-        assert last.returncode == 0
+        assert last.returncode == 0, last_errors(tmp_path)
     finally:
         if last.poll() is None:
             kill(last)

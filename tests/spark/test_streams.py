@@ -71,6 +71,19 @@ def test_batches_are_bounded_in_records_and_a_later_run_goes_on(
     assert sink.batches == [second]
 
 
+def test_a_query_that_was_killed_while_it_wrote_its_first_offset_starts_again(
+    spark: SparkSession, url: str, told: Told, tmp_path: Path
+) -> None:
+    appended = told(append(5), "first-offset")
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    # Spark writes a file of this name and renames it to `0`.
+    (offsets / ".0.7e48fc26-841b-4aa5-910c-c267af65ee31.tmp").write_text("v1\n")
+    sink = Sink(tmp_path)
+    sink.run(stream(spark, url, "first-offset"))
+    assert sink.batches == [appended]
+
+
 def test_batches_are_bounded_in_bytes(
     spark: SparkSession, url: str, told: Told, tmp_path: Path
 ) -> None:
