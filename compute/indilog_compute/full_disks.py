@@ -1,8 +1,10 @@
-"""Nodes that notified this compute node of a full disk: then it refuses appends (ARCHITECTURE 11,
-decision 0009).
+"""Nodes that notified this compute node of a full disk: then it may have to refuse appends
+(ARCHITECTURE 11, decision 0009).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from indilog.base.errors import DiskFullError
 from indilog.base.ids import Instant, NodeId
@@ -21,9 +23,12 @@ class FullDisks:
     def __init__(self) -> None:
         self.until: dict[NodeId, Instant] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any disk is full."""
-        return bool(self.until)
+    def leave(self, replicas: Sequence[NodeId], quorum: int) -> bool:
+        """Whether the disks of `quorum` of the replicas have room, and those of all other nodes."""
+        if not self.until:
+            return True
+        full = sum(replica in self.until for replica in replicas)
+        return full == len(self.until) and full <= len(replicas) - quorum
 
     def note(self, node: NodeId, *, full: bool, now: Instant) -> None:
         """Note whether the disk of `node` is full."""

@@ -116,6 +116,7 @@ class ShardWriter:
         self.epoch = epoch
         self.takeover = Takeover.ASKING
         self.replicas = tuple(replicas)
+        self._quorum = config.cluster.quorum_of(len(replicas))
         self._frame_records_max = node.appends.frame_records_max
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
         self._frame_bytes = min(node.appends.frame_bytes, config.cluster.batch_bytes_max)
@@ -154,8 +155,10 @@ class ShardWriter:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether a disk that appends need is full."""
-        return bool(self._full_disks)
+        """Whether disks that appends need are full: too few replicas have room, or the primary has
+        none.
+        """
+        return not self._full_disks.leave(self.replicas, self._quorum)
 
     # --- appends
 
@@ -167,7 +170,7 @@ class ShardWriter:
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
             SealedError: another writer has the shard.
-            DiskFullError: a replica, or the primary, has no disk space left.
+            DiskFullError: too many replicas, or the primary, have no disk space left.
             NotReadyError: this node has stopped.
         """
         tags, names = columns
@@ -211,7 +214,7 @@ class ShardWriter:
         bytes_left = self._pending_bytes_max - self._pending_bytes
         if records_left <= 0 or bytes_left <= 0:
             raise self._overloaded()
-        if self._full_disks or self.takeover in (Takeover.LOST, Takeover.STOPPED):
+        if self.is_read_only or self.takeover in (Takeover.LOST, Takeover.STOPPED):
             raise self.refusal()
         batch = self._open
         if (
@@ -365,9 +368,11 @@ class ShardWriter:
         ]
 
     def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
-        """Refuse appends while a disk is full; batches in flight may still be stored."""
+        """Refuse appends while disks that they need are full; batches in flight may still be
+        stored.
+        """
         self._full_disks.note(sender, full=full, now=now)
-        if not full:
+        if not self.is_read_only:
             return []
         self._close()
         effects = [e for batch in self._closed for e in _answers(batch, self._full_disks.error())]

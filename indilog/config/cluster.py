@@ -20,7 +20,7 @@ _LINK_LIMITS: Final = (
 class ClusterConfig(Group):
     """Settings that must be equal on all nodes."""
 
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"aggregators"})
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"aggregators", "ack_quorum"})
 
     sequencers: int = 1
     """Nodes of the ordering tier: one primary, and the others backups. A metalog entry is committed
@@ -29,8 +29,11 @@ class ClusterConfig(Group):
     storage_nodes: int = 1
     """Nodes of the storage tier; at least `replicas`."""
     replicas: int = 1
-    """Storage nodes that store each record. An append is acknowledged when all of them have stored
-    it.
+    """Storage nodes that store each record."""
+    ack_quorum: int = 0
+    """Replicas that must have stored a record before its append is acknowledged; 0: all of them.
+    With fewer, appends go on while the others are away; those fetch what they missed when they are
+    back.
     """
     index_shards: int = 2
     """Parts of the index tier. Metalog positions are assigned to them round robin."""
@@ -65,6 +68,10 @@ class ClusterConfig(Group):
     `batch_bytes_max`, and enough for a page, for a record with aux data, and for a result.
     """
 
+    def quorum_of(self, replicas: int) -> int:
+        """Return how many of `replicas` must have stored a record before it may be ordered."""
+        return self.ack_quorum or replicas
+
     def __post_init__(self) -> None:
         """Check each setting, then the settings against each other."""
         super().__post_init__()
@@ -72,6 +79,11 @@ class ClusterConfig(Group):
             raise ConfigError(
                 f"replicas is {self.replicas} but storage_nodes is {self.storage_nodes}; "
                 "set at least as many storage nodes as replicas."
+            )
+        if self.ack_quorum > self.replicas:
+            raise ConfigError(
+                f"ack_quorum is {self.ack_quorum} but replicas is {self.replicas}; "
+                "set at least as many replicas, or 0 for all of them."
             )
         if self.aggregators == 0 and self.aggregation != "master-slave":
             raise ConfigError(

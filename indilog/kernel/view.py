@@ -63,12 +63,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             + self.engines
         )
 
-    def ack_quorum(self, shard: ShardId) -> int:
-        """How many replicas must have a record before it may be ordered: all of them (ARCHITECTURE
-        8.3).
-        """
-        return len(self.shards[shard].replicas)
-
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
         """The shards of storage node `node`."""
         return tuple(s for s, placement in self.shards.items() if node in placement.replicas)

@@ -99,7 +99,9 @@ class Primary:
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
         """How many of all entries are trims."""
-        self._reports = Reports(view, proposed.writers)
+        self._reports = Reports(
+            view, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
+        )
         """What replicas have stored, under the writers that all entries name."""
         self._wanted: dict[ShardId, Epoch] = {}
         """Writers that wait for their shards."""
@@ -339,8 +341,8 @@ class Primary:
     def _propose_writers(self) -> list[Effect]:
         """Give shards to new writers, with one entry.
 
-        A shard must wait until all that its replicas store of the writer before is ordered: among
-        it may be records that were acknowledged, if the entries that ordered them are lost.
+        A shard must wait until all that its ack quorum stores of the writer before is ordered:
+        among it may be records that were acknowledged, if the entries that ordered them are lost.
         """
         if not self._leader.has_room:
             return []

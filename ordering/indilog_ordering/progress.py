@@ -1,8 +1,9 @@
 """The reports of storage nodes, and how far each shard may be ordered (Scalog 4.1).
 
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
-largest prefix, which is the minimum if the quorum is all replicas. Only what replicas report under
-the shard's writer counts, because a replica drops what an older one stored (`NewWriters`).
+largest prefix, which is the minimum if the quorum is all replicas (`ack_quorum`). Only what
+replicas report under the shard's writer counts, because a replica drops what an older one stored
+(`NewWriters`).
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.config import ClusterConfig
 from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.view import View
 
@@ -20,10 +22,12 @@ from indilog.kernel.view import View
 class ShardReports:
     """The newest report of each replica of one shard."""
 
-    __slots__ = ("_ack_quorum", "_stored", "epoch")
+    __slots__ = ("_ack_quorum", "_needed", "_stored", "epoch")
 
-    def __init__(self, ack_quorum: int, epoch: Epoch) -> None:
+    def __init__(self, ack_quorum: int, epoch: Epoch, needed: int | None = None) -> None:
         self._ack_quorum = ack_quorum
+        self._needed = ack_quorum if needed is None else needed
+        """How many replicas must have reported before the shard gets another writer."""
         self._stored: dict[NodeId, LocalId] = {}
         """Prefixes under `epoch`; replicas that have not reported one are left out."""
         self.epoch = epoch
@@ -55,8 +59,8 @@ class ShardReports:
 
     @property
     def known(self) -> bool:
-        """Whether enough replicas have reported to know what the ack quorum has."""
-        return not self.epoch or len(self._stored) >= self._ack_quorum
+        """Whether enough replicas have reported for the shard to get another writer."""
+        return not self.epoch or len(self._stored) >= self._needed
 
     @property
     def progress(self) -> LocalId:
@@ -67,16 +71,29 @@ class ShardReports:
 
 
 class Reports:
-    """The reports about all shards of a view, and which shards have new reports."""
+    """The reports about all shards of a view, and which shards have new reports.
+
+    `entries_may_be_lost`: whether entries may be lost that were committed. Then a shard waits for
+    the reports of all its replicas before it gets another writer.
+    """
 
     __slots__ = ("_changed", "_replicas", "_shards")
 
-    def __init__(self, view: View, writers: Mapping[ShardId, Epoch]) -> None:
+    def __init__(
+        self,
+        view: View,
+        config: ClusterConfig,
+        writers: Mapping[ShardId, Epoch],
+        *,
+        entries_may_be_lost: bool,
+    ) -> None:
         self._replicas = {shard: frozenset(p.replicas) for shard, p in view.shards.items()}
-        self._shards = {
-            shard: ShardReports(view.ack_quorum(shard), writers.get(shard, NO_INCARNATION))
-            for shard in view.shards
-        }
+        self._shards: dict[ShardId, ShardReports] = {}
+        for shard, replicas in self._replicas.items():
+            quorum = config.quorum_of(len(replicas))
+            needed = len(replicas) if entries_may_be_lost else quorum
+            epoch = writers.get(shard, NO_INCARNATION)
+            self._shards[shard] = ShardReports(quorum, epoch, needed)
         self._changed: set[ShardId] = set()
 
     def note(self, replica: NodeId, shard: ShardId, epoch: Epoch, stored: LocalId) -> str | None:
@@ -108,7 +125,7 @@ class Reports:
         return sorted(node for node in self._replicas[shard] if not reported.has(node))
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
-        """Whether it is known what the ack quorum has, and all of it is below `ordered`."""
+        """Whether enough replicas have reported, and what the ack quorum has is below `ordered`."""
         reported = self._shards[shard]
         return reported.known and reported.progress <= ordered
 

@@ -52,6 +52,8 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
 holds: few frames a checkpoint there, too, so that bases move."""
 
 
+_QUORUM_SHARE: Final = 0.2
+"""The share of runs in which records are acknowledged before all replicas have them."""
 _SEGMENT_BYTES: Final = (1 * KIB, 4 * KIB, 4 * KIB, 12 * KIB, 68 * KIB)
 
 
@@ -70,7 +72,8 @@ class Arrangement:
         cluster, node = self.config.cluster, self.config.node
         shape = (
             f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "
-            f"R {cluster.replicas}, {cluster.index_shards}x{cluster.index_replicas} index nodes, "
+            f"R {cluster.replicas}, ack quorum {cluster.quorum_of(cluster.replicas)}, "
+            f"{cluster.index_shards}x{cluster.index_replicas} index nodes, "
             f"{cluster.aggregators} aggregators ({cluster.aggregation}), {cluster.engines} engines "
             f"({node.caches.local_index} local index) in {len(self.processes)} processes"
         )
@@ -78,13 +81,17 @@ class Arrangement:
         return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
-def drawn(chance: random.Random) -> Arrangement:
-    """Draw a cluster."""
+def drawn(chance: random.Random, quorums: random.Random) -> Arrangement:
+    """Draw a cluster; `quorums`: draws whether two of three replicas suffice."""
     storage_nodes = chance.choice((1, 2, 2, 3))
+    replicas, ack_quorum = min(storage_nodes, chance.choice((1, 2, 2))), 0
+    if quorums.random() < _QUORUM_SHARE:
+        storage_nodes, replicas, ack_quorum = 3, 3, 2
     cluster = ClusterConfig(
         sequencers=chance.choice((1, 3)),
         storage_nodes=storage_nodes,
-        replicas=min(storage_nodes, chance.choice((1, 2, 2))),
+        replicas=replicas,
+        ack_quorum=ack_quorum,
         index_shards=chance.choice((1, 2, 3, 4)),
         index_replicas=chance.choice((1, 1, 2)),
         aggregators=chance.choice((1, 1, 2)),

@@ -50,18 +50,23 @@ class CopiesNotes:
             proposed = now.proposed.get(shard, 0)
             if proposed == before.proposed.get(shard, 0):
                 continue
+            short: list[Violation] = []
             for node in placement.replicas:
                 if (life := now.lives.get(node)) is None or before.lives.get(node) != life:
                     continue
                 stored = _storage(cluster, node)._shards[shard].stored
                 if stored < proposed:
                     what = f"{node} has {stored} records of shard {shard}, {proposed} were ordered"
-                    self._violations.append(Violation("copies", what))
+                    short.append(Violation("copies", what))
+                    continue
                 first = before.proposed.get(shard, 0)
                 lost = self._lost.get((node, life), {}).get(shard, [])
                 if any(start < proposed and end > first for start, end in lost):
                     what = f"{node} lost {lost} of shard {shard}, {first} to {proposed} are ordered"
-                    self._violations.append(Violation("copies", what))
+                    short.append(Violation("copies", what))
+            replicas = len(placement.replicas)
+            if len(short) > replicas - cluster.config.cluster.quorum_of(replicas):
+                self._violations += short
 
     def _note_losses(self, cluster: SimulatedCluster) -> None:
         """Note the holes that a start finds in what is not ordered and of the present writer."""

@@ -80,8 +80,9 @@ class Run:
     def run(self) -> Report:
         """Run the seed and check its evidence."""
         report = self.report
-        chance = World(report.seed).chance("arrangement")
-        drawn = arrangement.drawn(chance)
+        source = World(report.seed)
+        chance = source.chance("arrangement")
+        drawn = arrangement.drawn(chance, source.chance("ack quorum"))
         report.arrangement = drawn.reported()
         with (
             self._metalog.watching(),

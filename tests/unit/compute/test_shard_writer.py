@@ -12,7 +12,7 @@ from indilog.base.errors import (
     SealedError,
 )
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, tag_columns
-from indilog.config import Config, node_config
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Answer, Effect, Send
@@ -24,7 +24,7 @@ from indilog.wire.messages import (
 )
 from indilog_compute.shard_writer import ShardWriter, Takeover
 
-A, B = NodeId("storage-0"), NodeId("storage-1")
+A, B, C = NodeId("storage-0"), NodeId("storage-1"), NodeId("storage-2")
 SHARD = ShardId(3)
 EPOCH = Epoch(7)
 ASKED = ShardStoredWanted(SHARD, EPOCH)
@@ -143,6 +143,20 @@ def test_a_full_disk_refuses_unsent_and_new_appends() -> None:
     full.append(shard.is_read_only)
     assert full == [True, False]
     append(shard, b"again")
+
+
+def test_appends_go_on_while_the_ack_quorum_has_room() -> None:
+    config = Config(cluster=ClusterConfig(storage_nodes=3, replicas=3, ack_quorum=2))
+    shard = ShardWriter(SHARD, (A, B, C), EPOCH, config)
+    shard.named(EPOCH, 0)
+    full: list[bool] = []
+    for node in (A, B):
+        shard.on_disk_full(node, full=True, now=at(1))
+        full.append(shard.is_read_only)
+    shard.on_disk_full(A, full=False, now=at(1))
+    full.append(shard.is_read_only)
+    shard.on_disk_full(NodeId("sequencer-0"), full=True, now=at(1))
+    assert [*full, shard.is_read_only] == [False, True, False, True]
 
 
 def test_a_node_without_recent_disk_full_notifications_is_tried_again() -> None:

@@ -40,10 +40,6 @@ def test_a_storage_node_keeps_the_shards_that_name_it() -> None:
     assert view.shards_of(NodeId("engine-0")) == ()
 
 
-def test_a_record_is_acknowledged_by_all_replicas() -> None:
-    assert view_of(storage_nodes=3, replicas=3).ack_quorum(ShardId(0)) == 3
-
-
 def test_index_data_goes_round_robin_by_position() -> None:
     # Thesis 5.3.1.
     view = view_of(index_shards=3)

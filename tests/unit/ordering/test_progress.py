@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.base.ids import Epoch, NodeId, ShardId
+from indilog.config import ClusterConfig
 from indilog.kernel.view import View, view_of
 from indilog_ordering.progress import Reports, ShardReports
 
@@ -17,7 +18,8 @@ def two_replicas() -> View:
 
 def reports_of(view: View) -> Reports:
     """Return reports about shards whose writer is 1."""
-    return Reports(view, dict.fromkeys(view.shards, Epoch(1)))
+    writers = dict.fromkeys(view.shards, Epoch(1))
+    return Reports(view, ClusterConfig(), writers, entries_may_be_lost=False)
 
 
 def test_progress_is_the_minimum_over_all_replicas_of_a_shard() -> None:
@@ -66,7 +68,8 @@ def test_reports_begin_anew_with_a_new_writer() -> None:
 
 def test_a_shard_is_ordered_when_its_replicas_have_reported_nothing_beyond() -> None:
     view = two_replicas()
-    reports = Reports(view, {ShardId(0): Epoch(1)})
+    writers = {ShardId(0): Epoch(1)}
+    reports = Reports(view, ClusterConfig(), writers, entries_may_be_lost=False)
     ordered = [reports.is_ordered(ShardId(0), 3)]
     for replica, stored in ((A, 5), (B, 3)):
         reports.note(replica, ShardId(0), Epoch(1), stored)
@@ -75,6 +78,21 @@ def test_a_shard_is_ordered_when_its_replicas_have_reported_nothing_beyond() -> 
     ordered.append(reports.is_ordered(ShardId(0), 3))
     assert ordered == [False, False, True, False]
     assert reports.is_ordered(ShardId(1), 0), "it never had a writer"
+
+
+@pytest.mark.parametrize(("may_be_lost", "known"), [(False, True), (True, False)])
+def test_a_shard_gets_another_writer_while_a_replica_is_away(
+    may_be_lost: bool, known: bool
+) -> None:
+    """Unless entries may be lost: then the missing report may be about acknowledged records."""
+    view = view_of(storage_nodes=3, replicas=3)
+    config = ClusterConfig(storage_nodes=3, replicas=3, ack_quorum=2)
+    reports = Reports(view, config, {ShardId(0): Epoch(1)}, entries_may_be_lost=may_be_lost)
+    for replica, stored in ((A, 5), (B, 3)):
+        reports.note(replica, ShardId(0), Epoch(1), stored)
+    assert reports.pop_changed() == [(ShardId(0), 3)]
+    assert reports.is_ordered(ShardId(0), 3) == known
+    assert reports.missing(ShardId(0)) == [C]
 
 
 def test_a_repeated_or_late_report_changes_nothing() -> None:
