@@ -7,7 +7,8 @@ closes a connection whose phase takes too long.
 
 - The head (request line, headers and trailers) has at most `headers_bytes_max` bytes. It must
   arrive within `headers_timeout_s` seconds of its first byte, or of the connection's start.
-- The body must arrive within `body_timeout_s` seconds after the head.
+- The body must arrive within `body_timeout_s` seconds after the head, a message of a WebSocket
+  within that time after its first bytes.
 - A client must read an answer within `answer_timeout_s` seconds. That time runs only while the
   socket's buffer is full and a part of the answer waits in this process.
 - At most `PIPELINED_MAX` requests wait while an earlier one is answered.
@@ -301,24 +302,29 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; the bytes of an incomplete message count in the budget."""
+        super().data_received(data)
+        # The parser takes the head of a frame out of its buffer. A client that sends only a head
+        # cannot answer pings, so the keepalive closes its connection.
+        buffered = len(self.conn.reader.buffer)
+        if self.disconnected or not (buffered or self.frames):
+            self._complete()
+            return
         if self._unfinished_since is None:
             self._unfinished_since = self.loop.time()
-        super().data_received(data)
-        if self.is_unfinished() and not self.disconnected:
-            try:
-                self._share.take(len(data))
-            except OverloadedError:
-                self.transport.abort()
-
-    def is_unfinished(self) -> bool:
-        """Tell whether an incomplete message is buffered."""
-        return self._unfinished_since is not None
+        try:
+            self._share.take(len(data) if self.frames else min(len(data), buffered))
+        except OverloadedError:
+            self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
         """Pass on a complete message; from here the link counts its bytes."""
+        self._complete()
+        super().send_receive_event_to_app()
+
+    def _complete(self) -> None:
+        """Note that no incomplete message is buffered: an idle connection has no time limit."""
         self._share.free()
         self._unfinished_since = None
-        super().send_receive_event_to_app()
 
     def check_time(self, now: float) -> None:
         """Close the connection if a message takes too long to arrive, or the client too long to

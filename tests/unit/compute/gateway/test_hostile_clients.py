@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import websockets
 
 from indilog.config import KIB, MIB
 from indilog_compute.gateway import protocol
+from indilog_compute.gateway import server as gateway_server
 from tests.unit.compute.gateway.raw_gateway import RawGateway, head, raw_gateway
 
 pytestmark = pytest.mark.asyncio
@@ -23,6 +25,25 @@ _JSON = "Content-Type: application/json"
 @pytest.fixture(autouse=True)
 def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_SWEEP_S", 0.02)
+
+
+@pytest.fixture
+def check_an_hour_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that checks the time limits of all connections as in an hour."""
+    servers: list[set[Any]] = []
+
+    class Sweep(protocol.TimeLimitSweep):
+        def __init__(self, connections: set[Any]) -> None:
+            super().__init__(connections)
+            servers.append(connections)
+
+    def check() -> None:
+        now = asyncio.get_running_loop().time() + 3600.0
+        for connection in [each for connections in servers for each in connections]:
+            connection.check_time(now)
+
+    monkeypatch.setattr(gateway_server, "TimeLimitSweep", Sweep)
+    return check
 
 
 async def exchanged(gateway: RawGateway, *sent: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -103,10 +124,17 @@ async def test_an_answer_that_the_client_does_not_read_is_abandoned(tmp_path: Pa
         assert await gateway.figure("bytes") == 0
 
 
-async def test_a_long_read_is_not_a_slow_client(tmp_path: Path) -> None:
-    async with raw_gateway(tmp_path, headers_timeout_s=0.05, body_timeout_s=0.05) as gateway:
-        answer = await gateway.http.get("/logs/orders/records?wait=0.5")
-        assert answer.json()["records"] == []
+async def test_a_long_read_is_not_a_slow_client(
+    tmp_path: Path, check_an_hour_later: Callable[[], None]
+) -> None:
+    async with raw_gateway(tmp_path) as gateway:
+        reading = asyncio.ensure_future(gateway.http.get("/logs/orders/records?wait=30"))
+        async with asyncio.timeout(30):
+            while not gateway.logs.waiting:  # noqa: ASYNC110 - it is not announced
+                await asyncio.sleep(0.01)
+        check_an_hour_later()
+        await gateway.logs.log("orders").append(b"x")
+        assert len((await reading).json()["records"]) == 1
         assert await gateway.figure("clients_too_slow") == 0
 
 
@@ -259,12 +287,31 @@ async def test_incomplete_websocket_messages_share_the_byte_budget(tmp_path: Pat
                 await asyncio.sleep(0.01)
 
 
-async def test_an_incomplete_websocket_message_is_abandoned(tmp_path: Path) -> None:
+async def test_an_idle_link_has_no_time_limit(
+    tmp_path: Path, check_an_hour_later: Callable[[], None]
+) -> None:
+    async with raw_gateway(tmp_path) as gateway:
+        url = f"ws://127.0.0.1:{gateway.server.port}/client"
+        async with websockets.connect(url) as client:
+            await client.recv()
+            for _ in range(2):  # after the upgrade, and after a ping
+                check_an_hour_later()
+                await asyncio.wait_for(await client.ping(), 30)
+        assert await gateway.figure("clients_too_slow") == 0
+
+
+_PING = b"\x89\x80" + bytes(4)
+_MESSAGE = b"\x82\x84" + bytes(4) + (8).to_bytes(4, "big")
+"""Both are masked with zeros. The message is the first part of a frame of a link."""
+
+
+@pytest.mark.parametrize("before", [b"", _PING, _MESSAGE], ids=["alone", "ping", "message"])
+async def test_an_incomplete_websocket_message_is_abandoned(tmp_path: Path, before: bytes) -> None:
     async with raw_gateway(tmp_path, body_timeout_s=0.1) as gateway:
         url = f"ws://127.0.0.1:{gateway.server.port}/client"
         async with websockets.connect(url) as client:
             await client.recv()
-            client.transport.write(b"\x82\xfe\xff\xff\x00\x00\x00\x00" + bytes(1_000))
+            client.transport.write(before + b"\x82\xfe\xff\xff\x00\x00\x00\x00" + bytes(1_000))
             await asyncio.wait_for(client.wait_closed(), 30)
         assert await gateway.figure("clients_too_slow") == 1
 
