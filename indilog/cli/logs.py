@@ -249,10 +249,10 @@ def retention(
     reply = gateway.put(path, json=policy) if given or off else gateway.get(path)
     kept = []
     if reply["age_s"] is not None:
-        kept.append(f"what was ordered in the last {duration_text(reply['age_s'])}")
+        kept.append(f"records of the last {duration_text(reply['age_s'])}")
     if reply["size_bytes"] is not None:
-        kept.append(f"its newest {reply['size_bytes']:,} bytes")
-    show.line(f"{log} keeps {', of that '.join(kept) if kept else 'everything'}.")
+        kept.append(f"{'at most ' if kept else ''}the newest {reply['size_bytes']:,} bytes")
+    show.line(f"The log {log} keeps {', '.join(kept) if kept else 'all records'}.")
 
 
 def _follow(

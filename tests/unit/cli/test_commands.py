@@ -433,11 +433,11 @@ def test_a_retention_policy_is_printed_as_a_sentence(platform: type[Platform]) -
     output = run("log", "retention", "orders").stdout
     assert (
         output
-        == "orders keeps what was ordered in the last 1 hour, of that its newest 5,000 bytes.\n"
+        == "The log orders keeps records of the last 1 hour, at most the newest 5,000 bytes.\n"
     )
     assert asked.asked[0].method == "GET"
     platform({"age_s": None, "size_bytes": None})
-    assert run("log", "retention", "orders").stdout == "orders keeps everything.\n"
+    assert run("log", "retention", "orders").stdout == "The log orders keeps all records.\n"
 
 
 @pytest.mark.parametrize(
