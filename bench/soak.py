@@ -39,8 +39,8 @@ from indilog.base.telemetry import configure_logging
 from indilog.runtime.cluster.assembly import (
     Platform,
     embedded,
-    figures_of_nodes,
     retention_enforced,
+    status_of_nodes,
 )
 
 SEED: Final = 1
@@ -137,7 +137,7 @@ def figures(platform: Platform, directory: Path) -> Iterator[tuple[str, float]]:
     files = [path for path in directory.rglob("*") if path.is_file()]
     yield "disk", sum(path.stat().st_blocks * 512 for path in files)
     yield "files", len(files)
-    yield from _flat("", figures_of_nodes(platform.shell))
+    yield from _flat("", status_of_nodes(platform.shell))
     yield from _flat("engine ", platform.logs.engine.status())
 
 

@@ -26,9 +26,9 @@ from indilog.wire import (
     base_messages,
     conditional_messages,
     messages,
+    order_lookup_messages,
     sequencer_messages,
     tag_messages,
-    time_messages,
 )
 from tests.support import protocol_table, settings_table, state_diagrams
 
@@ -279,7 +279,7 @@ def test_every_wire_message_is_in_the_protocol() -> None:
             messages,
             sequencer_messages,
             tag_messages,
-            time_messages,
+            order_lookup_messages,
             base_messages,
             conditional_messages,
         )

@@ -77,8 +77,8 @@ from indilog.wire.messages import (
     TailWanted,
     TermIs,
 )
+from indilog.wire.order_lookup_messages import PlacesFound, TimeFound
 from indilog.wire.tag_messages import SnapshotWanted, TagFirsts, TrimIs
-from indilog.wire.time_messages import PlacesFound, TimeFound
 from indilog_compute.conditional.conditional_appends import ConditionalAppends
 from indilog_compute.conditional.home import Conditional
 from indilog_compute.index_fetch import IndexFetch
@@ -309,7 +309,7 @@ class Engine:
         return effects + [Answer(waiter, error) for waiter in waiters]
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return figures of every part, for operators."""
+        """Return the status of every part, for operators."""
         parts = self._local.status() if self._local is not None else {}
         parts |= {"record_cache": self._cache.status()} | self._reads.status()
         parts["progress"] = {

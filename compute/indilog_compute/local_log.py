@@ -120,7 +120,7 @@ class LocalLogs:
             self._reads = 0
             await asyncio.sleep(0)
         if self._shell.holding:
-            await self._shell.settled()
+            await self._shell.wait_until_synced()
         if self._shell.ended:
             raise NotReadyError("The platform has stopped; open it again.")
         session.saw(position)

@@ -173,7 +173,7 @@ class RetentionRounds:
         self._failed: list[tuple[str, IndilogError]] = []
 
     def status(self) -> dict[str, object]:
-        """Return figures for operators and metrics."""
+        """Return the status for operators and metrics."""
         return {
             "logs": len(self._kept),
             "size_marks": sum(k.sizes.marks for k in self._kept.values() if k.sizes is not None),

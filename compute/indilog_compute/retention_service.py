@@ -43,7 +43,7 @@ class RetentionService:
                 await self._running
 
     def status(self) -> dict[str, object]:
-        """Return figures for operators and metrics."""
+        """Return the status for operators and metrics."""
         return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
 
     async def _run(self) -> None:

@@ -82,7 +82,7 @@ def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
     return _AT_THE_END[kind](document, *rest)
 
 
-def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401
+def _merge_patch(document: Any, patch: Any) -> Any:  # noqa: ANN401
     """Merge by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
@@ -91,7 +91,7 @@ def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merged(merged.get(name), value)
+            merged[name] = _merge_patch(merged.get(name), value)
     return merged
 
 
@@ -109,7 +109,7 @@ _AT_THE_END: Final[dict[str, Callable[..., Any]]] = {
     "increment": lambda number, by: (number or 0) + by,
     "push": _pushed,
     "add_to_set": _with,
-    "merge": _merged,
+    "merge": _merge_patch,
     "delete": lambda _: None,
 }
 

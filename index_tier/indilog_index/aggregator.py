@@ -35,7 +35,7 @@ class Aggregator:
         self._merging = Merging(views, config.node)
 
     def status(self) -> dict[str, int]:
-        """Return figures for operators: how many lookups are pending."""
+        """Return the status for operators: how many lookups are pending."""
         return {"pending": len(self._merging)}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:

@@ -167,7 +167,7 @@ class IndexNode:
         return self._store.end
 
     def status(self) -> dict[str, int]:
-        """Return figures for operators: index size, memory in bytes, waiting lookups."""
+        """Return the status for operators: index size, memory in bytes, waiting lookups."""
         base = self._store.base
         return {
             "position": self.position,

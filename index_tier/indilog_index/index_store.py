@@ -227,7 +227,7 @@ class IndexStore:
         """
         self.full = False
 
-    # --- figures
+    # --- status
 
     @property
     def end(self) -> SeqNum:
@@ -263,7 +263,7 @@ class IndexStore:
         return self._closed[0].start if self._closed else self._newest.start
 
     def status(self) -> dict[str, int]:
-        """Return figures for operators.
+        """Return the status for operators.
 
         `tags` and `entries` are those in memory; a tag counts in each generation that has it.
         `snapshot_rows` are rows in the snapshot, `spilled_rows` those of them not in memory.

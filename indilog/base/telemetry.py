@@ -270,7 +270,7 @@ class _NodeCollector(Collector):
         return family
 
 
-class FiguresCollector(Collector):
+class StatusCollector(Collector):
     """Collects numbers by part and name at each scrape."""
 
     def __init__(
@@ -286,8 +286,8 @@ class FiguresCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family with a sample per number."""
         family = GaugeMetricFamily(self._name, self._documentation, labels=("part", "figure"))
-        for part, figures in self._read().items():
-            for figure, value in figures.items():
+        for part, counters in self._read().items():
+            for figure, value in counters.items():
                 if isinstance(value, int | float):
                     family.add_metric((part, figure), value)
         yield family

@@ -290,8 +290,8 @@ def status(
     url: Url = DEFAULT,
 ) -> None:
     """Show tiers, tails, the local index, functions and workers."""
-    figures = Gateway(url).get("/status")
+    status = Gateway(url).get("/status")
     if as_json:
-        show.value(figures)
+        show.value(status)
     else:
-        show.status(figures)
+        show.status(status)

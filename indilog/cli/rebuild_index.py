@@ -172,7 +172,7 @@ def _request_snapshots(data: Path, url: str) -> None:
 
 
 def _without_snapshot(
-    view: View, figures: Mapping[str, Mapping[str, int]], position: int
+    view: View, status: Mapping[str, Mapping[str, int]], position: int
 ) -> list[str]:
     """Return the index nodes whose newest snapshot does not reach a position. An index node without
     records writes no snapshot.
@@ -181,7 +181,7 @@ def _without_snapshot(
     for shard, nodes in enumerate(view.index_shards):
         end = min(position, IndexPositions.of(view.eras, shard).end)
         for node in nodes:
-            known = figures.get(node, {"position": 0, "tail": 1, "snapshot_position": 0})
+            known = status.get(node, {"position": 0, "tail": 1, "snapshot_position": 0})
             empty = known["position"] >= end and not known["tail"]
             if not empty and known["snapshot_position"] < end:
                 missing.append(node)

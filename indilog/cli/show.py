@@ -114,11 +114,11 @@ def _cell(cell: object) -> str:
     return shown if len(shown) <= _DATA_SHOWN_MAX else f"{shown[:_DATA_SHOWN_MAX]}…"
 
 
-def status(figures: Mapping[str, Any]) -> None:
+def status(found: Mapping[str, Any]) -> None:
     """Print a platform's status, one table per part."""
     console = Console(highlight=False)
-    parts = {name: part for name, part in figures.items() if isinstance(part, Mapping)}
-    plain = {name: part for name, part in figures.items() if not isinstance(part, Mapping)}
+    parts = {name: part for name, part in found.items() if isinstance(part, Mapping)}
+    plain = {name: part for name, part in found.items() if not isinstance(part, Mapping)}
     for title, part in ({"platform": plain} | parts).items():
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, show_header=False

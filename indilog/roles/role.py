@@ -260,7 +260,7 @@ class Discard(NamedTuple):
 class ReclaimableBytes(NamedTuple):
     """Bytes that this role does not need inside frames that it needs, by segment.
 
-    These figures replace all that the role reported before.
+    These numbers replace all that the role reported before.
 
     `Shrinks.needed` leaves these bytes out when a segment is rewritten. `began`: when the role
     began to count; bytes that died after that are counted the next time.
@@ -410,10 +410,10 @@ class Shrinks(Protocol):
 
 @runtime_checkable
 class ReportsStatus(Protocol):
-    """A role with figures for operators."""
+    """A role with a status for operators."""
 
     def status(self) -> Mapping[str, object]:
-        """Return the figures by name."""
+        """Return the counters by name."""
 
 
 @runtime_checkable

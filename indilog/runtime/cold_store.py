@@ -226,7 +226,7 @@ class ColdStore:
 
     Args:
         journal: directory of the journal; its file `COLD` names the place of objects.
-        settled: waits until everything written to the journal is synced; returns False if the
+        wait_synced: waits until everything written to the journal is synced; returns False if the
             process ends.
         deliver: takes the answers, on the loop.
 
@@ -239,12 +239,12 @@ class ColdStore:
         self,
         journal: Path,
         config: Config,
-        settled: Callable[[], Awaitable[bool]],
+        wait_synced: Callable[[], Awaitable[bool]],
         deliver: Callable[[NodeId, ColdAnswer], None],
     ) -> None:
         self._journal = journal
         self._config = config.node.cold
-        self._settled = settled
+        self._wait_synced = wait_synced
         self._deliver = deliver
         self._folders: ColdFolders | None = folders_noted(journal)
         if self._folders is not None and self._config.cold_place not in ("", self._folders.place):
@@ -351,7 +351,7 @@ class ColdStore:
             case WriteObject():
                 answer = await self._run(working, objects.write, request)
             case DeleteObject():
-                if not await self._settled():
+                if not await self._wait_synced():
                     return
                 answer = await self._run(working, objects.delete, request)
             case unreachable:

@@ -178,10 +178,10 @@ class NodeShell:
             journal, by_stream, self._wake_after, frames=config.node.journal.checkpoint_frames
         )
         self._closed = False
-        self._settled: list[asyncio.Future[None]] = []
+        self._sync_waiters: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
-        self._snapshots = SnapshotFiles(snapshots, self._settled_alive, self._on_snapshots)
-        self._cold = ColdStore(journal.directory, config, self._settled_alive, self._on_cold)
+        self._snapshots = SnapshotFiles(snapshots, self._wait_until_synced, self._on_snapshots)
+        self._cold = ColdStore(journal.directory, config, self._wait_until_synced, self._on_cold)
 
     def _outbox_to(self, transport: Transport | None) -> Outbox:
         """Return the outbox. Messages may leave before a sync if one role persists: then all that
@@ -295,16 +295,16 @@ class NodeShell:
         """Whether the shell has failed or is closed; it calls no role any more."""
         return self._closed or self.failed is not None
 
-    async def settled(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Wait until all frames written so far are synced, or the shell has ended."""
         if self.holding and not self.ended:
             waiter = self._loop.create_future()
-            self._settled.append(waiter)
+            self._sync_waiters.append(waiter)
             await waiter
 
-    async def _settled_alive(self) -> bool:
-        """Wait like `settled`; return whether the shell still runs."""
-        await self.settled()
+    async def _wait_until_synced(self) -> bool:
+        """Wait like `wait_until_synced`; return whether the shell still runs."""
+        await self.wait_until_synced()
         return not self.ended
 
     def _on_snapshots(self, node: NodeId, answer: SnapshotAnswer) -> None:
@@ -502,13 +502,13 @@ class NodeShell:
         self._journal.flush()
         held, self._held = self._held, []
         outgoing = self._outbox.take()
-        covered, self._settled = self._settled, []
+        covered, self._sync_waiters = self._sync_waiters, []
 
         def done(future: asyncio.Future[float]) -> None:
             self._sync = None
             if (error := future.exception()) is not None:
                 self._held = held + self._held
-                self._settled = covered + self._settled
+                self._sync_waiters = covered + self._sync_waiters
                 self._fail(error)
                 return
             if sync == self._journal.sync_flushed:
@@ -516,7 +516,7 @@ class NodeShell:
             self._release_answers(held)
             self._outbox.send(outgoing)
             resolve_all(covered)
-            if self._held or self._outbox or self._journal.dirty or self._settled:
+            if self._held or self._outbox or self._journal.dirty or self._sync_waiters:
                 self._schedule()
 
         # Timed in the thread, so that waiting for the thread does not count.
@@ -524,7 +524,7 @@ class NodeShell:
         self._sync.add_done_callback(done)
 
     def _watch_idle(self) -> None:
-        """Settle the journal when nothing was written for `journal_idle_s`."""
+        """Record the synced end of the journal when nothing was written for `journal_idle_s`."""
         if self._journal.written_bytes != self._written_bytes:
             self._written_bytes = self._journal.written_bytes
             self._written_at = self._loop.time()
@@ -551,8 +551,8 @@ class NodeShell:
 
     def _release(self) -> None:
         self._journal.flush_promised()
-        settled, self._settled = self._settled, []
-        resolve_all(settled)
+        waiters, self._sync_waiters = self._sync_waiters, []
+        resolve_all(waiters)
         if self._held:
             held, self._held = self._held, []
             self._release_answers(held)
@@ -604,8 +604,8 @@ class NodeShell:
         self._outbox.clear()
         self._inbox.clear()
         self._later.clear()
-        settled, self._settled = self._settled, []
-        resolve_all(settled)
+        waiters, self._sync_waiters = self._sync_waiters, []
+        resolve_all(waiters)
         self._abandon_callers()
 
     def _abandon_held(self, reason: str) -> None:

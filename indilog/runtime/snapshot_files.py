@@ -224,7 +224,7 @@ class SnapshotFiles:
 
     Args:
         directory: has a folder for each node; None: no snapshots are kept.
-        settled: waits until everything written to the journal is synced; returns False if the
+        wait_synced: waits until everything written to the journal is synced; returns False if the
             process ends.
         deliver: takes the answers, on the loop.
     """
@@ -232,11 +232,11 @@ class SnapshotFiles:
     def __init__(
         self,
         directory: Path | None,
-        settled: Callable[[], Awaitable[bool]],
+        wait_synced: Callable[[], Awaitable[bool]],
         deliver: Callable[[NodeId, SnapshotAnswer], None],
     ) -> None:
         self._directory = directory
-        self._settled = settled
+        self._wait_synced = wait_synced
         self._deliver = deliver
         self._folders: dict[NodeId, SnapshotFolder] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -290,7 +290,7 @@ class SnapshotFiles:
                 rows = await loop.run_in_executor(reading, folder.rows, position, group)
                 self._deliver(node, RowsRead(position, group, rows))
             case WriteSnapshot():
-                if await self._settled():
+                if await self._wait_synced():
                     written = await loop.run_in_executor(writing, folder.write, request)
                     self._deliver(node, written)
             case unreachable:

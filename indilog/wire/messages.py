@@ -2,8 +2,9 @@
 repeated.
 
 Messages among sequencers are in `indilog.wire.sequencer_messages`, about tags in
-`indilog.wire.tag_messages`, about times in `indilog.wire.time_messages`, about old metalog entries
-in `indilog.wire.base_messages`, about conditional appends in `indilog.wire.conditional_messages`.
+`indilog.wire.tag_messages`, about times and places of records in
+`indilog.wire.order_lookup_messages`, about old metalog entries in `indilog.wire.base_messages`,
+about conditional appends in `indilog.wire.conditional_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning`. The line `Lost:` says what
 happens if the message is lost, and `Repeated:` why a repetition is harmless; *absolute* refers to
@@ -43,6 +44,7 @@ from indilog.wire.conditional_messages import (
     HomeIs,
     HomeWanted,
 )
+from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogStored,
@@ -60,7 +62,6 @@ from indilog.wire.tag_messages import (
     TrimIs,
     TrimWanted,
 )
-from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog.wire.wire_message import WireMessage
 
 

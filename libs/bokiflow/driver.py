@@ -25,7 +25,6 @@ import structlog
 
 from bokiflow.runner import Runner
 from bokiflow.runs import waiting
-from bokiflow.runs.fold import Run
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import Stopped, public_call
 from bokiflow.runs.records import (
@@ -42,6 +41,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.cleaning import Cleaner
 from bokiflow.takeover.crash_loops import (
     CRASHES_PARKED,

@@ -19,10 +19,10 @@ from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, listed
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import LEASE_S_MAX, Origin, run_tag
 from bokiflow.runs.run_log import Logs, read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.workflow import Workflow
 from indilog import App

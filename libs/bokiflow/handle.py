@@ -21,7 +21,6 @@ from bokiflow.runs.errors import (
     RunFailedError,
     UnknownRunError,
 )
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
@@ -35,6 +34,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, append_with_retry, read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.takeover import crash_loops
 from indilog import Entry, FunctionFailedError, Log, TrimmedError

@@ -9,9 +9,9 @@ import structlog
 
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
 from bokiflow.runs.execution import RETURN
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, RunStarted, StepDecided, run_in, run_record
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.dead_executors import read_readable
 from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import SeqNum

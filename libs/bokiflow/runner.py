@@ -25,7 +25,6 @@ from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
@@ -40,6 +39,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import Logs, RunUnreadable, is_transient, read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.crash_loops import CRASHES_PARKED, parked_reason, retry_s
 from bokiflow.takeover.heartbeat import HeartbeatSender
 from bokiflow.takeover.lease import Lease

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bokiqueue.records import QueueCheckpoint, checkpoint_decoded, encode
+from bokiqueue.records import QueueCheckpoint, decode_checkpoint, encode
 from indilog import DataLossError, Log, TooLargeError
 from indilog.sdk import SeqNum, may_go_further, read_surviving_records
 
@@ -88,7 +88,7 @@ async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
         if isinstance(record, DataLossError):
             lost = record  # an earlier or later checkpoint may suffice
             continue
-        part = checkpoint_decoded(record.data)
+        part = decode_checkpoint(record.data)
         if part is None or part.part >= part.parts:
             continue
         if best is not None and part.end < best.checkpoint.end:

@@ -15,7 +15,6 @@ from xxhash import xxh3_64_intdigest
 
 from bokiqueue import waiting
 from bokiqueue.errors import LeaseLostError, QueueSettingsError
-from bokiqueue.fold import Message
 from bokiqueue.records import (
     PRIORITY_MAX,
     SECONDS_MAX,
@@ -29,6 +28,7 @@ from bokiqueue.records import (
     encode,
 )
 from bokiqueue.replica import QueueReplica, ShardReplica, replica_of
+from bokiqueue.shard_state import Message
 from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
@@ -291,7 +291,7 @@ class Queue:
         since: SeqNum | None = None
         while True:
             try:
-                if (delivery := await self._claimed(lease)) is not None:
+                if (delivery := await self._try_claim(lease)) is not None:
                     return delivery
                 if since is None:
                     # From here on, this session sees all pushes below `since`, of all producers.
@@ -307,14 +307,14 @@ class Queue:
                 raise
             since = await replica.notifications.wait(log, since, left)
 
-    async def _claimed(self, lease: float) -> Delivery | None:
+    async def _try_claim(self, lease: float) -> Delivery | None:
         replica, log = self.replica, self.log
         while (shard := await replica.next_available(log)) is not None:
             claimed = await replica.claim(log, shard, lease)
             if claimed is None:
                 continue
             claim, seqnum = claimed
-            if (message := shard.fold.message(seqnum)) is not None:
+            if (message := shard.state.message(seqnum)) is not None:
                 data = await replica.data(log, seqnum)
                 return Delivery(self, shard, claim, message, data)
         return None
@@ -337,7 +337,7 @@ class Queue:
     async def dead_letters(self, limit: int = 100) -> list[tuple[SeqNum, bytes]]:
         """Return the oldest dead letters of each shard, shard by shard: seqnum and bytes."""
         await self._refresh()
-        dead = [message.seqnum for shard in self.replica.shards for message in shard.fold.dead]
+        dead = [message.seqnum for shard in self.replica.shards for message in shard.state.dead]
         return [(seqnum, await self.replica.data(self.log, seqnum)) for seqnum in dead[:limit]]
 
     async def revive(self, seqnum: SeqNum) -> bool:
@@ -353,7 +353,7 @@ class Queue:
     async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
         await self._refresh()
         for shard in self.replica.shards:
-            if any(message.seqnum == seqnum for message in shard.fold.dead):
+            if any(message.seqnum == seqnum for message in shard.state.dead):
                 appended = await self.replica.append_command(self.log, shard, command, wakes=wakes)
                 return bool(shard.outcome(appended))
         return False
@@ -366,10 +366,10 @@ class Queue:
 
 
 def _stats_of(shard: ShardReplica, now: float) -> ShardStats:
-    fold = shard.fold
-    oldest = fold.oldest
+    state = shard.state
+    oldest = state.oldest
     age = 0.0 if oldest is None else max(0.0, now - oldest.pushed_at)
-    return ShardStats(len(fold), fold.leased, len(fold.dead), age)
+    return ShardStats(len(state), state.leased, len(state.dead), age)
 
 
 def _check_seconds(what: str, seconds: object) -> None:

@@ -177,7 +177,7 @@ def encode(content: Command | Settings | QueueCheckpoint) -> bytes:
     return _FORMAT.encoded(content)
 
 
-def command_decoded(data: bytes) -> Command | None:
+def decode_command(data: bytes) -> Command | None:
     """Return the command in a record; None if the data is not of BokiQueue.
 
     Raises:
@@ -187,13 +187,13 @@ def command_decoded(data: bytes) -> Command | None:
     return command
 
 
-def settings_decoded(data: bytes) -> Settings | None:
-    """Return the settings in a record; None and errors are as in `command_decoded`."""
+def decode_settings(data: bytes) -> Settings | None:
+    """Return the settings in a record; None and errors are as in `decode_command`."""
     return _FORMAT.decoded(data, _decode_settings)
 
 
-def checkpoint_decoded(data: bytes) -> QueueCheckpoint | None:
-    """Return the checkpoint in a record; None and errors are as in `command_decoded`."""
+def decode_checkpoint(data: bytes) -> QueueCheckpoint | None:
+    """Return the checkpoint in a record; None and errors are as in `decode_command`."""
     return _FORMAT.decoded(data, _decode_checkpoint)
 
 

@@ -1,10 +1,10 @@
-"""The replica of a queue in one process: the folds of its shards, kept current by reads of the log.
+"""The replica of a queue in one process: the state of its shards, kept current by reads of the log.
 
 All `Queue` objects of one queue in a process share the replica, so a busy queue is read once, not
 once per consumer. The replica is derived from the log. Every record that can make a message ready
 has the tag `pushed`. So one read finds the shards with new records, for any number of shards.
 
-Coroutines share a fold. A coroutine applies only records that the fold has not applied, and does
+Coroutines share a state. A coroutine applies only records that the state does not have, and does
 not await in between. If several coroutines need new records of a shard at the same time, one of
 them reads for all.
 """
@@ -22,7 +22,6 @@ from bokiqueue import waiting
 from bokiqueue.checkpoints import find_furthest, write
 from bokiqueue.contents import Contents
 from bokiqueue.errors import QueueError, QueueSettingsError, QueueTrimmedError
-from bokiqueue.fold import ShardFold
 from bokiqueue.records import (
     Acknowledge,
     Claim,
@@ -30,12 +29,13 @@ from bokiqueue.records import (
     PushMessage,
     QueueTags,
     Settings,
-    command_decoded,
+    decode_command,
+    decode_settings,
     encode,
     queue_tags,
-    settings_decoded,
     shard_in,
 )
+from bokiqueue.shard_state import ShardState
 from bokiqueue.waiting import Notifications
 from indilog import (
     AppendOutcomeUnknownError,
@@ -59,7 +59,7 @@ flight may still read them.
 """
 _OUTCOMES_MAX: Final = 4096
 """Largest number of outcomes of commands that a shard keeps for their callers."""
-_CLAIMS_PER_LOOK: Final = 8
+_CLAIMS_PER_SEARCH: Final = 8
 _REST_S: Final = 0.1
 """Seconds after an empty claim in which messages are not claimed that are due only by the estimated
 time.
@@ -68,11 +68,11 @@ _PAGE: Final = 1000
 
 
 class ShardReplica:
-    """The fold of one shard, and this process's state of reads and claims.
+    """The state of one shard, and this process's state of reads and claims.
 
     Attributes:
-        records_below: seqnum below which there may be records that the fold has not applied.
-        seen: seqnum below which the fold has certainly applied all records.
+        records_below: seqnum below which there may be records that are not applied.
+        seen: seqnum below which certainly all records are applied.
         reading: an event that is set when the read in progress has finished; None: no read is in
             progress.
         claims: claims of this process in flight; each event is set when its claim is decided.
@@ -83,7 +83,7 @@ class ShardReplica:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.fold = ShardFold()
+        self.state = ShardState()
         self.records_below: SeqNum = 0
         self.seen: SeqNum = 0
         self.reading: Event | None = None
@@ -93,19 +93,19 @@ class ShardReplica:
         self._recent: deque[SeqNum] = deque(maxlen=KEPT_BEHIND)
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
 
-    def restart(self, fold: ShardFold) -> None:
+    def restart(self, state: ShardState) -> None:
         """Continue from a checkpoint."""
-        assert fold.end >= self.fold.end, "a shard never goes back"
-        self.fold, self.unsaved = fold, 0
+        assert state.end >= self.state.end, "a shard never goes back"
+        self.state, self.unsaved = state, 0
 
     def apply(self, record: Record, contents: Contents) -> None:
         """Apply a record, unless it was applied before; keep its message in `contents`."""
-        if record.seqnum < self.fold.end:
+        if record.seqnum < self.state.end:
             return
-        command = command_decoded(record.data)
-        outcome = self.fold.apply(record.seqnum, record.ordered_at, command)
+        command = decode_command(record.data)
+        outcome = self.state.apply(record.seqnum, record.ordered_at, command)
         self.unsaved += 1
-        assert self.fold.end == record.seqnum + 1, "the fold has this record"
+        assert self.state.end == record.seqnum + 1, "the state has this record"
         self._recent.append(record.seqnum)
         if isinstance(command, PushMessage):
             contents.keep(record.seqnum, command.data)
@@ -122,7 +122,7 @@ class ShardReplica:
         """The seqnum of the first recent record; callers may still have to read the recent
         records.
         """
-        return self._recent[0] if self._recent else self.fold.end
+        return self._recent[0] if self._recent else self.state.end
 
     def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
         """Return the messages that the command at `seqnum` affected.
@@ -138,12 +138,12 @@ class ShardReplica:
             )
         return outcome
 
-    def claimed(self, claim: SeqNum) -> tuple[SeqNum, ...]:
+    def take_claimed(self, claim: SeqNum) -> tuple[SeqNum, ...]:
         """Return the messages that a claim got; or, if its record was trimmed, the messages that it
         holds.
         """
         outcome = self._outcomes.pop(claim, None)
-        return self.fold.held_by(claim) if outcome is None else outcome
+        return self.state.held_by(claim) if outcome is None else outcome
 
     def note_records_below(self, records_below: SeqNum) -> None:
         """Note that there may be new records below `records_below`."""
@@ -152,16 +152,16 @@ class ShardReplica:
     @property
     def known(self) -> SeqNum:
         """The seqnum below which all records are applied."""
-        return max(self.seen, self.fold.end)
+        return max(self.seen, self.state.end)
 
     @property
     def stale(self) -> bool:
-        """Whether there may be records that the fold has not applied."""
+        """Whether there may be records that are not applied."""
         return self.known < self.records_below
 
     def has_unclaimed(self, now: float) -> bool:
         """Whether more messages may be ready than the claims in flight can take."""
-        return self.fold.ready(now) > len(self.claims)
+        return self.state.ready(now) > len(self.claims)
 
     def available(self, now: float) -> bool:
         """Whether one more claim may get a message."""
@@ -183,7 +183,7 @@ class QueueReplica:
         self._opening: Event | None = None
         self._cursor: SeqNum = 0
         self._next_shard = 0
-        self._claims_since_look = _CLAIMS_PER_LOOK
+        self._claims_since_search = _CLAIMS_PER_SEARCH
         self._claims_failed = 0
         self._contents = Contents()
 
@@ -235,22 +235,22 @@ class QueueReplica:
                 mine = encode(Settings(len(self.shards)))
                 await log.append(mine, tags=[self.tags.settings])
                 continue
-            if (settings := settings_decoded(record.data)) is not None:
+            if (settings := decode_settings(record.data)) is not None:
                 return settings
             bound = record.seqnum + 1
 
     async def _load(self, log: Log, shard: ShardReplica) -> DataLossError | None:
-        """Continue from the checkpoint that covers the most, if it is ahead of the fold. Return the
-        loss if a lost checkpoint may cover even more.
+        """Continue from the checkpoint that covers the most, if it is ahead of the state. Return
+        the loss if a lost checkpoint may cover even more.
         """
         kept, lost = await find_furthest(log, self.tags.checkpoints[shard.number])
-        if kept is not None and kept.checkpoint.end > shard.fold.end:
-            shard.restart(ShardFold(kept.checkpoint))
+        if kept is not None and kept.checkpoint.end > shard.state.end:
+            shard.restart(ShardState(kept.checkpoint))
         return lost
 
     # --- new records
 
-    async def _look(self, log: Log) -> bool:
+    async def _find_new_records(self, log: Log) -> bool:
         """Read one page to find shards with new records; False: there are no further pages."""
         try:
             page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
@@ -307,19 +307,19 @@ class QueueReplica:
         tag, ask_all = self.tags.shards[shard.number], False
         while shard.known < until:
             try:
-                page = await log.read_range(tag, shard.fold.end, limit=_PAGE, fresh=ask_all)
+                page = await log.read_range(tag, shard.state.end, limit=_PAGE, fresh=ask_all)
             except TrimmedError as error:
                 # The floor may become visible before the checkpoint, although the checkpoint was
                 # appended first.
                 await log.tail()
                 lost = await self._load(log, shard)
-                if shard.fold.end < error.first_seqnum:
+                if shard.state.end < error.first_seqnum:
                     if lost is not None:
-                        raise self._named(shard, lost) from error
+                        raise self._name_shard(shard, lost) from error
                     raise QueueTrimmedError(self._name, error.first_seqnum) from error
                 continue
             except DataLossError as error:
-                raise self._named(shard, error) from error
+                raise self._name_shard(shard, error) from error
             for record in page:
                 self.clock.read(record.ordered_at)
                 shard.apply(record, self._contents)
@@ -328,7 +328,7 @@ class QueueReplica:
                 shard.seen = until
             ask_all = not page
 
-    def _named(self, shard: ShardReplica, error: DataLossError) -> DataLossError:
+    def _name_shard(self, shard: ShardReplica, error: DataLossError) -> DataLossError:
         return name_loss(f"Shard {shard.number} of queue {self._name!r}", error)
 
     async def data(self, log: Log, seqnum: SeqNum) -> bytes:
@@ -339,7 +339,7 @@ class QueueReplica:
             record = await log.read(seqnum)
         except TrimmedError as error:
             raise QueueTrimmedError(self._name, error.first_seqnum) from error
-        push = None if record is None else command_decoded(record.data)
+        push = None if record is None else decode_command(record.data)
         if not isinstance(push, PushMessage):
             raise QueueError(f"The message at seqnum {seqnum} cannot be read.")
         return push.data
@@ -350,7 +350,7 @@ class QueueReplica:
         return min(dues, default=None)
 
     def _due_in_s(self, shard: ShardReplica) -> float | None:
-        due = shard.fold.next_due()
+        due = shard.state.next_due()
         return None if due is None else max(due, shard.rests_until) - self.clock.now()
 
     # --- claims
@@ -360,14 +360,14 @@ class QueueReplica:
 
         While one shard has messages, other shards are polled only every few claims.
         """
-        self._claims_since_look += 1
-        if self._claims_since_look <= _CLAIMS_PER_LOOK:
+        self._claims_since_search += 1
+        if self._claims_since_search <= _CLAIMS_PER_SEARCH:
             shard = self._round_robin(lambda one: one.available(self._log_time(one)))
             if shard is not None:
                 return shard
-        self._claims_since_look = 0
+        self._claims_since_search = 0
         while True:
-            has_more = await self._look(log)
+            has_more = await self._find_new_records(log)
             shard = self._round_robin(lambda one: one.available(self._log_time(one)))
             if shard is not None or not has_more:
                 return shard
@@ -386,7 +386,7 @@ class QueueReplica:
         when to claim; `ordered_at` of the records decides.
         """
         log_time = self.clock.now()
-        return log_time if log_time >= shard.rests_until else shard.fold.clock
+        return log_time if log_time >= shard.rests_until else shard.state.clock
 
     async def claim(
         self, log: Log, shard: ShardReplica, lease_s: float
@@ -408,15 +408,15 @@ class QueueReplica:
         finally:
             shard.claims.remove(decided)
             decided.set()
-        got = shard.claimed(claim)
+        got = shard.take_claimed(claim)
         if not got:
             await self._rest_after_empty_claim(log, shard)
         return (claim, got[0]) if got else None
 
     async def _rest_after_empty_claim(self, log: Log, shard: ShardReplica) -> None:
         """Pause claims for messages that are due only by the estimated time, which may be wrong."""
-        shard.rests_until = shard.fold.clock + _REST_S
-        due = shard.fold.next_due()
+        shard.rests_until = shard.state.clock + _REST_S
+        due = shard.state.next_due()
         if due is not None and due <= self.clock.now():
             await self.clock.ask(log)
 
@@ -444,7 +444,7 @@ class QueueReplica:
         seqnum = await log.append(command, tags=tags)
         with append_outcome_unknown(seqnum):
             await self.catch_up(log, shard, seqnum + 1)
-            check_own_append(seqnum, shard.fold.end)
+            check_own_append(seqnum, shard.state.end)
         return seqnum
 
     # --- checkpoints
@@ -456,14 +456,14 @@ class QueueReplica:
         and decides up to where records are trimmed. Errors of the log are suppressed, because the
         caller's command has taken effect and a later checkpoint replaces this one.
         """
-        if shard.unsaved >= max(CHECKPOINT_EVERY, shard.fold.kept // _MESSAGES_PER_RECORD):
+        if shard.unsaved >= max(CHECKPOINT_EVERY, shard.state.kept // _MESSAGES_PER_RECORD):
             shard.unsaved = 0
             with suppress(IndilogError):
                 await self._save(log, shard)
 
     async def _save(self, log: Log, shard: ShardReplica) -> None:
         tag = self.tags.checkpoints[shard.number]
-        await write(log, tag, shard.fold.checkpoint())
+        await write(log, tag, shard.state.checkpoint())
         kept, lost = await find_furthest(log, tag)
         if lost is not None:
             return  # the lost checkpoint may become readable again and cover more
@@ -472,7 +472,7 @@ class QueueReplica:
         await log.trim(kept.seqnum, tag=tag)
         assert kept.needed_from <= kept.checkpoint.end, "a checkpoint covers older records"
         needed = min(kept.needed_from, shard.recent)
-        assert shard.recent <= shard.fold.end, "recent records have been applied"
+        assert shard.recent <= shard.state.end, "recent records have been applied"
         await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
@@ -480,8 +480,8 @@ class QueueReplica:
         """Return the seqnum of the first record with the tag `pushed` that a shard needs. An unused
         shard needs no record below the cursor, because all pushes below it were registered.
         """
-        if shard.fold.kept or shard.stale:
-            return shard.fold.needed_from
+        if shard.state.kept or shard.stale:
+            return shard.state.needed_from
         return max(shard.known, self._cursor)
 
 

@@ -105,14 +105,14 @@ class Notifications:
         """Wait for records while a consumer waits; an error is raised in all waiting consumers."""
         try:
             while self._waiting:
-                await self._look(log)
+                await self._notify_next(log)
         except Exception as error:  # noqa: BLE001 - otherwise they would wait forever
             while self._waiting:
                 future = self._waiting.popleft()
                 if not future.done():
                     future.set_exception(error)
 
-    async def _look(self, log: Log) -> None:
+    async def _notify_next(self, log: Log) -> None:
         due_in_s = self._due_in_s()
         wait_s = _WAIT_S_MAX if due_in_s is None else due_in_s
         wait_s = min(max(_TIMER_S_MIN, wait_s), _WAIT_S_MAX)

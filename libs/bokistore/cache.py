@@ -24,32 +24,32 @@ may already have changed the object.
 _VIEW_OVERHEAD_BYTES: Final = 200
 
 
-class Line:
+class WaitingOperations:
     """The pending operations of this process on one object.
 
     The record of each operation is appended. The operation waits for the value that the object had
     before that record.
 
     Attributes:
-        looking: an event that is set when the read in progress has finished; None: no read is in
+        reading: an event that is set when the read in progress has finished; None: no read is in
             progress.
-        waiting: seqnums of the operations' records.
-        noted: the object's view before a record, by seqnum, for the records read so far.
+        seqnums: seqnums of the operations' records.
+        views: the object's view before a record, by seqnum, for the records read so far.
     """
 
-    __slots__ = ("looking", "noted", "waiting")
+    __slots__ = ("reading", "seqnums", "views")
 
     def __init__(self) -> None:
-        self.looking: Event | None = None
-        self.waiting: set[SeqNum] = set()
-        self.noted: dict[SeqNum, ObjectView] = {}
+        self.reading: Event | None = None
+        self.seqnums: set[SeqNum] = set()
+        self.views: dict[SeqNum, ObjectView] = {}
 
-    def note(self, seqnum: SeqNum, view: ObjectView) -> None:
+    def store(self, seqnum: SeqNum, view: ObjectView) -> None:
         """Store the object's view before a record, unless the operation that waits for it was
         cancelled.
         """
-        if seqnum in self.waiting:
-            self.noted[seqnum] = view
+        if seqnum in self.seqnums:
+            self.views[seqnum] = view
 
 
 class ViewCache:
@@ -73,7 +73,7 @@ class ViewCache:
         self._decisions_max = decisions_max
         self._views: OrderedDict[tuple[str, str], list[ObjectView]] = OrderedDict()
         self._decisions: OrderedDict[tuple[str, SeqNum], bool] = OrderedDict()
-        self._lines: dict[tuple[str, str], Line] = {}
+        self._waiting: dict[tuple[str, str], WaitingOperations] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -108,14 +108,14 @@ class ViewCache:
         assert len(views) <= _VIEWS_PER_OBJECT_MAX, "the oldest view was evicted"
         assert len(self._views) <= self._objects_max, "the least recently used objects were evicted"
 
-    def line(self, log: str, name: str) -> Line:
+    def waiting(self, log: str, name: str) -> WaitingOperations:
         """Return the pending operations on an object; the entry exists while operations wait."""
-        return self._lines.setdefault((log, name), Line())
+        return self._waiting.setdefault((log, name), WaitingOperations())
 
-    def leave(self, log: str, name: str, line: Line) -> None:
+    def remove_waiting(self, log: str, name: str, waiting: WaitingOperations) -> None:
         """Remove an entry without waiting operations."""
-        if not line.waiting:
-            self._lines.pop((log, name), None)
+        if not waiting.seqnums:
+            self._waiting.pop((log, name), None)
 
     def decision(self, log: str, seqnum: SeqNum) -> bool | None:
         """Tell whether the transaction at `seqnum` committed; None: not cached."""

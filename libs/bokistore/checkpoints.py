@@ -16,10 +16,10 @@ from typing import Final
 
 from bokistore.records import (
     ObjectView,
-    checkpoint_encoded,
     checkpoint_in,
     checkpoint_tag_of,
-    command_decoded,
+    decode_command,
+    encode_checkpoint,
     tag_of,
 )
 from indilog import IndilogError, Log, Record, TrimmedError
@@ -52,7 +52,7 @@ class ObjectCheckpoints:
             record = await self._log.read_prev(checkpoint_tag_of(name), bound)
         except TrimmedError:
             return None
-        kept = None if record is None else checkpoint_in(command_decoded(record.data), name)
+        kept = None if record is None else checkpoint_in(decode_command(record.data), name)
         return None if record is None or kept is None else (record.seqnum, kept)
 
     async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
@@ -120,14 +120,14 @@ class ObjectCheckpoints:
         """Append a checkpoint of a view; None: the append failed, so later replays take longer."""
         tags = [tag_of(name), checkpoint_tag_of(name)]
         try:
-            return await self._log.append(checkpoint_encoded(name, view), tags=tags)
+            return await self._log.append(encode_checkpoint(name, view), tags=tags)
         except IndilogError:
             return None
 
 
 def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | None:
     """Return the view of the checkpoint in `page` as of the record below `floor`."""
-    views = (checkpoint_in(command_decoded(record.data), name) for record in page)
+    views = (checkpoint_in(decode_command(record.data), name) for record in page)
     return next((view for view in views if view and view.seqnum == floor - 1), None)
 
 

@@ -30,8 +30,8 @@ from bokistore.records import (
     Command,
     ObjectView,
     checkpoint_tag_of,
-    collected_encoded,
-    command_decoded,
+    decode_command,
+    encode_collected,
     id_tag_of,
     object_of,
     tag_of,
@@ -53,7 +53,7 @@ _Kept: TypeAlias = tuple[SeqNum, ObjectView]
 """A checkpoint's seqnum, and its view."""
 
 
-async def collected_until(log: Log) -> SeqNum:
+async def find_collected_end(log: Log) -> SeqNum:
     """Return the seqnum below which a collection has begun to trim; 0: nothing is collected."""
     last = await log.read_prev(_COLLECTED_TAG)
     return 0 if last is None else _collected_in(last).end
@@ -82,27 +82,27 @@ class Collection:
 
         The work is done in parts. A run may be interrupted anywhere; the next run continues.
         """
-        self.end = await collected_until(self._log)
+        self.end = await find_collected_end(self._log)
         before = max(0.0, await self._log.now() - keep_s)
-        seqnum = await self._ended()
+        seqnum = await self._append_end()
         old = min(await self._log.find_time(before), seqnum)
         until = old - old % CELL
         while self.end < until:
             end = min(until, self.end + _CELLS_MAX * CELL)
-            await self._part(self.end, end)
+            await self._collect_part(self.end, end)
             self.end = end
-            seqnum = await self._ended()
+            seqnum = await self._append_end()
         await self._collect_hot(self.end)
         await self._log.trim(seqnum, tag=_COLLECTED_TAG)
         assert not self._hot, "the last part handled all deferred objects"
         return self.end
 
-    async def _ended(self) -> SeqNum:
+    async def _append_end(self) -> SeqNum:
         """Record the seqnum where the next run begins."""
-        data = collected_encoded(Collected(self.end, self.end))
+        data = encode_collected(Collected(self.end, self.end))
         return await self._log.append(data, tags=[_COLLECTED_TAG])
 
-    async def _part(self, start: SeqNum, end: SeqNum) -> None:
+    async def _collect_part(self, start: SeqNum, end: SeqNum) -> None:
         """Collect the records in [start, end)."""
         assert start < end, "a part has records"
         assert start % CELL == end % CELL == 0, "a part has whole cells"
@@ -115,11 +115,11 @@ class Collection:
             names |= dict.fromkeys(filter(None, map(_object_in, record.tags)))
             if not command.is_conditional:
                 continue
-            if not await self._replay.committed(record, command):
+            if not await self._replay.is_committed(record, command):
                 aborted.append(record.seqnum)
             if command.id is not None:
                 ids[command.id] = record.seqnum
-        data = collected_encoded(Collected(start, end, tuple(aborted)))
+        data = encode_collected(Collected(start, end, tuple(aborted)))
         await self._log.append(data, tags=list(map(cell_tag_of, range(start, end, CELL))))
         for name in names:
             await self._collect_object(name, end)
@@ -131,7 +131,7 @@ class Collection:
 
     async def _is_done(self, txn_id: str, last: SeqNum) -> bool:
         try:
-            return await self._replay.done(txn_id, last) is not None
+            return await self._replay.find_committed(txn_id, last) is not None
         except TrimmedError:
             return True  # the record that committed the id is already trimmed
 
@@ -144,7 +144,7 @@ class Collection:
                 start = error.first_seqnum
                 continue
             for record in page:
-                command = command_decoded(record.data) if record.seqnum < end else None
+                command = decode_command(record.data) if record.seqnum < end else None
                 if command is not None:
                     yield record, command
             start = page[-1].seqnum + 1 if page else end
@@ -167,32 +167,34 @@ class Collection:
             await self._trim(name, view.seqnum + 1, view.seqnum + 1)
             return
         kept = await self._checkpoints.newest_record(name, end - 1)
-        rests = newest.seqnum == view.seqnum
-        if not rests and not is_last:
+        is_idle = newest.seqnum == view.seqnum
+        if not is_idle and not is_last:
             self._hot[name] = None
         elif not (kept and kept[0] == newest.seqnum):
-            kept = await self._checkpoint(name, view, end, kept, rests=rests) or kept
+            kept = await self._checkpoint(name, view, end, kept, is_idle=is_idle) or kept
         if kept is not None:
             seqnum, base = kept
             assert base.seqnum < end, "only records below the end of the part are trimmed"
             await self._trim(name, base.seqnum + 1, min(seqnum, end))
 
     async def _checkpoint(
-        self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, rests: bool
+        self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, is_idle: bool
     ) -> _Kept | None:
         """If it frees enough records, append a checkpoint of an object as of `end`, and return
         it.
         """
-        if not await self._is_worth(name, end, kept, rests=rests):
+        if not await self._frees_enough(name, end, kept, is_idle=is_idle):
             return None
         appended = await self._checkpoints.append(name, view)
         if appended is None:
             return None
-        if not rests:  # reads start at the last record
+        if not is_idle:  # reads start at the last record
             await self._replay.checkpoint(name, await self._replay.view(name))
         return appended, view
 
-    async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
+    async def _frees_enough(
+        self, name: str, end: SeqNum, kept: _Kept | None, *, is_idle: bool
+    ) -> bool:
         """Tell whether a checkpoint frees enough records below `end`.
 
         For an object that is no longer written, two records are enough. For other objects, it must
@@ -202,7 +204,7 @@ class Collection:
         (`multi_put`, blind writes of transactions, indexes of tags), or if each write replaces the
         object.
         """
-        most = 2 if rests else checkpoints.CHECKPOINT_EVERY + 1
+        most = 2 if is_idle else checkpoints.CHECKPOINT_EVERY + 1
         spared, start = 0, 0 if kept is None else kept[1].seqnum + 1
         while spared < most:
             try:
@@ -227,6 +229,6 @@ def _object_in(tag: UserTag) -> str | None:
 
 
 def _collected_in(record: Record) -> Collected:
-    command = command_decoded(record.data)
+    command = decode_command(record.data)
     collected = None if command is None else command.collected
     return Collected(0, 0) if collected is None else collected

@@ -22,7 +22,7 @@ from typing import Final
 
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints
-from bokistore.records import Collected, Command, aux_decoded, command_decoded, object_of
+from bokistore.records import Collected, Command, decode_aux, decode_command, object_of
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -65,7 +65,7 @@ class Decisions:
         self._cache = cache
         self._checkpoints = checkpoints
 
-    async def committed(self, record: Record, command: Command) -> bool:
+    async def is_committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect.
 
         It uses an explicit stack instead of recursion, because each transaction may depend on an
@@ -87,7 +87,7 @@ class Decisions:
                 self.keep(trial.seqnum, committed=verdict)
                 trials.pop()
             elif trial.write is not None:
-                earlier = command_decoded(trial.write.data)
+                earlier = decode_command(trial.write.data)
                 assert earlier is not None, "only a transaction is left undecided"
                 assert trial.write.seqnum < trial.seqnum, "decisions depend on earlier records only"
                 assert trial.write.seqnum not in decided, "a transaction is decided once"
@@ -159,7 +159,7 @@ class Decisions:
         visible.
         """
         record = await self._log.read_prev(cell_tag_of(seqnum))
-        command = None if record is None else command_decoded(record.data)
+        command = None if record is None else decode_command(record.data)
         return None if command is None else command.collected
 
     def _write_outcome(
@@ -168,7 +168,7 @@ class Decisions:
         """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided
         first.
         """
-        command = command_decoded(record.data)
+        command = decode_command(record.data)
         if command is None or not command.concerns(tag):
             return False
         outcome = decided.get(record.seqnum)
@@ -181,7 +181,7 @@ class Decisions:
         if not command.is_conditional or command.horizon >= record.seqnum:
             return True
         outcome = self._cache.decision(self._log.name, record.seqnum)
-        if outcome is None and (aux := aux_decoded(record.aux)):
+        if outcome is None and (aux := decode_aux(record.aux)):
             outcome = aux.committed
         return outcome
 

@@ -105,7 +105,7 @@ def encode(value: Json) -> bytes:
     return _encoder.encode(value)
 
 
-def copied(value: Json) -> Json:
+def copy_value(value: Json) -> Json:
     """Return an equal JSON value that shares nothing with `value`."""
     return msgspec.json.decode(_encoder.encode(value)) if isinstance(value, dict | list) else value
 
@@ -165,25 +165,25 @@ def check_value(value: Json) -> None:
     for _ in range(VALUE_DEPTH_MAX):
         if not level:
             return
-        level = [child for item in level for child in _children_checked(item)]
+        level = [child for item in level for child in _check_children(item)]
     if level:
         raise InvalidObjectError(f"A value may be nested at most {VALUE_DEPTH_MAX} levels deep.")
 
 
-def _children_checked(value: Json) -> Iterable[Json]:
+def _check_children(value: Json) -> Iterable[Json]:
     if value is None or isinstance(value, bool):
         return ()
     if isinstance(value, str):
-        return () if value.isascii() else _text_checked(value)
+        return () if value.isascii() else _check_text(value)
     if isinstance(value, int | float):
-        return _number_checked(value)
+        return _check_number(value)
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise InvalidObjectError("The keys of an object must be text; write them as strings.")
         for key in value:
-            _children_checked(key)
+            _check_children(key)
         return value.values()
     raise InvalidObjectError(
         f"A value must be JSON: text, a number, true, false, null, a list or an object; "
@@ -191,7 +191,7 @@ def _children_checked(value: Json) -> Iterable[Json]:
     )
 
 
-def _text_checked(value: str) -> tuple[()]:
+def _check_text(value: str) -> tuple[()]:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -199,7 +199,7 @@ def _text_checked(value: str) -> tuple[()]:
     return ()
 
 
-def _number_checked(value: float) -> tuple[()]:
+def _check_number(value: float) -> tuple[()]:
     if not _in_range(value):
         raise InvalidObjectError(
             f"A number must be finite and within ±2**1023; {value!r:.40} is not."
@@ -211,7 +211,7 @@ def _in_range(value: float) -> bool:
     return (isinstance(value, int) or math.isfinite(value)) and -_NUMBER_MAX <= value <= _NUMBER_MAX
 
 
-def found(document: Document | None, steps: Steps) -> Json | Absent:
+def value_at(document: Document | None, steps: Steps) -> Json | Absent:
     """Return the value at a path, or `ABSENT`."""
     at: Json = Absent.ABSENT if document is None else document
     for step in steps:
@@ -221,19 +221,19 @@ def found(document: Document | None, steps: Steps) -> Json | Absent:
     return at
 
 
-def before(document: Document | None, write: Write) -> Json:
+def result_of(document: Document | None, write: Write) -> Json:
     """Return the result of a write for its caller: the previous value at its path, or for a `Pop`
     the removed element; None if there was none. The result shares nothing with the document.
     """
-    there = found(document, write.path)
+    there = value_at(document, write.path)
     if isinstance(write, Pop):
-        return copied(there[-1]) if isinstance(there, list) and there else None
+        return copy_value(there[-1]) if isinstance(there, list) and there else None
     if isinstance(there, dict) and not write.path:
         there = without_tags(there)
-    return None if there is Absent.ABSENT else copied(there)
+    return None if there is Absent.ABSENT else copy_value(there)
 
 
-def applied(document: Document | None, write: Write, *, name: str) -> Document | None:
+def apply_write(document: Document | None, write: Write, *, name: str) -> Document | None:
     """Return the document after `write`. None stands for an object that does not exist.
 
     The given document is changed in place, unless the write does not fit.
@@ -242,7 +242,7 @@ def applied(document: Document | None, write: Write, *, name: str) -> Document |
         MismatchError: the write does not fit; the document is as before.
     """
     if not write.path:
-        return _whole_replaced(document, write, name)
+        return _replace_whole(document, write, name)
     if isinstance(write, Delete):
         _delete(document, write.path)
         return document
@@ -262,11 +262,11 @@ def is_whole(write: Write) -> bool:
     return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))
 
 
-def _whole_replaced(document: Document | None, write: Write, name: str) -> Document | None:
+def _replace_whole(document: Document | None, write: Write, name: str) -> Document | None:
     """Apply a write to the whole object, which can be set, merged into, or deleted."""
     match write:
         case Merge(value=value):
-            merged: Document = _merged(document, value)
+            merged: Document = _merge_patch(document, value)
             return merged
         case Set(value=dict() as value):
             return value
@@ -301,7 +301,7 @@ def _value_after(old: Json, write: Set | Increment | Push | AddToSet | Merge, na
                 items.append(value)
             return items
         case Merge(value=value):
-            return _merged(old, value)
+            return _merge_patch(old, value)
         case unreachable:
             assert_never(unreachable)
 
@@ -357,7 +357,7 @@ def _holder(document: Document, write: Write, name: str) -> Document | list[Json
     return at
 
 
-def _merged(old: Json, patch: Json) -> Json:
+def _merge_patch(old: Json, patch: Json) -> Json:
     """Return the value after a merge patch (RFC 7396, section 2)."""
     if not isinstance(patch, dict):
         return patch
@@ -366,12 +366,12 @@ def _merged(old: Json, patch: Json) -> Json:
         if value is None:
             merged.pop(key, None)
         else:
-            merged[key] = _merged(merged.get(key), value)
+            merged[key] = _merge_patch(merged.get(key), value)
     return merged
 
 
 def _pop(document: Document | None, write: Pop, name: str) -> None:
-    there = found(document, write.path)
+    there = value_at(document, write.path)
     if there is not Absent.ABSENT and not isinstance(there, list):
         raise _mismatch(name, write, wanted="a list", value=there)
     if isinstance(there, list) and there:
@@ -379,7 +379,7 @@ def _pop(document: Document | None, write: Pop, name: str) -> None:
 
 
 def _delete(document: Document | None, steps: Steps) -> None:
-    holder, last = found(document, steps[:-1]), steps[-1]
+    holder, last = value_at(document, steps[:-1]), steps[-1]
     if _child(holder, last) is not Absent.ABSENT:
         del holder[int(last) if isinstance(holder, list) else last]  # type: ignore[union-attr]
 

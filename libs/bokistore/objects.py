@@ -21,14 +21,14 @@ from bokistore.document import (
     Push,
     Set,
     Write,
-    applied,
-    before,
+    apply_write,
     check_value,
     check_whole,
-    copied,
+    copy_value,
     encode,
-    found,
+    result_of,
     steps_of,
+    value_at,
     without_tags,
 )
 from bokistore.errors import InvalidObjectError
@@ -72,7 +72,7 @@ class Obj(Mapping[str, Json]):
         """
         return as_type(self.name, self.value if self.exists else None, kind)
 
-    def as_asked(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
+    def convert(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
         """Return the snapshot itself. With `kind`, return the object as a value of that type, or
         None if it does not exist.
 
@@ -108,18 +108,18 @@ class Obj(Mapping[str, Json]):
         Raises:
             KeyError: there is no value.
         """
-        value = self._found(path)
+        value = self._value_at(path)
         if value is Absent.ABSENT:
             raise KeyError(path)
         return value
 
     def get(self, path: Path, default: Json = None) -> Json:
         """Return the value at a path, or `default`."""
-        value = self._found(path)
+        value = self._value_at(path)
         return default if value is Absent.ABSENT else value
 
-    def _found(self, path: Path) -> Json | Absent:
-        return found(self._shown if self.exists else None, steps_of(path))
+    def _value_at(self, path: Path) -> Json | Absent:
+        return value_at(self._shown if self.exists else None, steps_of(path))
 
     def __getitem__(self, path: Path) -> Json:
         return self.at(path)
@@ -127,7 +127,7 @@ class Obj(Mapping[str, Json]):
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):
             return False
-        return self._found(path) is not Absent.ABSENT
+        return self._value_at(path) is not Absent.ABSENT
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shown)
@@ -160,7 +160,7 @@ class TxnObject(Obj):
     @property
     def value(self) -> Document:
         """A copy of the whole object as plain JSON types; empty if it does not exist."""
-        shown: Document = copied(self._shown)
+        shown: Document = copy_value(self._shown)
         return shown
 
     def at(self, path: Path) -> Json:
@@ -169,12 +169,12 @@ class TxnObject(Obj):
         Raises:
             KeyError: there is no value.
         """
-        return copied(super().at(path))
+        return copy_value(super().at(path))
 
     def get(self, path: Path, default: Json = None) -> Json:
         """Return a copy of the value at a path, or `default`."""
-        value = self._found(path)
-        return default if value is Absent.ABSENT else copied(value)
+        value = self._value_at(path)
+        return default if value is Absent.ABSENT else copy_value(value)
 
     def set(self, path: Path, value: Json) -> Json:
         """Set the value at `path`; missing objects along the path are created."""
@@ -215,8 +215,8 @@ class TxnObject(Obj):
             RuntimeError: the transaction has ended.
         """
         if self._is_over:
-            raise over()
-        old = before(self._document, write)
+            raise transaction_ended()
+        old = result_of(self._document, write)
         raw = msgspec.Raw(encode(write))
         self._apply(raw)
         self._writes.append(raw)
@@ -224,10 +224,10 @@ class TxnObject(Obj):
 
     def _apply(self, raw: msgspec.Raw) -> None:
         # Decoded again, so that the document shares nothing with the caller's value.
-        self._document = applied(self._document, _decode_write(raw), name=self.name)
+        self._document = apply_write(self._document, _decode_write(raw), name=self.name)
 
 
-def over() -> RuntimeError:
+def transaction_ended() -> RuntimeError:
     """Return the error for a use of a transaction after its end."""
     return RuntimeError("The transaction is over; start another with store.transaction().")
 

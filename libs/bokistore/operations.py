@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bokistore.cache import Line, ViewCache
+from bokistore.cache import ViewCache, WaitingOperations
 from bokistore.records import ObjectView, tag_of
 from bokistore.replay import ObjectReplay, is_followed_by_aux
 from indilog import IndilogError, Log, Record
@@ -27,48 +27,48 @@ class PendingOperations:
         self._cache = cache
         self._replay = replay
 
-    async def before(self, name: str, seqnum: SeqNum) -> ObjectView:
+    async def view_before(self, name: str, seqnum: SeqNum) -> ObjectView:
         """Return the object `name` as of just before the record at `seqnum`, which this session has
         appended. It raises the errors of `ObjectReplay.view`.
         """
-        line = self._cache.line(self._log.name, name)
-        line.waiting.add(seqnum)
+        waiting = self._cache.waiting(self._log.name, name)
+        waiting.seqnums.add(seqnum)
         try:
-            while seqnum not in line.noted:
-                if line.looking is None:
-                    await self._look(name, line, seqnum)
+            while seqnum not in waiting.views:
+                if waiting.reading is None:
+                    await self._read_for_all(name, waiting, seqnum)
                 else:
-                    await line.looking.wait()
-            return line.noted[seqnum]
+                    await waiting.reading.wait()
+            return waiting.views[seqnum]
         finally:
-            line.waiting.discard(seqnum)
-            line.noted.pop(seqnum, None)
-            self._cache.leave(self._log.name, name, line)
+            waiting.seqnums.discard(seqnum)
+            waiting.views.pop(seqnum, None)
+            self._cache.remove_waiting(self._log.name, name, waiting)
 
-    async def _look(self, name: str, line: Line, mine: SeqNum) -> None:
+    async def _read_for_all(self, name: str, waiting: WaitingOperations, mine: SeqNum) -> None:
         """Store the value before the record `mine`, and before the records of all other waiting
         operations that this session sees.
         """
-        assert line.looking is None, "only one operation reads at a time"
-        assert mine in line.waiting, "an operation that reads waits"
-        line.looking = looking = Event()
+        assert waiting.reading is None, "only one operation reads at a time"
+        assert mine in waiting.seqnums, "an operation that reads waits"
+        waiting.reading = reading = Event()
         try:
-            first = min(line.waiting)
+            first = min(waiting.seqnums)
             try:
-                await self._note(name, line, first)
+                await self._read_views(name, waiting, first)
             except IndilogError:
                 if mine == first:
                     raise
-            if mine not in line.noted:  # the read failed at the record of another operation
-                line.noted[mine] = await self._replay.view(name, mine - 1)
+            if mine not in waiting.views:  # the read failed at the record of another operation
+                waiting.views[mine] = await self._replay.view(name, mine - 1)
         finally:
-            line.looking = None
-            looking.set()
+            waiting.reading = None
+            reading.set()
 
-    async def _note(self, name: str, line: Line, start: SeqNum) -> None:
+    async def _read_views(self, name: str, waiting: WaitingOperations, start: SeqNum) -> None:
         view = await self._replay.view(name, start - 1)
-        line.note(start, view)
-        last = max(line.waiting, default=start)
+        waiting.store(start, view)
+        last = max(waiting.seqnums, default=start)
         while start < last:
             page = await self._log.read_range(tag_of(name), start, limit=_PAGE)
             page = [record for record in page if record.seqnum <= last]
@@ -76,14 +76,14 @@ class PendingOperations:
                 return
             run: list[Record] = []
             for record in page:
-                if record.seqnum in line.waiting:
-                    view = await self._replay.after_all(name, view, run)
-                    line.note(record.seqnum, view)
+                if record.seqnum in waiting.seqnums:
+                    view = await self._replay.advance_all(name, view, run)
+                    waiting.store(record.seqnum, view)
                     if is_followed_by_aux(view):
                         view = view._replace(depth=-1)
                     run = []
                 run.append(record)
-            view = await self._replay.after_all(name, view, run)
+            view = await self._replay.advance_all(name, view, run)
             start = view.seqnum + 1
         if view.seqnum == last:
             self._cache.keep_view(self._log.name, name, view)

@@ -180,7 +180,7 @@ def _is_id(txn_id: object) -> bool:
     return can_be_in_tag(txn_id, _ID_BYTES_MAX)
 
 
-def command_encoded(
+def encode_command(
     writes: Mapping[str, Sequence[msgspec.Raw]],
     reads: Sequence[str] = (),
     horizon: SeqNum = 0,
@@ -199,7 +199,7 @@ def command_encoded(
     return _encode(command)
 
 
-def command_decoded(data: bytes) -> Command | None:
+def decode_command(data: bytes) -> Command | None:
     """Return the command in a record; None if BokiStore did not write the record.
 
     Raises:
@@ -226,7 +226,7 @@ def _is_sound(command: Command) -> bool:
     return all(map(_is_name, command.reads)) and (command.id is None or _is_id(command.id))
 
 
-def aux_encoded(
+def encode_aux(
     views: Mapping[str, ObjectView], *, before: Aux | None, committed: bool
 ) -> bytes | None:
     """Return the aux data with `views` added, or None if it would be too large."""
@@ -237,7 +237,7 @@ def aux_encoded(
     return data if len(data) <= AUX_BYTES_MAX else None
 
 
-def aux_decoded(aux: bytes | None) -> Aux | None:
+def decode_aux(aux: bytes | None) -> Aux | None:
     """Return the content of aux data, or None if there is none in a known format."""
     if not aux:
         return None
@@ -261,7 +261,7 @@ def checkpoint_tag_of(name: str) -> str:
     return _CHECKPOINT_TAG_PREFIX + name
 
 
-def checkpoint_encoded(name: str, view: ObjectView) -> bytes:
+def encode_checkpoint(name: str, view: ObjectView) -> bytes:
     """Return the data of a checkpoint: a record with a view of an object."""
     value = msgspec.Raw(view.document or _NULL)
     checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value)
@@ -275,7 +275,7 @@ def checkpoint_in(command: Command | None, name: str) -> ObjectView | None:
     return ObjectView(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
 
 
-def collected_encoded(collected: Collected) -> bytes:
+def encode_collected(collected: Collected) -> bytes:
     """Return the data of a collection's record: the decisions in a part of the log."""
     return _encode({"store": VERSION, "writes": {}, "collected": collected})
 

@@ -15,17 +15,17 @@ import msgspec
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import ObjectCheckpoints
 from bokistore.decisions import Decisions
-from bokistore.document import Document, Json, applied, encode, is_whole
+from bokistore.document import Document, Json, apply_write, encode, is_whole
 from bokistore.errors import MismatchError
 from bokistore.records import (
     UNWRITTEN,
     Aux,
     Command,
     ObjectView,
-    aux_decoded,
-    aux_encoded,
     checkpoint_in,
-    command_decoded,
+    decode_aux,
+    decode_command,
+    encode_aux,
     id_tag_of,
     tag_of,
     view_in,
@@ -104,10 +104,10 @@ class ObjectReplay:
         base = self._cache.view(self._log.name, name, newest.seqnum)
         if base is not None and base.seqnum == newest.seqnum:
             return base
-        aux = aux_decoded(newest.aux)
+        aux = decode_aux(newest.aux)
         view = view_in(aux, name, newest.seqnum)
         if view is None:
-            view = await self._replayed(name, newest, base)
+            view = await self._replay_from_earlier(name, newest, base)
             if may_append and view.age > _REPLAYED_MAX:
                 await self.checkpoint(name, view)
             assert view.seqnum == newest.seqnum, "a replay ends at the newest record"
@@ -128,23 +128,27 @@ class ObjectReplay:
             self._cache.keep_view(self._log.name, name, newest)
         return seqnum
 
-    async def after(self, name: str, view: ObjectView, record: Record) -> ObjectView:
+    async def advance(self, name: str, view: ObjectView, record: Record) -> ObjectView:
         """Return the object as of `record`; `view` is as of the previous record of the object's
         sub-stream.
         """
-        return await self._folded(name, view, [record])
+        return await self._replay_records(name, view, [record])
 
-    async def after_all(self, name: str, view: ObjectView, records: Sequence[Record]) -> ObjectView:
+    async def advance_all(
+        self, name: str, view: ObjectView, records: Sequence[Record]
+    ) -> ObjectView:
         """Return the object as of the last of `records`, which follow `view` in the object's
         sub-stream.
         """
-        return await self._folded(name, view, records) if records else view
+        return await self._replay_records(name, view, records) if records else view
 
-    def written(self, view: ObjectView, command: Command, name: str, seqnum: SeqNum) -> ObjectView:
+    def apply_command(
+        self, view: ObjectView, command: Command, name: str, seqnum: SeqNum
+    ) -> ObjectView:
         """Return the object after an effective command at `seqnum`; `view` is before it."""
         assert seqnum > view.seqnum, "a command follows the view that it changes"
         document: Document | None = _decode(view.document) if view.document else None
-        document = self._written(document, command, name)
+        document = self._apply_writes(document, command, name)
         after = None if document is None else encode(document)
         return ObjectView(seqnum, seqnum, after, view.depth + 1, view.age + 1)
 
@@ -169,7 +173,7 @@ class ObjectReplay:
         """
         data = None
         if costly or any(view.depth >= AUX_EVERY for view in views.values()):
-            data = aux_encoded(views, before=aux, committed=committed)
+            data = encode_aux(views, before=aux, committed=committed)
         if data is not None:
             try:
                 await self._log.set_aux(seqnum, data)
@@ -179,14 +183,16 @@ class ObjectReplay:
             kept = view._replace(depth=0) if data is not None else view
             self._cache.keep_view(self._log.name, name, kept)
 
-    async def _replayed(self, name: str, newest: Record, base: ObjectView | None) -> ObjectView:
+    async def _replay_from_earlier(
+        self, name: str, newest: Record, base: ObjectView | None
+    ) -> ObjectView:
         """Return the view at `newest`, replayed from the nearest earlier view.
 
         Without a cache, this takes two calls if the last checkpoint is at most one page before
         `newest`.
         """
-        if await self._begins_anew(newest, name):
-            return await self._folded(name, UNWRITTEN, [newest])
+        if await self._replaces_whole(newest, name):
+            return await self._replay_records(name, UNWRITTEN, [newest])
         view, page = base or UNWRITTEN, list[Record]()
         if base is not None:
             view, page = await self._page(name, base, newest)
@@ -199,7 +205,7 @@ class ObjectReplay:
                 view, page = await self._page(name, view, newest)
             if not page:
                 raise DataLossError(f"Record {newest.seqnum} of {name!r} has disappeared.")
-            view, page = await self._folded(name, view, page), []
+            view, page = await self._replay_records(name, view, page), []
         return view
 
     async def _page(
@@ -221,32 +227,34 @@ class ObjectReplay:
         assert base.seqnum < newest.seqnum, "a page follows its view"
         return base, [record for record in page if record.seqnum <= newest.seqnum]
 
-    async def _begins_anew(self, record: Record, name: str) -> bool:
+    async def _replaces_whole(self, record: Record, name: str) -> bool:
         """Tell whether `record` replaces or deletes the whole object."""
-        command = command_decoded(record.data)
+        command = decode_command(record.data)
         if command is None or not any(map(is_whole, command.writes.get(name, ()))):
             return False
-        return await self.committed(record, command)
+        return await self.is_committed(record, command)
 
-    async def _folded(self, name: str, base: ObjectView, records: Sequence[Record]) -> ObjectView:
+    async def _replay_records(
+        self, name: str, base: ObjectView, records: Sequence[Record]
+    ) -> ObjectView:
         """Return the view after `records`, which follow `base` in the object's sub-stream."""
         assert records, "a view is after some record"
         assert records[0].seqnum > base.seqnum, "the records follow the view"
         start, view = 0, base
         for place in range(len(records) - 1, -1, -1):
-            aux = aux_decoded(records[place].aux)
+            aux = decode_aux(records[place].aux)
             if kept := view_in(aux, name, records[place].seqnum):
                 start, view = place + 1, kept
                 break
         document: Document | None = _decode(view.document) if view.document else None
         version, age = view.version, view.age
         for record in records[start:]:
-            command = command_decoded(record.data)
+            command = decode_command(record.data)
             age = 0 if checkpoint_in(command, name) else age + 1
             if command is None or name not in command.writes:
                 continue
             if await self._is_effective(record, command, name, version):
-                document = self._written(document, command, name)
+                document = self._apply_writes(document, command, name)
                 version = record.seqnum
         assert version is None or version <= records[-1].seqnum, "a version is a record"
         return ObjectView(
@@ -269,32 +277,34 @@ class ObjectReplay:
                 return False
             if len(command.reads) == 1 and command.id is None:
                 return True
-        return await self.committed(record, command)
+        return await self.is_committed(record, command)
 
-    def _written(self, document: Document | None, command: Command, name: str) -> Document | None:
+    def _apply_writes(
+        self, document: Document | None, command: Command, name: str
+    ) -> Document | None:
         for write in command.writes[name]:
             try:
-                document = applied(document, write, name=name)
+                document = apply_write(document, write, name=name)
             except MismatchError:
                 continue  # the write has no effect; its caller got this error
         return document
 
-    async def done(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
+    async def find_committed(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
         """Return the committed transaction with an id among the records up to `bound`; None if
         there is none.
         """
         tag = id_tag_of(txn_id)
         while bound >= 0 and (record := await self._log.read_prev(tag, bound)) is not None:
-            command = command_decoded(record.data)
+            command = decode_command(record.data)
             if (
                 command is not None
                 and command.concerns(tag)
-                and await self.committed(record, command)
+                and await self.is_committed(record, command)
             ):
                 return CommittedTransaction(record.seqnum, command.result)
             bound = record.seqnum - 1
         return None
 
-    async def committed(self, record: Record, command: Command) -> bool:
+    async def is_committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect."""
-        return await self._decisions.committed(record, command)
+        return await self._decisions.is_committed(record, command)

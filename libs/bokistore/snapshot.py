@@ -89,7 +89,7 @@ class Snapshot:
         tag_of(name)
         bound = await self._place() - 1
         view = await self._replay.view(name, bound, may_append=self._may_append)
-        return Obj(name, view).as_asked(type)
+        return Obj(name, view).convert(type)
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
         """Return several objects by name, all as of `end`."""
@@ -125,7 +125,7 @@ async def versions(
     view = await replay.view(name, start - 1) if start else UNWRITTEN
     while page := await log.read_range(tag, start, limit=_PAGE):
         for record in page:
-            view = await replay.after(name, view, record)
+            view = await replay.advance(name, view, record)
             if view.version == record.seqnum:
                 yield Version(record.seqnum, record.ordered_at, Obj(name, view))
         start = page[-1].seqnum + 1

@@ -23,12 +23,12 @@ from bokistore.document import (
     Pop,
     Set,
     Write,
-    applied,
+    apply_write,
     check_value,
     encode,
+    result_of,
     steps_of,
 )
-from bokistore.document import before as before_write
 from bokistore.errors import DoneBeforeError, MismatchError
 from bokistore.objects import (
     Obj,
@@ -40,10 +40,10 @@ from bokistore.objects import (
     set_at,
 )
 from bokistore.operations import PendingOperations
-from bokistore.records import ObjectView, command_encoded, tag_of
+from bokistore.records import ObjectView, encode_command, tag_of
 from bokistore.replay import ObjectReplay
 from bokistore.snapshot import Snapshot, Version, versions
-from bokistore.tags import STALE_MAX, TIDIED_MAX, check_own, entry, index_of, tagged
+from bokistore.tags import STALE_MAX, STALE_REMOVED_MAX, check_own, entry, index_of, with_tags
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
 from indilog import AppendOutcomeUnknownError, ConflictError, IndilogError, Log
@@ -96,7 +96,7 @@ class Store:
         Raises:
             ObjectTypeError: the object does not fit the type.
         """
-        return Obj(name, await self._replay.view(name, may_append=True)).as_asked(type)
+        return Obj(name, await self._replay.view(name, may_append=True)).convert(type)
 
     def snapshot(self) -> Snapshot:
         """Read several objects as of one seqnum: `async with store.snapshot() as view`.
@@ -133,7 +133,7 @@ class Store:
             InvalidObjectError: the value is none of these, or a tag is not text; nothing was
                 appended.
         """
-        document, indexes = tagged(as_document(value), tags)
+        document, indexes = with_tags(as_document(value), tags)
         check_value(document)
         return await self._operate(name, Set((), document), indexes)
 
@@ -150,14 +150,14 @@ class Store:
         found = await view.find(tag)
         stale = [name for name in await view.get(index_of(tag)) if name not in found]
         if len(stale) > max(STALE_MAX, len(found)):
-            await self._tidy(tag, stale[:TIDIED_MAX])
+            await self._remove_stale_names(tag, stale[:STALE_REMOVED_MAX])
         return found
 
-    async def _tidy(self, tag: str, names: Sequence[str]) -> None:
+    async def _remove_stale_names(self, tag: str, names: Sequence[str]) -> None:
         """Remove names from the index of a tag, unless they have the tag again."""
 
         async def body(txn: Transaction) -> None:
-            await txn.tidy(tag, names)
+            await txn.remove_stale_names(tag, names)
 
         # The lookup itself succeeded; the next lookup retries the removal.
         with suppress(IndilogError):
@@ -361,7 +361,7 @@ class Store:
         raw = encode(write)
         writes = {name: [msgspec.Raw(raw)]}
         writes |= {index: [msgspec.Raw(encode(entry(name)))] for index in indexes}
-        data = command_encoded(writes)
+        data = encode_command(writes)
         seqnum = await self.log.append(data, tags=tags)
         with append_outcome_unknown(seqnum):
             return await self._outcome(name, seqnum, write, raw)
@@ -372,14 +372,14 @@ class Store:
         Raises:
             MismatchError: the write does not fit the object.
         """
-        before = await self._operations.before(name, seqnum)
+        before = await self._operations.view_before(name, seqnum)
         document: Document | None = (
             None if before.document is None else msgspec.json.decode(before.document)
         )
-        old = before_write(document, write)
+        old = result_of(document, write)
         mismatch = None
         try:
-            document = applied(document, _decode_write(raw), name=name)
+            document = apply_write(document, _decode_write(raw), name=name)
         except MismatchError as error:
             mismatch = error
         after = None if document is None else encode(document)

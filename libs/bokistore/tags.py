@@ -17,7 +17,7 @@ from bokistore.errors import InvalidObjectError
 from bokistore.records import tag_of
 
 _INDEX_PREFIX: Final = "$tag:"
-TIDIED_MAX: Final = 256
+STALE_REMOVED_MAX: Final = 256
 """Largest number of names that one lookup removes."""
 STALE_MAX: Final = 16
 """Stale names that a lookup tolerates. More are removed if they are the majority."""
@@ -58,7 +58,7 @@ def check_own(name: object) -> None:
         )
 
 
-def tagged(document: Document, tags: Iterable[str]) -> tuple[Document, list[str]]:
+def with_tags(document: Document, tags: Iterable[str]) -> tuple[Document, list[str]]:
     """Return a document with its tags, and the names of their index objects.
 
     Raises:

@@ -38,20 +38,20 @@ from bokistore.objects import (
     delete_at,
     increment_at,
     merge_at,
-    over,
     push_at,
     set_at,
+    transaction_ended,
 )
 from bokistore.records import (
     Command,
     ObjectView,
-    command_decoded,
-    command_encoded,
+    decode_command,
+    encode_command,
     id_tag_of,
     tag_of,
 )
 from bokistore.replay import ObjectReplay
-from bokistore.tags import check_own, entry, index_of, tagged
+from bokistore.tags import check_own, entry, index_of, with_tags
 from bokistore.types import as_document
 from indilog import ConflictError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, append_outcome_unknown
@@ -139,7 +139,7 @@ class Transaction:
         found = {name: await self.get(name) for name in list(index)}
         return {name: obj for name, obj in found.items() if tag in obj.tags}
 
-    async def tidy(self, tag: str, names: Iterable[str]) -> None:
+    async def remove_stale_names(self, tag: str, names: Iterable[str]) -> None:
         """Remove names that have lost a tag from its index."""
         index = index_of(tag)
         for name in names:
@@ -154,7 +154,7 @@ class Transaction:
 
     def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> None:
         """Replace the whole object and its tags; see `Store.put`."""
-        document, indexes = tagged(as_document(value), tags)
+        document, indexes = with_tags(as_document(value), tags)
         check_value(document)
         self._write(name, Set((), document))
         for index in indexes:
@@ -204,7 +204,7 @@ class Transaction:
 
     def _check_open(self) -> None:
         if self._is_over:
-            raise over()
+            raise transaction_ended()
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -240,10 +240,10 @@ class Transaction:
 
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
         """Decide the transaction of the record at `seqnum`, and cache the result."""
-        command = command_decoded(data)
+        command = decode_command(data)
         assert command is not None, "we encoded this command"
         assert self._is_over, "a transaction is decided after its block"
-        committed = await self._replay.committed(Record(seqnum, b"", data, 0.0, 0.0), command)
+        committed = await self._replay.is_committed(Record(seqnum, b"", data, 0.0, 0.0), command)
         views = self._views_after(seqnum, command) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
@@ -259,7 +259,7 @@ class Transaction:
         if self._id is not None:
             check_value(self.result)
         horizon = self._horizons[0] if self._horizons else 0
-        return command_encoded(
+        return encode_command(
             writes, tuple(self._reads), horizon, txn_id=self._id, result=self.result
         )
 
@@ -273,7 +273,7 @@ class Transaction:
         )
 
     async def _refuse_if_done(self, txn_id: str, bound: SeqNum) -> None:
-        if (done := await self._replay.done(txn_id, bound)) is not None:
+        if (done := await self._replay.find_committed(txn_id, bound)) is not None:
             self.refusal = DoneBeforeError(txn_id, *done)
             raise self.refusal
 
@@ -283,7 +283,7 @@ class Transaction:
         They are computed from the record, as every replay does.
         """
         return {
-            name: self._replay.written(held.view, command, name, seqnum)
+            name: self._replay.apply_command(held.view, command, name, seqnum)
             for name, held in self._objects.items()
             if name in command.writes
         }

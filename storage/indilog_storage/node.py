@@ -59,8 +59,8 @@ from indilog.wire.messages import (
     ShardStoredWanted,
     TermIs,
 )
+from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
-from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_storage.appends import Appends
 from indilog_storage.batch_reads import BatchReads, BatchTask
 from indilog_storage.checkpoint import Covered, checkpoint_of, restore

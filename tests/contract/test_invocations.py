@@ -356,7 +356,7 @@ async def test_a_node_paused_during_trims_resumes_from_the_checkpoint_of_other_n
             status = await paused.status_of(last)
             assert status is not None
             assert status.state == InvocationState.DONE
-            assert paused._fold.checkpoint().count == service._fold.checkpoint().count
+            assert paused._table.checkpoint().count == service._table.checkpoint().count
 
 
 async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
@@ -370,9 +370,9 @@ async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
     ):
         last = await run_many(service, 5)
         paused._tasks[0].cancel()  # it stops reading
-        while not service._fold.checkpointed:
+        while not service._table.checkpointed:
             last = await run_many(service, 5)
-        assert service._fold.checkpointed > 2000, "the second node wrote it"
+        assert service._table.checkpointed > 2000, "the second node wrote it"
         paused._tasks[0] = asyncio.ensure_future(paused._follow())
         status = await paused.status_of(last)
         assert status is not None
@@ -380,7 +380,7 @@ async def test_a_partitioned_node_writes_no_checkpoint_over_a_gap() -> None:
         async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
             for node in (late, paused, service):
                 await node.status_of("nothing")  # reads up to the tail
-                assert node._fold.count == node._fold.end, "the log has no other records"
+                assert node._table.count == node._table.end, "the log has no other records"
 
 
 async def test_a_node_starts_despite_a_lost_checkpoint_or_last_record() -> None:
@@ -412,7 +412,7 @@ async def test_a_checkpoint_with_a_lost_part_does_not_stop_a_partitioned_node() 
     ):
         paused._tasks[0].cancel()
         last = await run_many(service, 5)
-        while not service._fold.checkpointed:
+        while not service._table.checkpointed:
             last = await run_many(service, 5)
         (lost, _), *others = await service._checkpoints._parts()
         assert others
@@ -428,11 +428,11 @@ async def test_a_checkpoint_is_split_into_records_within_the_size_limit() -> Non
     node = Node(*[Returned(0, b"1")] * 1500)
     async with running(logs, node, results_kept_max=200) as service:
         await run_many(service)
-        assert service._fold.checkpointed
+        assert service._table.checkpointed
         assert len(await service._checkpoints._parts()) > 1
     async with running(logs, Node(), results_kept_max=200) as late:
         await late.status_of("nothing")
-        assert late._fold.count == late._fold.end
+        assert late._table.count == late._table.end
 
 
 async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() -> None:
@@ -441,8 +441,8 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
     async with running(logs, node) as service:
         id_ = await service.accept("app.f", b"{}")
         await node.begins.wait()
-        parts = checkpoint_parts(service._fold.checkpoint(), "earlier")
-        [runs] = service._fold.open.values()
+        parts = checkpoint_parts(service._table.checkpoint(), "earlier")
+        [runs] = service._table.open.values()
         ended = encode(Ended(service._executor.name, id_, 0, b"1"))
         await service._log.append(ended, tags=[runs.stream])
         assert await service.outcome(id_) == Returned(0, b"1")
@@ -451,13 +451,13 @@ async def test_no_run_starts_before_the_records_after_a_checkpoint_are_read() ->
         await service.status_of("nothing")
         service._tasks[0].cancel()
         await service._restore()  # as a node that has missed records
-        assert id_ in service._fold.open
+        assert id_ in service._table.open
         service._has_work.set()
         for _ in range(20):  # all tasks that are ready have run
             await asyncio.sleep(0)
         service._tasks[0] = asyncio.ensure_future(service._follow())
         await service.status_of("nothing")
-        assert not service._fold.open
+        assert not service._table.open
     assert node.begun == {id_: 1}
 
 
@@ -480,9 +480,9 @@ async def test_a_wait_for_an_outcome_trimmed_by_another_node_fails_at_once() -> 
     async with running(logs, Node(Returned(0, b"1"))) as service:
         id_ = await service.accept("app.f", b"{}")
         await service.outcome(id_)
-        over = service._fold.get(id_)
+        over = service._table.get(id_)
         assert over is not None
-        await service._log.trim(service._fold.end, tag=over.stream)
+        await service._log.trim(service._table.end, tag=over.stream)
         with pytest.raises(CallOutcomeUnknownError, match="no longer kept"):
             await service.outcome(id_)
 

@@ -1,5 +1,5 @@
-"""Invocations under any order of records, compared with a model that shares no code with the fold;
-and a fold restored from a checkpoint, compared with one that read the whole history.
+"""Invocations under any order of records, compared with a model that shares no code with the table;
+and a table restored from a checkpoint, compared with one that read the whole history.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog_compute.invocations.checkpoint import checkpoint_parts, newest_checkpoint
-from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     STREAMS,
     Accepted,
@@ -24,7 +24,7 @@ from indilog_compute.invocations.records import (
     Heartbeat,
 )
 
-LIMITS = FoldLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
+LIMITS = TableLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
 EXECUTORS = st.sampled_from(["a#1", "a#2", "b#1"])
 IDS = st.sampled_from([f"i{n}" for n in range(6)])
 
@@ -117,21 +117,21 @@ def _by(event: Any) -> str | None:  # noqa: ANN401
 
 @given(st.lists(EVENTS, max_size=40))
 def test_the_fold_agrees_with_a_model_over_the_whole_history(history: list[Event]) -> None:
-    fold = Fold(FoldLimits(1e9, 1000, 1000, 10**9, 1.0, 4.0))
+    table = InvocationTable(TableLimits(1e9, 1000, 1000, 10**9, 1.0, 4.0))
     for place, event in enumerate(history):
-        fold.apply(place, 1000.0 + 100.0 * place, event)  # all pauses and delays have elapsed
-        fold.check_invariants()
+        table.apply(place, 1000.0 + 100.0 * place, event)  # all pauses and delays have elapsed
+        table.check_invariants()
     model = Model(history)
-    assert {id_: i.executor for id_, i in fold.open.items()} == model.runs
+    assert {id_: i.executor for id_, i in table.open.items()} == model.runs
     for id_, result in model.outcomes.items():
-        found = fold.get(id_)
+        found = table.get(id_)
         assert found is not None
         assert found.ended is not None
         ended = history[found.ended]
         assert isinstance(ended, Ended)
         assert ended.result == result
     for key, id_ in model.keys.items():
-        kept = fold.with_key("app.f", key)
+        kept = table.with_key("app.f", key)
         assert kept is not None
         assert kept.id == id_
 
@@ -142,12 +142,12 @@ def test_a_reader_restored_from_a_checkpoint_reaches_the_same_state(
 ) -> None:
     """The streams may be trimmed as far as the checkpoint allows."""
     cut = data.draw(st.integers(0, len(history)))
-    full, time, late = Fold(LIMITS), 1000.0, None
+    full, time, late = InvocationTable(LIMITS), 1000.0, None
     for place, (event, after_s) in enumerate(history):
         if place == cut:
             found = newest_checkpoint(enumerate(checkpoint_parts(full.checkpoint(), "c"), place))
             assert found is not None
-            late = Fold.restored(LIMITS, found)
+            late = InvocationTable.restored(LIMITS, found)
             for _, until in full.trimmable(found.checkpoint.end):
                 assert until <= found.checkpoint.end
         time += after_s
@@ -161,14 +161,14 @@ def test_a_reader_restored_from_a_checkpoint_reaches_the_same_state(
 
 @given(HISTORIES)
 def test_the_number_of_kept_results_is_bounded(history: list[tuple[Event, float]]) -> None:
-    fold, time = Fold(LIMITS), 1000.0
+    table, time = InvocationTable(LIMITS), 1000.0
     for place, (event, after_s) in enumerate(history):
         time += after_s
-        fold.apply(place, time, event)
-        assert fold.kept <= 2 * (LIMITS.results_kept_max + 1)
-        needed = [i.seqnum for i in fold.open.values()]
-        for stream, until in fold.trimmable(fold.end):
-            own = [i.seqnum for i in fold.open.values() if i.stream == stream]
+        table.apply(place, time, event)
+        assert table.kept <= 2 * (LIMITS.results_kept_max + 1)
+        needed = [i.seqnum for i in table.open.values()]
+        for stream, until in table.trimmable(table.end):
+            own = [i.seqnum for i in table.open.values() if i.stream == stream]
             assert all(seqnum >= until for seqnum in own), needed
 
 
@@ -179,27 +179,32 @@ def test_a_new_reader_starts_from_the_checkpoint_that_a_full_reader_selects(
     """Concurrent checkpoint writers are in any state, and parts arrive in any order. The writers of
     the selected checkpoint may trim late.
     """
-    fold, records, trims, floor = Fold(LIMITS), list[tuple[int, Checkpointed]](), list[int](), 0
+    table, records, trims, floor = (
+        InvocationTable(LIMITS),
+        list[tuple[int, Checkpointed]](),
+        list[int](),
+        0,
+    )
     writing: list[tuple[list[Checkpointed], list[int]]] = []
     known = [0]
     for seqnum in range(100, 100 + data.draw(st.integers(1, 40))):
         if not writing or data.draw(st.booleans()):
             follows = known[-1] if data.draw(st.booleans()) else data.draw(st.sampled_from(known))
-            state = fold.checkpoint()
+            state = table.checkpoint()
             part_bytes = len(msgspec.msgpack.encode(state)) // data.draw(st.integers(1, 3)) + 1
             writing.append((checkpoint_parts(state, f"c{seqnum}", follows, part_bytes), []))
         left, places = data.draw(st.sampled_from(writing))
         part = left.pop(0)
         places.append(seqnum)
-        fold.apply(seqnum, 0.0, part)
+        table.apply(seqnum, 0.0, part)
         records.append((seqnum, part))
         if not left:
             writing = [one for one in writing if one[0]]
-            if fold.checkpoint_place == seqnum + 1:
+            if table.checkpoint_place == seqnum + 1:
                 known.append(seqnum + 1)
                 trims.append(places[0])
         is_trimmed = data.draw(st.booleans())
         if trims and is_trimmed:
             floor = max(floor, trims.pop(data.draw(st.integers(0, len(trims) - 1))))
         found = newest_checkpoint((at, one) for at, one in records if at >= floor)
-        assert (found.place if found is not None else 0) == fold.checkpoint_place
+        assert (found.place if found is not None else 0) == table.checkpoint_place

@@ -1,8 +1,8 @@
-"""No fold depends on the wall clocks of writers (decision 0025): a history from writers with clocks
-up to a year off leads to the same state as the same history with correct clocks.
+"""No derived state depends on the wall clocks of writers (decision 0025). A history from writers
+with clocks up to a year off leads to the same state as the same history with correct clocks.
 
 Each kind of history is applied by the code that reads it in a running platform. The last test
-replaces `ordered_at` by the writer's time, as a fold on `Record.time` would: each kind fails.
+replaces `ordered_at` by the writer's time, as code that uses `Record.time` would: each kind fails.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encode as lock_encoded
 from bokiflow.locks.lock_replica import LockReplica
 from bokiflow.runs import records as flow
-from bokiflow.runs.fold import Run
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.cleaning import Cleaner
 from bokiqueue.records import Acknowledge, Claim, ExtendClaim, GiveBack, PushMessage
 from bokiqueue.records import encode as queue_encoded
@@ -88,7 +88,7 @@ async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> ob
         await replica.catch_up(log, shard, seqnum + 1)
         if not isinstance(command, PushMessage):
             outcomes.append(shard.outcome(seqnum))
-    return outcomes, shard.fold.checkpoint(), shard.fold.next_due()
+    return outcomes, shard.state.checkpoint(), shard.state.next_due()
 
 
 async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
@@ -98,9 +98,9 @@ async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> obj
         world.go_on(gap_s, off_s)
         await log.append(lock_encoded(command), tags=[lock_tags("hotel").commands])
         await replica.catch_up(log)
-        holder = replica.fold.holder
+        holder = replica.state.holder
         holders.append(None if holder is None else (holder.token, holder.until))
-    return holders, replica.fold.checkpoint()
+    return holders, replica.state.checkpoint()
 
 
 async def invocations(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
@@ -114,8 +114,8 @@ async def invocations(world: World, history: Sequence[tuple[float, float, Any]])
         world.go_on(gap_s, off_s)
         seqnum = await log.append(invocation_encoded(event), tags=["any"])
         assert service._apply_page(await log.read_range(bound=seqnum))
-        seen.append({i: (o.executor, o.due) for i, o in service._fold.open.items()})
-    return seen, msgspec.to_builtins(service._fold.checkpoint())
+        seen.append({i: (o.executor, o.due) for i, o in service._table.open.items()})
+    return seen, msgspec.to_builtins(service._table.checkpoint())
 
 
 async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> object:

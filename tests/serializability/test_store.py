@@ -59,7 +59,7 @@ def test_the_check_detects_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None
     async def effective(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(ObjectReplay, "committed", effective)
+    monkeypatch.setattr(ObjectReplay, "is_committed", effective)
     monkeypatch.setattr(ObjectReplay, "_is_effective", effective)
     assert any(line.startswith("lost") for line in found())
 

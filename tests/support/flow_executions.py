@@ -8,7 +8,6 @@ from typing import Any
 from bokiflow import Workflow
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     RunFinished,
     RunStarted,
@@ -19,6 +18,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.apps.app import Context
 from indilog.apps.signature import ResultType
 from indilog.base.log import Log

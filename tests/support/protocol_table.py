@@ -24,7 +24,7 @@ MODULES = (
     "indilog.wire.sequencer_messages",
     "indilog.wire.tag_messages",
     "indilog.wire.base_messages",
-    "indilog.wire.time_messages",
+    "indilog.wire.order_lookup_messages",
     "indilog.wire.conditional_messages",
     "indilog.link.link_messages",
     "indilog.link.retention_messages",

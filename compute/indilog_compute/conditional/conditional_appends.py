@@ -122,12 +122,12 @@ class ConditionalAppends:
             ordered: records of the shard that are ordered; None: this node has not joined.
         """
         outcomes = self._home.take(effects, reads, writer)
-        refusal, settled = None, False
+        refusal, barrier_reached = None, False
         if writer is not None:
             refusal = writer.refusal() if writer.takeover in _REFUSING else None
-            settled = writer.takeover is Takeover.OPEN and (ordered or 0) >= writer.barrier
+            barrier_reached = writer.takeover is Takeover.OPEN and (ordered or 0) >= writer.barrier
         outcomes += self._home.begin(
-            now, reads, settled=settled and ordered is not None, refusal=refusal
+            now, reads, barrier_reached=barrier_reached and ordered is not None, refusal=refusal
         )
         return [*self._answered(outcomes), *self._requests.begin(now)]
 

@@ -155,14 +155,14 @@ class Home:
         self._queues.setdefault(append.tag, deque()).append(check)
 
     def begin(
-        self, now: Instant, reads: Reads, *, settled: bool, refusal: IndilogError | None
+        self, now: Instant, reads: Reads, *, barrier_reached: bool, refusal: IndilogError | None
     ) -> list[Outcome]:
         """Begin the checks that can begin; fail those that wait too long.
 
         Args:
             now: the time.
             reads: where the last records are read.
-            settled: whether the shard is ordered up to its barrier.
+            barrier_reached: whether the shard is ordered up to its barrier.
             refusal: why this node appends nothing any more; None: it may append.
         """
         self._now = now
@@ -175,7 +175,7 @@ class Home:
             if refusal is None and now < (check.expires or now):
                 break
             outcomes.append(self._end(check, refusal or self._expired()))
-        if settled:
+        if barrier_reached:
             for tag in list(self._idle):
                 queue = self._queues[tag]
                 if queue[0].stage is Stage.QUEUED:

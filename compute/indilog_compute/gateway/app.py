@@ -176,7 +176,7 @@ def create_gateway(
     registry.register(HostCollector(host))
     resources = GatewayResources(config.node)
 
-    def figures() -> dict[str, Any]:
+    def gateway_status() -> dict[str, Any]:
         return {**status(), "gateway": resources.status()}
 
     registry.register(GatewayCollector(resources.status))
@@ -187,7 +187,7 @@ def create_gateway(
     limits = RecordLimits.of(config)
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
     probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
-    app.include_router(operation_router(host, figures, registry, probe))
+    app.include_router(operation_router(host, gateway_status, registry, probe))
     if request_snapshots is not None:
         app.include_router(snapshots_router(request_snapshots))
     app.include_router(client_router(host, resources))

@@ -57,8 +57,8 @@ class GatewayCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per figure."""
-        figures = self._read()
+        status = self._read()
         for name, documentation in _COUNTERS.items():
-            yield CounterMetricFamily(f"indilog_gateway_{name}", documentation, value=figures[name])
+            yield CounterMetricFamily(f"indilog_gateway_{name}", documentation, value=status[name])
         for name, documentation in _GAUGES.items():
-            yield GaugeMetricFamily(f"indilog_gateway_{name}", documentation, value=figures[name])
+            yield GaugeMetricFamily(f"indilog_gateway_{name}", documentation, value=status[name])

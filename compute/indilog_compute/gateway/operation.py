@@ -28,7 +28,7 @@ class HostCollector(Collector):
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric family per figure."""
+        """Yield one metric family per number."""
         status = self._host.status()
         calls = CounterMetricFamily(
             "indilog_function_calls",
@@ -109,8 +109,8 @@ def operation_router(
     @router.get("/status")
     async def platform_status() -> Response:
         """Return the tiers' state and counters, and the function host's under `functions`."""
-        figures = {**status(), "functions": host.status()}
-        return Response(msgspec.json.encode(figures), media_type="application/json")
+        whole = {**status(), "functions": host.status()}
+        return Response(msgspec.json.encode(whole), media_type="application/json")
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

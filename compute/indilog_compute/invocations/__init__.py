@@ -1,9 +1,10 @@
 """Durable asynchronous invocations, idempotency keys and schedules. Requests and outcomes are
 records of the reserved log `$invocations` (docs/decisions/0018).
 
-`records` defines the format. `fold` derives the state of all invocations from the records; every
-compute node derives the same state. `executor` decides what one node does next (`now` in, actions
-out), with `scheduling` for schedules. `service` performs these actions, with `runs` (invocations
-that run here) and `outcome_waiters` (waiting callers). `checkpoint` encodes the fold as records.
-`checkpoints` writes and reads these records, and trims the records that they replace.
+`records` defines the format. `invocation_table` derives the state of all invocations from the
+records; every compute node derives the same state. `executor` decides what one node does next
+(`now` in, actions out), with `scheduling` for schedules. `service` performs these actions, with
+`runs` (invocations that run here) and `outcome_waiters` (waiting callers). `checkpoint` encodes
+that table as records. `checkpoints` writes and reads these records, and trims the records that they
+replace.
 """

@@ -53,17 +53,21 @@ class OpenLimits(NamedTuple):
 class Admission:
     """Refuses invocations beyond the limits.
 
-    An admitted invocation is counted here until the fold has read its record and counts it.
+    An admitted invocation is counted here until the invocation table has applied its record and
+    counts it.
     """
 
     def __init__(self, limits: OpenLimits) -> None:
         self._limits = limits
         self._admitted: Counter[str] = Counter()
         self._appended: list[tuple[SeqNum, str]] = []
-        """A heap of the seqnums of records that are appended and not yet read by the fold."""
+        """A heap of the seqnums of records that are appended and not yet applied to the invocation
+        table.
+        """
 
     def admit(self, application: str, open_: Counter[str]) -> None:
-        """Count a further invocation of an application, in addition to those in the fold (`open_`).
+        """Count a further invocation of an application, in addition to those in the table
+        (`open_`).
 
         Raises:
             OverloadedError: a limit is reached; the invocation is not counted.
@@ -96,7 +100,7 @@ class Admission:
             del self._admitted[application]
 
     def read(self, end: SeqNum) -> None:
-        """Uncount the invocations with records below `end`: the fold counts them now."""
+        """Uncount the invocations with records below `end`: the table counts them now."""
         while self._appended and self._appended[0][0] < end:
             self.withdraw(heapq.heappop(self._appended)[1])
         assert len(self._appended) <= self._admitted.total(), "each recorded invocation is counted"

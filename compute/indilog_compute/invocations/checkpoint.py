@@ -1,4 +1,4 @@
-"""Encodes a checkpoint of `$invocations`: the state of the fold, as records of the same log. A node
+"""Encodes a checkpoint of `$invocations`: the invocation table, as records of the same log. A node
 that starts from a checkpoint gets the same state as a node that has read all records, so older
 records can be trimmed.
 """
@@ -56,8 +56,8 @@ class LastDue(NamedTuple):
     ordered_at: float
 
 
-class FoldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a `Fold`.
+class TableCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a `InvocationTable`.
 
     Attributes:
         count: number of applied records, which are the records below seqnum `end`.
@@ -75,18 +75,18 @@ class FoldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     last_due: dict[str, LastDue]
 
 
-_decode = msgspec.msgpack.Decoder(FoldCheckpoint).decode
+_decode = msgspec.msgpack.Decoder(TableCheckpoint).decode
 
 
 class NewestCheckpoint(NamedTuple):
     """The newest checkpoint of a log, and the seqnum after its last part."""
 
-    checkpoint: FoldCheckpoint
+    checkpoint: TableCheckpoint
     place: SeqNum
 
 
 def checkpoint_parts(
-    checkpoint: FoldCheckpoint,
+    checkpoint: TableCheckpoint,
     id: str,  # noqa: A002 - the field's name
     follows: SeqNum = 0,
     part_bytes: int = PART_BYTES,

@@ -13,12 +13,12 @@ from indilog.base.ids import SeqNum
 from indilog.base.log import Log
 from indilog_compute.invocations.checkpoint import (
     PART_BYTES,
-    FoldCheckpoint,
     NewestCheckpoint,
+    TableCheckpoint,
     checkpoint_parts,
     newest_checkpoint,
 )
-from indilog_compute.invocations.fold import Fold
+from indilog_compute.invocations.invocation_table import InvocationTable
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decode, encode
 
@@ -30,7 +30,7 @@ class CheckpointLog:
     """Writes and reads the checkpoints of one log.
 
     Args:
-        current: returns the fold that the node uses now.
+        current: returns the table that the node uses now.
         record_bytes_max: largest number of data bytes in a record.
     """
 
@@ -39,7 +39,7 @@ class CheckpointLog:
         log: Log,
         waiters: OutcomeWaiters,
         *,
-        current: Callable[[], Fold],
+        current: Callable[[], InvocationTable],
         record_bytes_max: int,
     ) -> None:
         self._log = log
@@ -48,27 +48,27 @@ class CheckpointLog:
         self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
 
     async def write(self) -> None:
-        """Record the state of the fold, and trim the records that a node starting from it does not
+        """Record the state of the table, and trim the records that a node starting from it does not
         need.
 
         A checkpoint is invalid if it is incomplete, or if this node finds meanwhile that it missed
         records. After an invalid checkpoint nothing is trimmed; the next valid one trims.
         """
-        fold = self._current()
-        checkpoint = fold.checkpoint()
-        place = await self._appended(checkpoint, fold.checkpoint_place)
-        if self._current() is not fold or fold.checkpoint_place != place[-1] + 1:
+        table = self._current()
+        checkpoint = table.checkpoint()
+        place = await self._appended(checkpoint, table.checkpoint_place)
+        if self._current() is not table or table.checkpoint_place != place[-1] + 1:
             return
         await self._log.trim(place[0], tag=CHECKPOINTS_TAG)
-        left = dict(fold.trimmable(checkpoint.end))
+        left = dict(table.trimmable(checkpoint.end))
         try:
             for stream, until in list(left.items()):
                 await self._log.trim(until, tag=stream)
                 del left[stream]
         finally:
-            fold.not_trimmed(left)
+            table.not_trimmed(left)
 
-    async def _appended(self, checkpoint: FoldCheckpoint, follows: SeqNum) -> list[SeqNum]:
+    async def _appended(self, checkpoint: TableCheckpoint, follows: SeqNum) -> list[SeqNum]:
         """Append a checkpoint, and wait until this node has read it; return the seqnums of its
         parts.
         """

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from indilog.base.ids import SeqNum
 from indilog.config import NodeConfig
 from indilog_compute.invocations.checkpoint import RecordedInvocation
-from indilog_compute.invocations.fold import Fold, node_of
+from indilog_compute.invocations.invocation_table import InvocationTable, node_of
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Claimed,
@@ -73,7 +73,7 @@ class Abandon(NamedTuple):
 
 
 class WriteCheckpoint(NamedTuple):
-    """Write a checkpoint of the fold, and trim the records that it replaces."""
+    """Write a checkpoint of the invocation table, and trim the records that it replaces."""
 
 
 Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
@@ -104,10 +104,12 @@ class Executor:
             and `Abandon`.
     """
 
-    def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
+    def __init__(
+        self, name: str, table: InvocationTable, schedules: Schedules, config: NodeConfig
+    ) -> None:
         self.name = name
         self.begun: set[str] = set()
-        self._fold = fold
+        self._table = table
         self._schedules = schedules
         self._lease_s = config.invocations.invocation_lease_s
         self._tries_max = config.invocations.invocation_tries_max
@@ -121,9 +123,9 @@ class Executor:
         """The compute node's name."""
         return node_of(self.name)
 
-    def use_fold(self, fold: Fold) -> None:
-        """Read the state from another fold from now on."""
-        self._fold = fold
+    def use_table(self, table: InvocationTable) -> None:
+        """Use another invocation table from now on."""
+        self._table = table
 
     def rename(self, name: str) -> list[Abandon]:
         """Continue under another name, because a record of the log declares this executor dead."""
@@ -153,12 +155,12 @@ class Executor:
         if (own := self._lasts.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         rests = [look - now.monotonic for look in looks]
-        next_ = self._fold.next_free(self.node, self._lease_s, self._is_full)
+        next_ = self._table.next_free(self.node, self._lease_s, self._is_full)
         if self._running_max and next_ is not None:
             rests.append(next_ - now.log)
         if (
             self._running_max
-            and (due := self._schedules.next_due(self._fold, now.wall)) is not None
+            and (due := self._schedules.next_due(self._table, now.wall)) is not None
         ):
             rests.append(due - now.wall)
         return max(0.0, min(rests)) if rests else None
@@ -181,14 +183,14 @@ class Executor:
         return max(record.at + self._lease_s, record.proven_at + beat_s)
 
     def _begin_and_abandon(self) -> list[Action]:
-        running = self._fold.executors.get(self.name)
+        running = self._table.executors.get(self.name)
         own = running.ids if running is not None else set()
         actions: list[Action] = [Abandon(id_) for id_ in sorted(self.begun - own)]
-        actions += [Begin(self._fold.open[id_]) for id_ in sorted(own - self.begun)]
+        actions += [Begin(self._table.open[id_]) for id_ in sorted(own - self.begun)]
         return actions
 
     def _declare_dead(self, now: float) -> Iterable[Action]:
-        executors = self._fold.executors
+        executors = self._table.executors
         self._lasts = {e: record for e, record in self._lasts.items() if e in executors}
         for executor, running in executors.items():
             record = self._lasts.get(executor)
@@ -204,18 +206,18 @@ class Executor:
 
     def _is_full(self, application: str) -> bool:
         """Tell whether this executor claims no more invocations of an application."""
-        return self._fold.running_by_application(self.name)[application] >= self._running_max
+        return self._table.running_by_application(self.name)[application] >= self._running_max
 
     def _claim(self, now: float) -> Iterable[Action]:
         ids: list[str] = []
         streams: set[str] = set()
-        running = self._fold.running_by_application(self.name).copy()
+        running = self._table.running_by_application(self.name).copy()
         failed = 0
 
         def is_full(application: str) -> bool:
             return running[application] >= self._running_max
 
-        for free in self._fold.claimable(now, self.node, self._lease_s, is_full):
+        for free in self._table.claimable(now, self.node, self._lease_s, is_full):
             if len(ids) + failed == CLAIMS_MAX:
                 break
             if free.tries >= self._tries_max:
@@ -235,7 +237,7 @@ class Executor:
 
     def _run_scheduled(self, now: float) -> Iterable[Action]:
         if self._running_max:
-            for accepted in self._schedules.due(self._fold, self.name, now):
+            for accepted in self._schedules.due(self._table, self.name, now):
                 yield Append(accepted, (accepted.stream,))
 
     def _write_checkpoint(self) -> Iterable[Action]:
@@ -244,8 +246,8 @@ class Executor:
         Node 0 needs the fewest new records, so other nodes write a checkpoint only if node 0 does
         not.
         """
-        new = self._fold.count - self._fold.checkpointed
-        enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._fold.size)
+        new = self._table.count - self._table.checkpointed
+        enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._table.size)
         if new >= enough * (1 + self._schedules.rank):
             yield WriteCheckpoint()
 

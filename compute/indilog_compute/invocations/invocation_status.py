@@ -30,7 +30,7 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
     have trimmed its records.
     """
     state = state_of(found)
-    assert state is not None, "an invocation of the fold has a state"
+    assert state is not None, "an invocation in the table has a state"
     if found.ended is None:
         return InvocationStatus(found.id, found.function, state, None)
     try:
@@ -38,7 +38,7 @@ async def read_status(log: Log, found: RecordedInvocation) -> InvocationStatus |
     except TrimmedError:
         return None
     event = decode(record.data) if record is not None else None
-    assert isinstance(event, Ended), "the fold has this seqnum from an `Ended` record"
+    assert isinstance(event, Ended), "the table has this seqnum from an `Ended` record"
     return InvocationStatus(found.id, found.function, state, outcome_in(event))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from indilog.base.errors import InvalidArgumentsError
 from indilog.link.link_messages import Failed, Returned
-from indilog_compute.invocations.fold import Fold
+from indilog_compute.invocations.invocation_table import InvocationTable
 from indilog_compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
 
 _KEPT: Final = (
@@ -28,14 +28,14 @@ def check_key(function: str, key: str) -> None:
         raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
 
 
-def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | None:
+def known_with(table: InvocationTable, function: str, arguments: bytes, key: str) -> str | None:
     """Return the id of the open or ended invocation of `function` with this key; None if there is
     none, or if `key` is empty.
 
     Raises:
         InvalidArgumentsError: that invocation has other arguments.
     """
-    known = fold.with_key(function, key) if key else None
+    known = table.with_key(function, key) if key else None
     if known is None:
         return None
     if known.digest != digest_of(arguments):

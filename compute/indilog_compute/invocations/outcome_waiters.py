@@ -114,8 +114,8 @@ class OutcomeWaiters:
     async def wait_for_outcome(self, id: str) -> Ended | None:  # noqa: A002 - the field's name
         """Wait until the outcome of an open invocation is read, and return it.
 
-        None: the caller must ask the fold, because the outcome may already have been read
-        (`notify_all`). The caller must have reserved room (`reserve_outcome_wait`).
+        None: the caller must look into the invocation table, because the outcome may already have
+        been read (`notify_all`). The caller must have reserved room (`reserve_outcome_wait`).
         """
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)

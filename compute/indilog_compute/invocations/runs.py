@@ -162,7 +162,7 @@ class Runs(Generic[CallT]):
                 continue
             accepted = decode(record.data)
             assert isinstance(accepted, Accepted), (
-                "the fold has this seqnum from an `Accepted` record"
+                "the invocation table has this seqnum from an `Accepted` record"
             )
             return accepted
 

@@ -26,7 +26,7 @@ from indilog.apps.schedule import due_between, next_due
 from indilog.base.deployed import ScheduleSpec
 from indilog.config import NodeConfig
 from indilog_compute.invocations.admission import OpenLimits
-from indilog_compute.invocations.fold import Fold
+from indilog_compute.invocations.invocation_table import InvocationTable
 from indilog_compute.invocations.records import Accepted, application_of, schedule_tag
 
 _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
@@ -74,20 +74,20 @@ class _Watched:
         """The wall clock's time when an accepted due time too far ahead was first noticed."""
         self._next_after: tuple[float, float | None] = -1.0, None
 
-    def last_at(self, fold: Fold) -> float:
+    def last_at(self, table: InvocationTable) -> float:
         """Return the last accepted due time; 0 if there is none."""
-        last = fold.last_due.get(self.scheduled.name)
+        last = table.last_due.get(self.scheduled.name)
         return last.at if last is not None else 0.0
 
-    def after(self, fold: Fold, now: float) -> float:
+    def after(self, table: InvocationTable, now: float) -> float:
         """Return the time after which the next due time is searched.
 
         A new deployment also runs due times that the previous deployment had not run yet. Due times
         do not run if they passed while no deployment had the schedule.
         """
         latest = now + SET_BACK_S
-        times = [self.last_at(fold), self.skipped_to]
-        last = fold.last_due.get(self.scheduled.name)
+        times = [self.last_at(table), self.skipped_to]
+        last = table.last_due.get(self.scheduled.name)
         if last is None or last.ordered_at < self.scheduled.since:
             times.append(self._since)
         if max(times) <= latest:
@@ -97,11 +97,11 @@ class _Watched:
             self._set_back_to = now
         return max(self._set_back_to, *(time for time in times if time <= latest))
 
-    def next(self, fold: Fold, now: float) -> float | None:
+    def next(self, table: InvocationTable, now: float) -> float | None:
         """Return the next due time, which may have passed; None if this machine cannot interpret
         the schedule.
         """
-        after = self.after(fold, now)
+        after = self.after(table, now)
         if after != self._next_after[0]:
             self._next_after = after, self._due_after(after)
         return self._next_after[1]
@@ -140,54 +140,54 @@ class Schedules:
                 there if there and same else _Watched(scheduled, scheduled.since + ahead_s)
             )
 
-    def next_due(self, fold: Fold, now: float) -> float | None:
+    def next_due(self, table: InvocationTable, now: float) -> float | None:
         """Return when to call `due` next; None: no schedule will be due.
 
         Schedules of an application at its limit do not count, because this is called again when an
         invocation ends.
         """
         times = [
-            watched.next(fold, now)
+            watched.next(table, now)
             for watched in self._watched.values()
-            if not self._limits.is_full(fold.open_by_application, watched.application)
+            if not self._limits.is_full(table.open_by_application, watched.application)
         ]
         return min((t + self._behind_s for t in times if t is not None), default=None)
 
-    def due(self, fold: Fold, executor: str, now: float) -> list[Accepted]:
+    def due(self, table: InvocationTable, executor: str, now: float) -> list[Accepted]:
         """Return the invocations to accept now, except those of applications at their limit."""
         accepted: list[Accepted] = []
-        open_ = fold.open_by_application.copy()
+        open_ = table.open_by_application.copy()
         for watched in self._watched.values():
-            first = watched.next(fold, now)
+            first = watched.next(table, now)
             if first is None or first + self._behind_s > now:
                 continue
             if self._limits.is_full(open_, watched.application):
                 continue
-            times = self._times(watched, fold, now)
+            times = self._times(watched, table, now)
             if not times:
                 watched.skipped_to = max(watched.skipped_to, first)
-            before = [watched.last_at(fold), *times]
+            before = [watched.last_at(table), *times]
             for after, at in zip(before, times, strict=False):
                 accepted.append(_accepted(watched.scheduled, executor, at, after))
                 open_[watched.application] += 1
         return accepted
 
-    def status(self, fold: Fold, now: float) -> list[dict[str, Any]]:
+    def status(self, table: InvocationTable, now: float) -> list[dict[str, Any]]:
         """Return the last and next due time of each schedule, for `/status`."""
         return [
             {
                 "schedule": name,
-                "last": _shown(watched.last_at(fold) or None),
-                "next": _shown(watched.next(fold, now)),
+                "last": _shown(watched.last_at(table) or None),
+                "next": _shown(watched.next(table, now)),
                 "catch_up": watched.scheduled.spec.catch_up,
             }
             for name, watched in sorted(self._watched.items())
         ]
 
-    def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
+    def _times(self, watched: _Watched, table: InvocationTable, now: float) -> list[float]:
         spec = watched.scheduled.spec
         most = self._catch_up_max if spec.catch_up == "all" else 1
-        times = due_between(spec, watched.after(fold, now), now, most=most)
+        times = due_between(spec, watched.after(table, now), now, most=most)
         if spec.catch_up == "none":
             missed = [at for at in times if at + self._late_s_max < now]
             watched.skipped_to = max([watched.skipped_to, *missed])

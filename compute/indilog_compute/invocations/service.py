@@ -41,8 +41,8 @@ from indilog_compute.invocations.executor import (
     Now,
     WriteCheckpoint,
 )
-from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
+from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.keys import check_key, known_with
 from indilog_compute.invocations.notices import Notices
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
@@ -95,9 +95,9 @@ class InvocationService:
         self._config = config
         self._node = node or secrets.token_hex(6)
         self._log = logs.log(INVOCATIONS_LOG, Session())
-        self._fold = Fold(_limits(config))
+        self._table = InvocationTable(_limits(config))
         self._schedules = Schedules(rank, config)
-        self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
+        self._executor = Executor(self._new_name(), self._table, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
         self._waiters = OutcomeWaiters(
             config.functions.calls_pending_max,
@@ -107,7 +107,7 @@ class InvocationService:
         self._checkpoints = CheckpointLog(
             self._log,
             self._waiters,
-            current=lambda: self._fold,
+            current=lambda: self._table,
             record_bytes_max=record_bytes_max,
         )
         self._clock = LogClock(_passed_s)
@@ -142,7 +142,7 @@ class InvocationService:
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
                 await task
-        open_ = self._fold.open
+        open_ = self._table.open
         await self._runs.stop([open_[id_] for id_ in self._executor.begun if id_ in open_])
 
     # --- starting invocations
@@ -187,7 +187,7 @@ class InvocationService:
             return event.id
         with self._waiters.reserve_record_wait():  # before anything is appended
             seqnum = await self._append_accepted(event)
-        await self._waiters.wait_for_record(seqnum, self._fold.end)
+        await self._waiters.wait_for_record(seqnum, self._table.end)
         decided = self.known(function, arguments, key)
         if decided is None:
             raise CallOutcomeUnknownError(
@@ -203,7 +203,7 @@ class InvocationService:
         Raises:
             InvalidArgumentsError: the key was used with other arguments.
         """
-        return known_with(self._fold, function, arguments, key)
+        return known_with(self._table, function, arguments, key)
 
     async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
         """Return the same as `known`, after reading all records that any node appended before this
@@ -216,11 +216,11 @@ class InvocationService:
         """
         self._check_followed()
         await self._read_up_to_now()
-        return known_with(self._fold, function, arguments, key)
+        return known_with(self._table, function, arguments, key)
 
     async def _append_accepted(self, event: Accepted) -> SeqNum:
         application = application_of(event.function)
-        self._admission.admit(application, self._fold.open_by_application)
+        self._admission.admit(application, self._table.open_by_application)
         try:
             seqnum = await self._log.append(encode(event), tags=[event.stream])
         except BaseException as error:
@@ -232,7 +232,7 @@ class InvocationService:
             raise
         self._admission.appended(application, seqnum)
         self._admission.read(
-            self._fold.end
+            self._table.end
         )  # the record may have been read before this task resumed
         return seqnum
 
@@ -250,21 +250,21 @@ class InvocationService:
             OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
             AppendOutcomeUnknownError: the invocation may be cancelled; repeating this is harmless.
         """
-        found = self._fold.get(id)
+        found = self._table.get(id)
         if found is None:
             await self._read_up_to_now()
-            found = self._fold.get(id)
+            found = self._table.get(id)
         if found is not None and found.ended is None:
             ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
             with self._waiters.reserve_record_wait():
                 seqnum = await self._log.append(encode(ended), tags=[found.stream])
-            await self._waiters.wait_for_record(seqnum, self._fold.end)
-            found = self._fold.get(id)
+            await self._waiters.wait_for_record(seqnum, self._table.end)
+            found = self._table.get(id)
         return await read_status(self._log, found) if found is not None else None
 
     def open_of(self, application: str) -> int:
         """Return the number of open invocations of an application."""
-        return self._fold.open_by_application[application]
+        return self._table.open_by_application[application]
 
     # --- status and outcomes
 
@@ -275,10 +275,10 @@ class InvocationService:
         Raises:
             DataLossError: the invocation is unknown, and records of invocations are lost.
         """
-        found = self._fold.get(id)
+        found = self._table.get(id)
         if found is None:
             await self._read_up_to_now()
-            found = self._fold.get(id)
+            found = self._table.get(id)
         if found is None:
             if self._losses:
                 raise DataLossError(f"Invocation {id} is not known. {self._losses.sentence}")
@@ -288,7 +288,7 @@ class InvocationService:
             with suppress(TimeoutError, OverloadedError), room:
                 async with asyncio.timeout(wait_s):
                     await self._waiters.wait_for_outcome(id)
-            found = self._fold.get(id) or found
+            found = self._table.get(id) or found
         return await read_status(self._log, found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - the field's name
@@ -299,10 +299,10 @@ class InvocationService:
             CallOutcomeUnknownError: its outcome is no longer kept.
             NotReadyError, QuorumUnavailableError: the log cannot be read; the invocation continues.
         """
-        if self._fold.get(id) is None:
+        if self._table.get(id) is None:
             await self._read_up_to_now()
         while True:
-            found = self._fold.get(id)
+            found = self._table.get(id)
             if found is None:
                 raise forgotten(id)
             if found.ended is None:
@@ -327,7 +327,7 @@ class InvocationService:
         """Wait until this node has read all records that were acknowledged before this call."""
         last = await self._find_last(fresh=True)
         if last is not None:
-            await self._waiters.wait_for_record_bounded(last, self._fold.end)
+            await self._waiters.wait_for_record_bounded(last, self._table.end)
 
     async def _find_last(self, *, fresh: bool) -> SeqNum | None:
         """Return the seqnum of the last record that can be read."""
@@ -356,16 +356,16 @@ class InvocationService:
 
     def schedules(self) -> list[dict[str, Any]]:
         """Return the last and next due time of each schedule, in ISO 8601."""
-        return self._schedules.status(self._fold, time.time())
+        return self._schedules.status(self._table, time.time())
 
     def status(self) -> dict[str, Any]:
         """Return state and counters for `/status` and `/metrics`."""
-        open_ = self._fold.open.values()
+        open_ = self._table.open.values()
         return {
             "open": len(open_),
             "scheduled": sum(i.executor is None for i in open_),
             "running_here": len(self._executor.begun),
-            "results_kept": self._fold.kept,
+            "results_kept": self._table.kept,
             "rerun": self._runs.rerun,
             "executors_given_up": self._declared_dead,
             "lost_ranges": len(self._losses),
@@ -391,16 +391,16 @@ class InvocationService:
         trimmed records that this node has not read.
         """
         try:
-            async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
+            async for page in pages(self._log, None, max(self._table.end, self._lost_to)):
                 is_whole = self._apply_page(page)
-                self._waiters.notify_read(self._fold.end)
-                self._admission.read(self._fold.end)
+                self._waiters.notify_read(self._table.end)
+                self._admission.read(self._table.end)
                 self._has_work.set()
                 if not is_whole:
                     return False
                 self._unread.over()
         except DataLossError as error:
-            bound = max(self._fold.end, self._lost_to)
+            bound = max(self._table.end, self._lost_to)
             self._lost_to = self._losses.read_on_after(error, bound)
         return True
 
@@ -415,8 +415,8 @@ class InvocationService:
         if found is not None:
             end = found.checkpoint.end
             structlog.get_logger().info("invocations read from a checkpoint", end=end)
-            self._fold = Fold.restored(_limits(self._config), found)
-            self._executor.use_fold(self._fold)
+            self._table = InvocationTable.restored(_limits(self._config), found)
+            self._executor.use_table(self._table)
             self._waiters.notify_all()
         self._skipped = self._disagreed
 
@@ -433,15 +433,15 @@ class InvocationService:
             if isinstance(event, Checkpointed) and not self._agrees(event):
                 return False
             self._clock.read(record.ordered_at)
-            self._fold.apply(record.seqnum, record.ordered_at, event)
+            self._table.apply(record.seqnum, record.ordered_at, event)
             self._broken = None
             if isinstance(event, Ended):
                 self._waiters.notify_outcome(event)
         return True
 
     def _agrees(self, event: Checkpointed) -> bool:
-        """Tell whether a checkpoint agrees with the fold, or cannot be read completely."""
-        if self._fold.agrees(event):
+        """Tell whether a checkpoint agrees with the table, or cannot be read completely."""
+        if self._table.agrees(event):
             return True
         if event.id != self._skipped:  # otherwise `_restore` has skipped it already
             self._disagreed = event.id
@@ -466,8 +466,8 @@ class InvocationService:
     async def _run_round(self) -> bool:
         """Perform the current actions; return whether a record was appended."""
         if self._read_to is not None:
-            await self._waiters.wait_for_record(self._read_to, self._fold.end)
-        if self._fold.is_declared_dead(self._executor.name):
+            await self._waiters.wait_for_record(self._read_to, self._table.end)
+        if self._table.is_declared_dead(self._executor.name):
             structlog.get_logger().warning(
                 "declared dead by another node; continuing under another name"
             )
@@ -480,7 +480,7 @@ class InvocationService:
         for start in range(0, len(entries), _ENTRIES_MAX):
             places += await self._log.append_batch(entries[start : start + _ENTRIES_MAX])
         if places:
-            await self._waiters.wait_for_record(places[-1], self._fold.end)
+            await self._waiters.wait_for_record(places[-1], self._table.end)
             self._executor.note_recorded(time.monotonic())
             if self._claimed_too_early(actions):
                 await self._clock.ask(self._log)
@@ -492,10 +492,10 @@ class InvocationService:
         """Whether an action claims an invocation that was not due at the log's time of the
         claim.
         """
-        fold = self._fold
+        table = self._table
         claims = (a.event for a in actions if isinstance(a, Append))
         ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
-        return any(id_ in fold.open and fold.open[id_].due > fold.clock for id_ in ids)
+        return any(id_ in table.open and table.open[id_].due > table.clock for id_ in ids)
 
     def _now(self) -> Now:
         return Now(time.monotonic(), self._clock.now(), time.time())
@@ -535,8 +535,8 @@ def _broken_by(error: Exception) -> IndilogError | None:
     return IndilogError(f"{type(error).__name__}; the log says why.")
 
 
-def _limits(config: NodeConfig) -> FoldLimits:
-    return FoldLimits(
+def _limits(config: NodeConfig) -> TableLimits:
+    return TableLimits(
         results_kept_s=config.invocations.results_kept_s,
         results_kept_max=config.invocations.results_kept_max,
         keys_kept_max=config.invocations.keys_kept_max,

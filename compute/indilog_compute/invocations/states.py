@@ -1,7 +1,7 @@
 """The states of a recorded invocation and their transitions, as a table.
 
-The fold uses this table. A record whose change has no entry for the invocation's state has no
-effect. The state diagram in docs/ARCHITECTURE.md is generated from the table
+`InvocationTable` applies these transitions. A record whose change has no entry for the invocation's
+state has no effect. The state diagram in docs/ARCHITECTURE.md is generated from the table
 (`tests.support.state_diagrams`).
 """
 
@@ -31,7 +31,7 @@ class InvocationState(enum.StrEnum):
 
 
 class Change(enum.StrEnum):
-    """An event about an invocation, as the fold reads it from the log.
+    """An event about an invocation, as the invocation table reads it from the log.
 
     Attributes:
         ACCEPTED: recorded by a live executor, due at once; that executor runs it.

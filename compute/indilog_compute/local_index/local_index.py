@@ -287,7 +287,7 @@ class LocalIndex:
         """Take in the newest records of `tag` below `limit`, or all of them; see `TagCache`."""
         self._tags.refill(tag, limit, seqnums, shards, complete=complete)
 
-    # --- figures
+    # --- status
 
     @property
     def size_bytes(self) -> int:

@@ -50,7 +50,7 @@ from indilog_compute.local_index.tag_rows import (
     SEQNUM_SHIFT,
     SHARD_MASK,
     First,
-    Held,
+    Row,
     TagRow,
     accessed_of,
     head_of,
@@ -75,11 +75,11 @@ _HORIZON_STEPS: Final = 64
 _EVICTED_AT_ONCE: Final = 512
 ALL_SHARDS: Final = range(SHARD_MASK + 1)
 
-_Partition: TypeAlias = dict[TagHash, Held]
+_Partition: TypeAlias = dict[TagHash, Row]
 """Tags in the order of their last events, the oldest first."""
 
 
-def _move_to_end(partition: _Partition, tag: TagHash, held: Held) -> None:
+def _move_to_end(partition: _Partition, tag: TagHash, held: Row) -> None:
     """Make `tag` the newest by event, and `held` its row."""
     del partition[tag]
     partition[tag] = held
@@ -530,7 +530,7 @@ class TagCache:
             self._hit(tag, held)
         return matches
 
-    def _hit(self, tag: TagHash, held: Held) -> None:
+    def _hit(self, tag: TagHash, held: Row) -> None:
         """Count a read hit: an event of the tag."""
         self.hits += 1
         if accessed_of(held) != self._position:

@@ -114,7 +114,7 @@ class TagRow:
         return Matches(seqnums.tolist(), cast("list[ShardId]", shards.tolist()))
 
 
-Held: TypeAlias = int | TagRow
+Row: TypeAlias = int | TagRow
 """The row of a tag: a single record as one integer, or arrays."""
 
 
@@ -126,49 +126,49 @@ def single_of(
     return seqnum << SEQNUM_SHIFT | flag | accessed << ACCESSED_SHIFT | shard
 
 
-def head_of(held: Held) -> SeqNum:
+def head_of(row: Row) -> SeqNum:
     """Return the oldest seqnum kept."""
-    return held >> SEQNUM_SHIFT if isinstance(held, int) else held.seqnums[0]
+    return row >> SEQNUM_SHIFT if isinstance(row, int) else row.seqnums[0]
 
 
-def accessed_of(held: Held) -> MetalogPosition:
+def accessed_of(row: Row) -> MetalogPosition:
     """Return the metalog position of the tag's last event."""
-    if isinstance(held, int):
-        return held >> ACCESSED_SHIFT & ACCESSED_MASK
-    return held.accessed
+    if isinstance(row, int):
+        return row >> ACCESSED_SHIFT & ACCESSED_MASK
+    return row.accessed
 
 
-def touched(held: Held, position: MetalogPosition) -> Held:
+def touched(row: Row, position: MetalogPosition) -> Row:
     """Return the row with its last event at `position`."""
-    if isinstance(held, int):
-        return held & ~(ACCESSED_MASK << ACCESSED_SHIFT) | position << ACCESSED_SHIFT
-    held.accessed = position
-    return held
+    if isinstance(row, int):
+        return row & ~(ACCESSED_MASK << ACCESSED_SHIFT) | position << ACCESSED_SHIFT
+    row.accessed = position
+    return row
 
 
-def next_in(held: Held, bound: SeqNum) -> Answer:
+def next_in(row: Row, bound: SeqNum) -> Answer:
     """Return the first record from `bound` on, as `TagRow.next`."""
-    if not isinstance(held, int):
-        return held.next(bound)
-    seqnum = held >> SEQNUM_SHIFT
+    if not isinstance(row, int):
+        return row.next(bound)
+    seqnum = row >> SEQNUM_SHIFT
     if bound > seqnum:
         return EMPTY
-    if bound == seqnum or held & COMPLETE_BIT:
-        return Found(seqnum, ShardId(held & SHARD_MASK))
+    if bound == seqnum or row & COMPLETE_BIT:
+        return Found(seqnum, ShardId(row & SHARD_MASK))
     return MISS
 
 
-def prev_in(held: Held, bound: SeqNum) -> Answer:
+def prev_in(row: Row, bound: SeqNum) -> Answer:
     """Return the last record up to `bound`, as `TagRow.prev`."""
-    if not isinstance(held, int):
-        return held.prev(bound)
-    seqnum = held >> SEQNUM_SHIFT
+    if not isinstance(row, int):
+        return row.prev(bound)
+    seqnum = row >> SEQNUM_SHIFT
     if bound >= seqnum:
-        return Found(seqnum, ShardId(held & SHARD_MASK))
-    return EMPTY if held & COMPLETE_BIT else MISS
+        return Found(seqnum, ShardId(row & SHARD_MASK))
+    return EMPTY if row & COMPLETE_BIT else MISS
 
 
-def range_in(held: Held, bound: SeqNum, limit: int) -> RangeAnswer:
+def range_in(row: Row, bound: SeqNum, limit: int) -> RangeAnswer:
     """Return the first `limit` records from `bound` on, as `TagRow.range`."""
-    row = TagRow(held) if isinstance(held, int) else held
-    return row.range(bound, limit)
+    arrays = TagRow(row) if isinstance(row, int) else row
+    return arrays.range(bound, limit)

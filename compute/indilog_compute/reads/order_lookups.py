@@ -15,7 +15,7 @@ from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.view import Views
 from indilog.roles.role import Answer, Effect, Ignore, Send
-from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
+from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_compute.reads.operation import Answered
 
 

@@ -160,8 +160,8 @@ class Reads:
         return effects + self.questions.begin(now) + self._ask_for_tail(now)
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return figures for operators: questions to the index tier, and its answers."""
-        return {"index_tier": dict(self._tier.figures), "tag_questions": self.questions.status()}
+        """Return the status for operators: questions to the index tier, and its answers."""
+        return {"index_tier": dict(self._tier.counters), "tag_questions": self.questions.status()}
 
     def advanced(self, now: Instant) -> list[Effect]:
         """Decide the operations whose position is applied now."""

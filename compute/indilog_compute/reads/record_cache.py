@@ -1,11 +1,11 @@
 """The record cache of a compute node: records that it appended or read last (thesis 5.4.2).
 
-Two generations share one budget of bytes. *Own appends* are kept in spans, one for each batch. A
-span is evicted whole, oldest first, so that caching an append takes almost no time. *Records read*
-from storage are kept one by one and evicted least recently used first. When the budget is exceeded,
-the generation that uses more than half of it evicts. Each generation may use the part that the
-other one leaves. Aux data is kept apart from both, under a budget of its own. So a record is always
-returned with the aux data that was set last.
+Two parts share one budget of bytes. *Own appends* are kept in spans, one for each batch. A span is
+evicted whole, oldest first, so that caching an append takes almost no time. *Records read* from
+storage are kept one by one, and evicted least recently used first. Each part may use what the other
+one leaves. When the budget is exceeded, the part that uses more than half of it evicts. Aux data is
+kept apart from both, under a budget of its own. So a record is always returned with the aux data
+that was set last.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecordCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of both generations, overhead included."""
+        """Bytes of both parts, overhead included."""
         return self._span_bytes + self._read_bytes
 
     def add_span(
@@ -203,9 +203,7 @@ class RecordCache:
         return aux
 
     def _evict(self) -> None:
-        """Evict from the generation that has more than half of the budget, until the limit
-        holds.
-        """
+        """Evict from the part that uses more than half of the budget, until the limit holds."""
         while self._span_bytes + self._read_bytes > self._bytes_max:
             if self._span_bytes * 2 > self._bytes_max:
                 self._span_bytes -= self._spans[self._start].size_bytes

@@ -92,7 +92,7 @@ class TagQuestions:
         self._local, self._replay = local, replay
 
     def status(self) -> dict[str, int]:
-        """Return figures for operators: tags and refills asked, dropped, in flight."""
+        """Return the status for operators: tags and refills asked, dropped, in flight."""
         return self._figures | {"pending": self._firsts_tags + len(self._refills)}
 
     # --- what the engine notices

@@ -35,19 +35,19 @@ class TierLookups:
 
     Attributes:
         routes: chooses the nodes to ask.
-        figures: reads that asked the index tier, by outcome: the record at the bound, another one,
+        counters: reads that asked the index tier, by outcome: the record at the bound, another one,
             none, a page. Also how many asked for the record's seqnum first, and how many records
             came from the record cache although the local index missed.
     """
 
-    __slots__ = ("_cache", "_here", "figures", "routes")
+    __slots__ = ("_cache", "_here", "counters", "routes")
 
     def __init__(self, cache: RecordCache, routes: LookupRoutes) -> None:
         self._cache = cache
         self.routes = routes
         self._here = 0.0
         """Share of recent matches, except those at the bound, whose record was cached."""
-        self.figures = {
+        self.counters = {
             "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
         }  # fmt: skip
 
@@ -63,7 +63,7 @@ class TierLookups:
 
     def came_from_cache(self) -> None:
         """Count a read that the cached record at the bound answered."""
-        self.figures["from_cache"] += 1
+        self.counters["from_cache"] += 1
 
     def ask(
         self, operation: Operation, request: int, replay: MetalogReplay, local: LocalIndex | None
@@ -94,12 +94,12 @@ class TierLookups:
     def _names_first(self, operation: Operation) -> bool:
         """Whether a lookup asks for the record's seqnum first, instead of the record."""
         wanted = not operation.page and self._here > 0.5
-        self.figures["named_first"] += wanted
+        self.counters["named_first"] += wanted
         return wanted
 
     def none_came(self) -> None:
         """Count a lookup for which the index tier proved that there is no match."""
-        self.figures["none"] += 1
+        self.counters["none"] += 1
 
     def came(
         self, operation: Operation, seqnum: SeqNum, shard: ShardId, local: LocalIndex | None
@@ -109,14 +109,14 @@ class TierLookups:
         Must be called before the record is put into the cache.
         """
         if operation.page:
-            self.figures["pages"] += 1
+            self.counters["pages"] += 1
         elif seqnum == operation.bound:
-            self.figures["exact"] += 1
+            self.counters["exact"] += 1
         else:
             here = self._cache.holds(seqnum)
             self._here += (here - self._here) * _SMOOTHING
-            self.figures["closest"] += 1
-            self.figures["from_cache"] += here
+            self.counters["closest"] += 1
+            self.counters["from_cache"] += here
         if local is not None and operation.trims == local.trims:
             local.learn_answer(
                 operation.direction, operation.tag, operation.bound, (seqnum, shard),

@@ -12,7 +12,7 @@ In the compute node's process:
 - `pool`: keeps the worker processes running; `process`: one process and its link
 - `serving`: answers questions that arrive over a link
 - `call`: a deployed application, and one call
-- `service_figures`: the state of services
+- `service_states`: the state of services
 
 The recorded invocations are in `indilog_compute.invocations`. The compute node and its workers
 share `claims` (which calls have begun). In a worker process:

@@ -37,7 +37,7 @@ from indilog_compute.workers.call import Call
 from indilog_compute.workers.pool import WorkerPool
 from indilog_compute.workers.process import WorkerProcess
 from indilog_compute.workers.router import CallRouter
-from indilog_compute.workers.service_figures import service_figures
+from indilog_compute.workers.service_states import service_states
 from indilog_compute.workers.serving import LinkServer
 
 CALL_DEPTH_MAX: Final = 64
@@ -363,7 +363,7 @@ class FunctionHost:
             "invocations": self._invocations.status(),
             "schedules": self._invocations.schedules(),
             "apps": {app.record.name: app.record.version for app in apps},
-            "services": service_figures(self._pool.workers, apps),
+            "services": service_states(self._pool.workers, apps),
             "problems": {app.record.name: app.problem for app in apps if app.problem},
         }
 

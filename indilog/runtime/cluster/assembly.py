@@ -21,15 +21,15 @@ import uvloop
 from indilog.base.errors import ConfigError, IndilogError, NotReadyError
 from indilog.base.ids import Epoch, NodeId
 from indilog.base.running_platforms import RunningPlatform, registered, running_at
-from indilog.base.telemetry import FiguresCollector, registry_of
+from indilog.base.telemetry import StatusCollector, registry_of
 from indilog.config import Config
 from indilog.kernel.view import View, Views
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
-from indilog.runtime.cluster.figures_files import PublishedFigures, figures_read
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.metadata_opening import opened_metadata
+from indilog.runtime.cluster.status_files import PublishedStatus, read_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import term_at_start
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
@@ -255,7 +255,7 @@ async def gateway_running(
         logs: logs of the compute node.
         config: with the compute node's own data directory and port.
         platform_dir: data directory of the whole platform, which has the token.
-        run: directory in which other processes publish their figures; None: there are no others.
+        run: directory in which other processes publish their status; None: there are no others.
         port_is: text after the port in error messages, such as the rule that chose it.
 
     Raises:
@@ -274,12 +274,12 @@ async def gateway_running(
     try:
         await host.start()
         registry = registry_of([shell.metrics])
-        registry.register(FiguresCollector(lambda: _figures_of_engine(logs)))
+        registry.register(StatusCollector(lambda: _engine_status(logs)))
         registry.register(
-            FiguresCollector(
-                lambda: {**figures_of_nodes(shell), **_figures_elsewhere(shell, run).figures},
+            StatusCollector(
+                lambda: {**status_of_nodes(shell), **_status_elsewhere(shell, run).status},
                 "indilog_node",
-                "Figures of roles",
+                "Counters of roles",
             )
         )
         gateway = create_gateway(
@@ -351,15 +351,15 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     """Return the status of the platform as this process knows it, for people: `GET /status`.
 
     `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
-    the figures of roles; other processes publish the figures of their roles periodically.
-    `elsewhere` names the nodes in other processes, `silent` those without recent figures.
+    the status of roles; other processes publish that of their roles periodically.
+    `elsewhere` names the nodes in other processes, `silent` those without a recent status.
     `lost_records` is the number of records that no replica has any more; if it is not 0, there is a
     `warning`.
     """
     view = shell.view
-    published = _figures_elsewhere(shell, run)
-    engine = _figures_of_engine(logs)
-    nodes = {**figures_of_nodes(shell), **published.figures}
+    published = _status_elsewhere(shell, run)
+    engine = _engine_status(logs)
+    nodes = {**status_of_nodes(shell), **published.status}
     return {
         "ready": shell.failed is None and not shell.closed,
         "read_only": bool(engine["progress"]["read_only"]),
@@ -378,7 +378,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
 
 def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many records are permanently lost, and a warning about reads of them."""
-    lost = sum(figures.get("lost_records", 0) for figures in nodes.values())
+    lost = sum(status.get("lost_records", 0) for status in nodes.values())
     if not lost:
         return {"lost_records": 0}
     first = min(
@@ -392,23 +392,23 @@ def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"lost_records": lost, "warning": warning}
 
 
-def _figures_of_engine(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
-    figures: dict[str, Mapping[str, Any]] = {**logs.engine.status()}
+def _engine_status(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
+    status: dict[str, Mapping[str, Any]] = {**logs.engine.status()}
     if logs.retention is not None:
-        figures["retention"] = logs.retention.status()
-    return figures
+        status["retention"] = logs.retention.status()
+    return status
 
 
 def _elsewhere(shell: NodeShell) -> list[NodeId]:
     return [node for node in shell.view.nodes if node not in shell.roles]
 
 
-def _figures_elsewhere(shell: NodeShell, run: Path | None) -> PublishedFigures:
-    return figures_read(run, _elsewhere(shell)) if run is not None else PublishedFigures({}, [])
+def _status_elsewhere(shell: NodeShell, run: Path | None) -> PublishedStatus:
+    return read_status(run, _elsewhere(shell)) if run is not None else PublishedStatus({}, [])
 
 
-def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
-    """Return the figures of the roles of this process, except those of an engine."""
+def status_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    """Return the status of the roles of this process, except those of an engine."""
     return {
         node: role.status()
         for node, role in shell.roles.items()

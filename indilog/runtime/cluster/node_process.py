@@ -30,19 +30,19 @@ from indilog.base.ids import NodeId
 from indilog.base.telemetry import configure_logging
 from indilog.config import KIB, Config, NodeConfig, node_config
 from indilog.runtime.cluster.assembly import (
-    figures_of_nodes,
     gateway_running,
     joined,
     logs_of,
     metalog_whole,
     retention_enforced,
     role_of,
+    status_of_nodes,
 )
 from indilog.runtime.cluster.cluster_state import NodeStart, node_start
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
-from indilog.runtime.cluster.figures_files import figures_published
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
 from indilog.runtime.cluster.metadata_address import metadata_at
+from indilog.runtime.cluster.status_files import publish_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import standing_for_primary, term_at_start, terms_followed
 from indilog.runtime.descriptors import raise_limit
@@ -211,9 +211,9 @@ async def _serve(
         node = await stack.enter_async_context(node_running(name, given.metadata, fail, given.keys))
         detail = ""
         await stack.enter_async_context(
-            figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
+            publish_status(node.start.directory, name, lambda: _status_of(node.shell))
         )
-        await metalog_whole(node.shell)  # may take long; the figures show it
+        await metalog_whole(node.shell)  # may take long; the status shows it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             port, port_is = port_of(
@@ -240,14 +240,14 @@ async def _serve(
         await stop.wait()
 
 
-def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+def _status_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
     """Return the status of the roles, and of the journal and the transport that they share."""
     journal = {
         "journal_damaged": shell.metrics.damaged,
         "journal_mended": shell.metrics.mended,
         "refused_peers": shell.metrics.dropped.get(REFUSED_PEER, 0),
     }
-    return {node: {**figures, **journal} for node, figures in figures_of_nodes(shell).items()}
+    return {node: {**status, **journal} for node, status in status_of_nodes(shell).items()}
 
 
 def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:

@@ -17,7 +17,6 @@ import time
 from types import TracebackType
 from typing import Final
 
-from bokiflow.locks.lock_fold import QUEUE_MAX
 from bokiflow.locks.lock_records import (
     OWNER_CHARACTERS_MAX,
     SECONDS_MAX,
@@ -28,6 +27,7 @@ from bokiflow.locks.lock_records import (
 )
 from bokiflow.locks.lock_renewal import Renewal
 from bokiflow.locks.lock_replica import CommandOutcome, LockReplica, replica_of
+from bokiflow.locks.lock_state import QUEUE_MAX
 from bokiflow.runs.errors import (
     LockLostError,
     LockQueueFullError,
@@ -244,8 +244,8 @@ class _PlaceInQueue:
         """Wait until the token holds the lock, and return the token; None: it is no longer
         queued.
         """
-        while not self._replica.fold.holds(token):
-            if self._replica.fold.place(token) is None:
+        while not self._replica.state.holds(token):
+            if self._replica.state.place(token) is None:
                 return None  # this process was paused: its lease, or its wait, has ended
             if seconds_now() >= ends:
                 await self._replica.append(self._log, Release(token))
@@ -266,7 +266,7 @@ class _PlaceInQueue:
         """Join the queue and return the token; None: the place has already ended."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
         outcome = await self._replica.append(self._log, Acquire(owner, self._lease_s, wait_s))
-        token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
+        token = self._replica.state.token_of(owner) if outcome is None else outcome.token
         if outcome is not None and token is None:
             raise LockQueueFullError(
                 f"{QUEUE_MAX:,} callers wait for lock {self._name!r} already; try again later."
@@ -277,11 +277,11 @@ class _PlaceInQueue:
     async def leave(self, owner: str) -> None:
         """Leave the queue, or release the lock."""
         await self._replica.catch_up(self._log)
-        if (token := self._replica.fold.token_of(owner)) is not None:
+        if (token := self._replica.state.token_of(owner)) is not None:
             await self._replica.append(self._log, Release(token))
 
     def _note_log_time(self, outcome: CommandOutcome | None) -> None:
-        self._log_time = self._replica.fold.clock if outcome is None else outcome.ordered_at
+        self._log_time = self._replica.state.clock if outcome is None else outcome.ordered_at
         self._time = seconds_now()
 
     async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
@@ -291,7 +291,7 @@ class _PlaceInQueue:
         wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))
         commands = self._replica.tags.commands
         try:
-            record = await self._log.read_next(commands, self._replica.fold.end, wait=wait_s)
+            record = await self._log.read_next(commands, self._replica.state.end, wait=wait_s)
             has_new_records = record is not None
         except TrimmedError:
             has_new_records = True  # a checkpoint covers the new records
@@ -302,8 +302,8 @@ class _PlaceInQueue:
 
     def _due_s(self, token: SeqNum, now: float) -> float:
         """Return the seconds until the holder's lease ends, by the time of the log."""
-        fold = self._replica.fold
-        holder, place = fold.holder, fold.place(token)
+        state = self._replica.state
+        holder, place = state.holder, state.place(token)
         assert holder is not None
         assert holder.until is not None
         assert place is not None

@@ -111,7 +111,7 @@ def encode(content: Command | LockCheckpoint) -> bytes:
     return _FORMAT.encoded(content)
 
 
-def command_decoded(data: bytes) -> Command | None:
+def decode_command(data: bytes) -> Command | None:
     """Return the command in a record; None if the data is not of a lock.
 
     Raises:
@@ -121,6 +121,6 @@ def command_decoded(data: bytes) -> Command | None:
     return command
 
 
-def checkpoint_decoded(data: bytes) -> LockCheckpoint | None:
-    """Return the checkpoint in a record. None and errors are as in `command_decoded`."""
+def decode_checkpoint(data: bytes) -> LockCheckpoint | None:
+    """Return the checkpoint in a record. None and errors are as in `decode_command`."""
     return _FORMAT.decoded(data, _decode_checkpoint)

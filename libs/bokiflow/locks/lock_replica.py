@@ -1,4 +1,4 @@
-"""Replicas of locks in a process: the folds of the records read so far.
+"""Replicas of locks in a process: their states after the records read so far.
 
 All callers of a lock in one process share a replica. Every few hundred records, a caller that
 releases the lock writes a checkpoint and trims superseded commands.
@@ -10,16 +10,16 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from bokiflow.locks.lock_fold import LockFold
 from bokiflow.locks.lock_records import (
     Command,
     LockCheckpoint,
     LockTags,
-    checkpoint_decoded,
-    command_decoded,
+    decode_checkpoint,
+    decode_command,
     encode,
     lock_tags,
 )
+from bokiflow.locks.lock_state import LockState
 from indilog import MAX_SEQNUM, DataLossError, Log, Record, TooLargeError, TrimmedError
 from indilog.sdk import (
     SeqNum,
@@ -69,7 +69,7 @@ class LockReplica:
     def __init__(self, name: str) -> None:
         self._name = name
         self.tags: LockTags = lock_tags(name)
-        self.fold = LockFold()
+        self.state = LockState()
         self._unsaved = 0
         self._appending: dict[object, SeqNum] = {}
         """For each append in flight, a seqnum at or below that of its record; ascending."""
@@ -87,7 +87,7 @@ class LockReplica:
                 outcome cannot be read now.
         """
         telling = object()
-        self._appending[telling] = self.fold.end
+        self._appending[telling] = self.state.end
         try:
             seqnum = await log.append(encode(command), tags=[self.tags.commands])
             with append_outcome_unknown(seqnum):
@@ -113,7 +113,7 @@ class LockReplica:
             TrimmedError: the whole log was trimmed, and with it the history of the lock.
         """
         while True:
-            start = self.fold.end
+            start = self.state.end
             try:
                 page = await log.read_range(self.tags.commands, start, limit=_PAGE)
             except TrimmedError as error:
@@ -121,7 +121,7 @@ class LockReplica:
                 # appended first.
                 await log.tail()
                 lost = await self._load(log)
-                if self.fold.end > start:
+                if self.state.end > start:
                     continue
                 if lost is None:
                     raise
@@ -131,16 +131,16 @@ class LockReplica:
             for record in page:
                 self._apply(record)
             if not page:
-                check_own_append(own, self.fold.end)
-            if self.fold.end > own and len(page) < _PAGE:
+                check_own_append(own, self.state.end)
+            if self.state.end > own and len(page) < _PAGE:
                 return
 
     def _apply(self, record: Record) -> None:
-        if record.seqnum < self.fold.end:
+        if record.seqnum < self.state.end:
             return
-        command = command_decoded(record.data)
-        token = self.fold.apply(record.seqnum, record.ordered_at, command)
-        assert self.fold.end == record.seqnum + 1, "the fold has this record"
+        command = decode_command(record.data)
+        token = self.state.apply(record.seqnum, record.ordered_at, command)
+        assert self.state.end == record.seqnum + 1, "the state has this record"
         self._unsaved += 1
         if self._appending:
             self._outcomes[record.seqnum] = CommandOutcome(token, record.ordered_at)
@@ -148,12 +148,12 @@ class LockReplica:
             self._outcomes.popitem(last=False)
 
     async def _load(self, log: Log) -> DataLossError | None:
-        """Continue from the checkpoint that covers the most, if it is ahead of the fold. Return the
-        loss if a lost checkpoint may cover even more.
+        """Continue from the checkpoint that covers the most, if it is ahead of the state. Return
+        the loss if a lost checkpoint may cover even more.
         """
         left = await self._furthest(log)
-        if left.furthest is not None and left.furthest.end > self.fold.end:
-            self.fold, self._unsaved = LockFold(left.furthest), 0
+        if left.furthest is not None and left.furthest.end > self.state.end:
+            self.state, self._unsaved = LockState(left.furthest), 0
         return left.lost
 
     async def _furthest(self, log: Log) -> LockCheckpoints:
@@ -170,7 +170,7 @@ class LockReplica:
             if isinstance(record, DataLossError):
                 lost = record  # an earlier or later checkpoint may suffice
                 continue
-            checkpoint = checkpoint_decoded(record.data)
+            checkpoint = decode_checkpoint(record.data)
             if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
                 place, furthest = record.seqnum, checkpoint
         is_lost = may_go_further(lost, 0 if furthest is None else furthest.end)
@@ -189,7 +189,7 @@ class LockReplica:
         if self._unsaved < CHECKPOINT_EVERY:
             return
         self._unsaved = 0
-        checkpoint = self.fold.checkpoint()
+        checkpoint = self.state.checkpoint()
         before = (await self._furthest(log)).furthest
         try:
             await log.append(encode(checkpoint), tags=[self.tags.checkpoints])

@@ -18,7 +18,6 @@ from bokiflow.operations.compensation import Compensations
 from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
 from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     URGENT_TAG,
@@ -30,6 +29,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_dependency, read_run
+from bokiflow.runs.run_state import Run
 from indilog import Entry, TrimmedError
 
 START_CHILD: Final = "start child"

@@ -1,1 +1,1 @@
-"""A run: its records, their fold, and its execution."""
+"""A run: its records, the state that follows from them, and its execution."""

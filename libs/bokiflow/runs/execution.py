@@ -26,7 +26,6 @@ from bokiflow.runs.errors import (
     UnfinishedOperationError,
 )
 from bokiflow.runs.flush_before_await import FlushBeforeAwait
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     PARKED_TAG,
@@ -41,6 +40,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.unawaited_operations import AskedOperations
 from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum

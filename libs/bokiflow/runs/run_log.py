@@ -10,10 +10,10 @@ from typing import Final, Protocol, TypeVar
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.fold import Run
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import run_record, run_tag
+from bokiflow.runs.run_state import Run
 from indilog import (
     DataLossError,
     DiskFullError,

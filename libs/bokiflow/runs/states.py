@@ -1,6 +1,6 @@
 """The states of a run and its transitions, as a table.
 
-The fold (`bokiflow.runs.fold`) looks each record up in this table. The diagram in
+A run's state (`bokiflow.runs.run_state`) looks each record up in this table. The diagram in
 docs/libs/bokiflow.md is generated from it. A record has no effect if the table has no entry for its
 event in the run's state, such as a second start, or any record after the end.
 """

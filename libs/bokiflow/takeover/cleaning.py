@@ -14,9 +14,9 @@ from typing import Final
 import structlog
 
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, RunStarted, run_in, run_record, run_tag
 from bokiflow.runs.run_log import is_transient, read_run, seqnum_after_loss
+from bokiflow.runs.run_state import Run
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from bokiflow.runs import waiting
-from bokiflow.runs.fold import Run
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.executors import Executors
 
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]

@@ -56,7 +56,7 @@ class Remains(NamedTuple):
 class HeldRuns:
     """The runs that an executor may own, derived from the records that assign or end runs.
 
-    It applies the rules of `bokiflow.runs.fold` to these records only. An epoch ends only by a
+    It applies the rules of `bokiflow.runs.run_state` to these records only. An epoch ends only by a
     record that takes effect in it: the run's end, its parking, or the next epoch. A record without
     effect belongs to another epoch, so it removes no run here. (Examples are a late end of an
     earlier epoch, a second takeover, and any record of an earlier run with that id.) Hence no owned

@@ -1,4 +1,4 @@
-"""Derives the state of a flow's executors as a fold of their records.
+"""Derives the state of a flow's executors from their records alone.
 
 A busy executor writes a heartbeat before its lease ends, and no other executor takes over its runs
 meanwhile. When its lease has ended, the order of the log chooses a new owner, which takes over its

@@ -11,9 +11,9 @@ from functools import partial
 import structlog
 
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, run_in, run_record
 from bokiflow.runs.run_log import read_run, retry_while_unavailable
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.dead_executors import HeldRuns, read_readable
 from indilog import IndilogError, Log, TrimmedError
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bokistore import Store
-from bokistore.collection import collected_until
+from bokistore.collection import find_collected_end
 from bokistore.records import object_of
 from bokistore.tags import is_own
 from indilog.base.errors import ConfigError, TrimmedError
@@ -121,7 +121,7 @@ async def _rows(log: Log, at: SeqNum | None) -> list[dict[str, object]]:
                 row = {"name": name, "version": obj.view.version, "value": value}
                 rows.append({"log": log.name, "tags": list(obj.tags), **row})
     # Below this seqnum, objects may have existed that no record names any more.
-    if end and end < (collected := await collected_until(log)):
+    if end and end < (collected := await find_collected_end(log)):
         raise TrimmedError(collected)
     await log.read_next(None, max(end - 1, 0))
     return rows

@@ -1,5 +1,5 @@
-"""Runs of BokiFlow as a DataFrame: one row for each run, folded from its records by BokiFlow's own
-fold.
+"""Runs of BokiFlow as a DataFrame: one row for each run, which BokiFlow's own code derives
+from the run's records.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RunFinished, run_record
+from bokiflow.runs.run_state import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,16 +58,16 @@ def runs(records: DataFrame) -> DataFrame:
     )
     grouped = named.filter("run IS NOT NULL").groupBy("log", "run")
     # Arrow (applyInArrow, too) would need pandas.
-    folded = udf(fold_run, _ROW, useArrow=False)("records").alias("row")
+    derived = udf(run_row, _ROW, useArrow=False)("records").alias("row")
     gathered = grouped.agg({"record": "collect_list"}).toDF("log", "run", "records")
     return (
-        gathered.select("log", "run", folded)
+        gathered.select("log", "run", derived)
         .filter("row IS NOT NULL")
         .select("log", "run", "row.*")
     )
 
 
-def fold_run(records: Iterable[tuple[int, int, bytes]]) -> RunRow | None:
+def run_row(records: Iterable[tuple[int, int, bytes]]) -> RunRow | None:
     """Return the row of a run; None: its start is missing.
 
     Args:

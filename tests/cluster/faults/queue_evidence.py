@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from bokiqueue.records import Acknowledge, Claim, PushMessage, command_decoded
+from bokiqueue.records import Acknowledge, Claim, PushMessage, decode_command
 from indilog.base.log import Record
 
 
@@ -64,7 +64,7 @@ class Replayed:
             if until <= self._clock:
                 del self._leased[message]
                 heappush(self._ready, message)
-        match command_decoded(record.data):
+        match decode_command(record.data):
             case PushMessage(delay_s=delay_s) if delay_s:
                 pass  # not due yet
             case PushMessage(data=data, priority=0):

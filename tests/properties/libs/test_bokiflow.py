@@ -17,7 +17,6 @@ import pytest
 from bokiflow.definition import Definition
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     RunFinished,
@@ -30,6 +29,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.workflow import Workflow
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs

@@ -27,7 +27,7 @@ from bokiqueue.records import (
     ExtendClaim,
     GiveBack,
     PushMessage,
-    command_decoded,
+    decode_command,
 )
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Record, Session
@@ -65,7 +65,7 @@ class Model:
         for item in self.items.values():
             if item.state in {"leased", "delayed"} and item.until <= self.clock:
                 self.rest(item)
-        command = command_decoded(record.data)
+        command = decode_command(record.data)
         match command:
             case PushMessage(delay_s=delay_s):
                 state = "delayed" if delay_s else "ready"
@@ -155,7 +155,7 @@ class Person:
     def last_command(self) -> int:
         """The record that showed it; a checkpoint may have followed."""
         kept = self.logs.kept
-        return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
+        return next(s for s in reversed(self.log.appended) if decode_command(kept[s].data))
 
 
 seconds = st.sampled_from([1.0, 2.0, 5.0])
@@ -231,8 +231,8 @@ def test_every_consumer_gets_the_result_of_a_plain_replay_of_the_log(
     models = check(logs, people)
     for person in people:
         for number, shard in enumerate(person.queue.replica.shards):
-            shard.fold.check_invariants()
-            assert shard.fold.end <= max((0, *models[number].items, logs.position))
+            shard.state.check_invariants()
+            assert shard.state.end <= max((0, *models[number].items, logs.position))
     with mock.patch.object(waiting, "seconds_now", time):
         (stats,) = run_stepped([Person(logs, time).queue.stats()], lambda ready: ready[0])
     states = [item.state for model in models for item in model.items.values()]

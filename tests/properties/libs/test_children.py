@@ -17,7 +17,6 @@ from bokiflow.operations import children
 from bokiflow.operations.compensation import Compensations, run_compensated
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     CancelAsked,
@@ -29,6 +28,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.base.ids import SeqNum
 from indilog.base.log import Log
 from indilog.testing import MemoryLogs

@@ -1,8 +1,8 @@
 """For all orders and repetitions of a run's records: a reader of only its executor's records finds
 the same owner as a reader of the run's records.
 
-The model applies all records of the run (`bokiflow.runs.fold`); the code under test sees only those
-of one executor.
+The model applies all records of the run (`bokiflow.runs.run_state`); the code under test sees only
+those of one executor.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RunFinished, RunParked, RunRecord, RunStarted, RunTaken
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover.dead_executors import HeldRuns
 
 EXECUTORS = ["a", "b"]

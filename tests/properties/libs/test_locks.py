@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from bokiflow import Held, Lock, LockLostError, LockTimeoutError
 from bokiflow.locks import lock as lock_module
 from bokiflow.locks import lock_replica
-from bokiflow.locks.lock_fold import LockFold
 from bokiflow.locks.lock_records import (
     SECONDS_MAX,
     Acquire,
@@ -31,11 +30,12 @@ from bokiflow.locks.lock_records import (
     QueuePlace,
     Release,
     Remind,
-    checkpoint_decoded,
-    command_decoded,
+    decode_checkpoint,
+    decode_command,
     encode,
 )
 from bokiflow.locks.lock_replica import LockCheckpoints, LockReplica
+from bokiflow.locks.lock_state import LockState
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum, tag_columns
 from indilog.base.log import Log, Record, Session
@@ -79,7 +79,7 @@ class Model:
             self.line.pop(0)
             self.promote()
         first = self.line[0]["token"] if self.line else None
-        match command_decoded(record.data):
+        match decode_command(record.data):
             case Acquire(owner, lease, wait):
                 self.acquire(record.seqnum, owner, lease, wait)
             case Release(token):
@@ -155,7 +155,7 @@ class Person:
             lock = Lock(self.log, NAME, lease=lease, wait=wait, owner=owner)
             held = await lock.acquire()
             self.held.append(held)
-            self.got.append((held.token, held._replica.fold.end - 1))
+            self.got.append((held.token, held._replica.state.end - 1))
 
     async def append(self, reported: Coroutine[Any, Any, None]) -> None:
         try:
@@ -168,7 +168,7 @@ class Person:
     def last_command(self) -> SeqNum:
         """The record that showed it; a checkpoint may have followed."""
         kept = self.logs.kept
-        return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
+        return next(s for s in reversed(self.log.appended) if decode_command(kept[s].data))
 
 
 def check(logs: Kept, people: Sequence[Person]) -> Model:
@@ -183,7 +183,7 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
             assert model.done[seqnum] == held or (trimmed and not held)
     newcomer = LockReplica(NAME)
     asyncio.run(newcomer.catch_up(logs.log("work", Session())))
-    line = [place.token for place in newcomer.fold.checkpoint().queue]
+    line = [place.token for place in newcomer.state.checkpoint().queue]
     assert line == [one["token"] for one in model.line], "who begins now finds the lock as it is"
     return model
 
@@ -240,7 +240,7 @@ def test_every_caller_gets_the_result_of_a_plain_replay_of_the_log(
         )
     check(logs, people)
     for person in people:
-        lock_replica.replica_of(person.log, NAME).fold.check_invariants()
+        lock_replica.replica_of(person.log, NAME).state.check_invariants()
 
 
 def one_who_stands_still(seed: int) -> None:
@@ -267,7 +267,7 @@ async def newest_stays(self: LockReplica, log: Log) -> LockCheckpoints:
     record = await log.read_prev(self.tags.checkpoints)
     if record is None:
         return LockCheckpoints(0, None, None)
-    return LockCheckpoints(record.seqnum, checkpoint_decoded(record.data), None)
+    return LockCheckpoints(record.seqnum, decode_checkpoint(record.data), None)
 
 
 def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:
@@ -292,8 +292,8 @@ owners = st.text(max_size=20)
     )
 )
 def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
-    assert command_decoded(encode(command)) == command
-    assert checkpoint_decoded(encode(command)) is None
+    assert decode_command(encode(command)) == command
+    assert decode_checkpoint(encode(command)) is None
 
 
 @given(
@@ -307,15 +307,15 @@ def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
     )
 )
 def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: LockCheckpoint) -> None:
-    assert checkpoint_decoded(encode(checkpoint)) == checkpoint
-    assert command_decoded(encode(checkpoint)) is None
+    assert decode_checkpoint(encode(checkpoint)) == checkpoint
+    assert decode_command(encode(checkpoint)) is None
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_command_or_nothing(data: bytes) -> None:
     for text in (data, b"\xb0L\x01" + data):
-        command = command_decoded(text)
-        assert command is None or command_decoded(encode(command)) == command
+        command = decode_command(text)
+        assert command is None or decode_command(encode(command)) == command
 
 
 def two_holders(choose: Choose) -> tuple[Model, list[list[str]]]:
@@ -341,15 +341,15 @@ def test_two_executions_never_hold_a_lock_at_once_in_every_interleaving() -> Non
     assert reported >= {f"[{kept}, {kept}]", f"[{lost}, {kept}]", f"[{kept}, {lost}]"}
 
 
-def holder_never_leaves(fold: LockFold) -> None:
+def holder_never_leaves(state: LockState) -> None:
     """A planted bug: leases do not end."""
 
 
-def release_without_holding(fold: LockFold, token: SeqNum) -> SeqNum | None:
+def release_without_holding(state: LockState, token: SeqNum) -> SeqNum | None:
     """A planted bug: a release is not compared with the token of the holder."""
-    if (holder := fold.holder) is not None:
-        fold._leave(holder)
-        fold._grant()
+    if (holder := state.holder) is not None:
+        state._leave(holder)
+        state._grant()
     return token
 
 
@@ -359,7 +359,7 @@ def release_without_holding(fold: LockFold, token: SeqNum) -> SeqNum | None:
 )
 def test_a_planted_bug_is_caught(what: str, planted: Callable[..., Any]) -> None:
     with (
-        mock.patch.object(LockFold, what, planted),
+        mock.patch.object(LockState, what, planted),
         pytest.raises((AssertionError, KeyError)),
     ):
         test_two_executions_never_hold_a_lock_at_once_in_every_interleaving()

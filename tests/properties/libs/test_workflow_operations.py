@@ -19,14 +19,13 @@ import pytest
 import indilog
 from bokiflow import Workflow
 from bokiflow.locks import lock
-from bokiflow.locks.lock_records import Acquire, Release, command_decoded
+from bokiflow.locks.lock_records import Acquire, Release, decode_command
 from bokiflow.operations import calls, transactions
 from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.run_lock import RunLock
 from bokiflow.operations.signals import Signals
-from bokiflow.runs import fold, waiting
+from bokiflow.runs import run_state, waiting
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     RunFinished,
@@ -40,6 +39,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State, next_state
 from bokistore import Store, Transaction
 from indilog.base.log import Log
@@ -78,8 +78,8 @@ class Outcome:
         self.logs = logs
         self.reported = reported
         self.finished, steps = replayed(logs.log(FLOW_LOG))
-        folded = now(read_run(logs.log(FLOW_LOG), RUN, Run()))
-        assert {number: step.result for number, step in folded.steps.items()} == steps
+        run = now(read_run(logs.log(FLOW_LOG), RUN, Run()))
+        assert {number: step.result for number, step in run.steps.items()} == steps
         assert self.finished is not None, "one executor comes to the end"
         ends = {(f.result, f.failure) for f in (*reported, self.finished) if f is not None}
         assert len(ends) == 1, "every caller got the decided end"
@@ -232,7 +232,7 @@ def check_locks() -> None:
     count = 0
     for count, outcome in enumerate(interleavings(run)):  # noqa: B007 - counted
         records = now(outcome.logs.log(FLOW_LOG).read_range("lock:hotel:7"))
-        commands = [(r.seqnum, command_decoded(r.data)) for r in records]
+        commands = [(r.seqnum, decode_command(r.data)) for r in records]
         releases = [at for at, c in commands if c == Release(outcome.result)]
         assert releases, "what the run acquired it released"
         owners = {command.owner for _, command in commands if isinstance(command, Acquire)}
@@ -377,7 +377,7 @@ def check_some_transactions() -> None:
 @pytest.mark.parametrize(
     ("where", "what", "planted", "check"),
     [
-        (fold, "next_state", epoch_is_not_compared, check_steps),
+        (run_state, "next_state", epoch_is_not_compared, check_steps),
         (Execution, "catch_up", skip_catching_up, check_steps),
         (Signals, "_take", taken_again, check_signals),
         (RunLock, "__init__", lock_without_checking, check_locks),

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from indilog.base.errors import ConfigError
 from indilog.base.telemetry import (
-    FiguresCollector,
     Metrics,
+    StatusCollector,
     configure_logging,
     exposition,
     registry_of,
@@ -121,6 +121,6 @@ def test_syncs_fall_into_cumulative_buckets() -> None:
 def test_gauges_are_computed_at_scrape_time() -> None:
     hits = 3
     registry = registry_of([])
-    registry.register(FiguresCollector(lambda: {"suffix": {"hits": hits}}))
+    registry.register(StatusCollector(lambda: {"suffix": {"hits": hits}}))
     hits = 9
     assert 9.0 in samples(exposition(registry)).values()

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import pytest
 
 from bokiflow import Flow, Workflow
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import StepDecided, run_record
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.base.ids import UserTag
 from indilog.config import ClusterConfig
 from indilog.testing import MemoryLog, MemoryLogs

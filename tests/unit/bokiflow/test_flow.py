@@ -30,7 +30,6 @@ from bokiflow import (
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     CancelAsked,
@@ -40,6 +39,7 @@ from bokiflow.runs.records import (
     run_record,
     run_tag,
 )
+from bokiflow.runs.run_state import Run
 from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
 from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs

@@ -15,10 +15,10 @@ from bokiflow import Workflow
 from bokiflow.flow import Startable
 from bokiflow.operations import children
 from bokiflow.operations.operations import RunningChild
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import Origin, RunFinished, RunStarted, encode, run_record, run_tag
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.apps.app import Context
 from indilog.base.log import Log
 from indilog.testing import MemoryLogs

@@ -51,7 +51,7 @@ async def test_a_lost_checkpoint_is_skipped_if_all_records_are_untrimmed(
     queue = process(logs)
     await deliver(queue, 1)
     (shard,), (tag,) = queue.replica.shards, queue.replica.tags.checkpoints
-    await checkpoints.write(queue.log, tag, shard.fold.checkpoint())
+    await checkpoints.write(queue.log, tag, shard.state.checkpoint())
     logs.lost = {await checkpoint_of(queue)}
     await queue.push(b"last")
     assert (await process(logs).stats()).depth == 1

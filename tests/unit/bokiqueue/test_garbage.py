@@ -61,8 +61,8 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
                 assert await records_left(log, checkpoint) <= 1
             assert await records_left(log, tags.pushed) <= SHARDS * KEPT_MAX
     for part in queue.replica.shards:
-        assert len(part.fold) == 0
-        assert not part.fold.checkpoint().messages
+        assert len(part.state) == 0
+        assert not part.state.checkpoint().messages
         assert not part._outcomes
     assert len(queue.replica._contents) == 0
 

@@ -425,7 +425,7 @@ async def test_pushes_of_another_session_are_not_taken_for_absent(log: MemoryLog
     behind = Queue(Behind("work", logs=log.logs), "mail", shards=1, replica=queue.replica)
     shard = queue.replica.shards[0]
     await queue.replica.catch_up(behind.log, shard, shard.records_below)
-    assert len(shard.fold) == 1
+    assert len(shard.state) == 1
 
 
 class Failing(HookedLog):

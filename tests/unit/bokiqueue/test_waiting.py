@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from bokiqueue import Delivery, Queue
-from bokiqueue.records import Claim, command_decoded
+from bokiqueue.records import Claim, decode_command
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import UserTag
 from indilog.base.log import READ_RANGE_LIMIT_MAX
@@ -37,7 +37,7 @@ class HeldClaims(MemoryLog):
         self.go_on = asyncio.Event()
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
-        if not isinstance(command_decoded(data), Claim):
+        if not isinstance(decode_command(data), Claim):
             return await super().append(data, tags=tags)
         self.claims += 1
         if self.claims > 1:
@@ -117,7 +117,7 @@ async def test_a_failure_just_before_another_consumer_waits_is_not_missed() -> N
     first = asyncio.create_task(queue.take())
     await log.reached.wait()
     since = await log.tail()
-    assert await queue._claimed(30.0) is None
+    assert await queue._try_claim(30.0) is None
     log.go_on.set()
     with pytest.raises(NotReadyError):
         await first
@@ -144,7 +144,7 @@ async def taken(queue: Queue) -> bytes | None:
 
 
 async def test_a_lease_unknown_to_the_watcher_expires_in_time() -> None:
-    """The watcher starts to wait before the claim with the short lease is in the fold."""
+    """The watcher starts to wait before the claim with the short lease is applied."""
     log = HeldClaims()
     queue = Queue(log, "mail")
     first = asyncio.create_task(queue.take(wait=20, lease=0.1))

@@ -14,10 +14,10 @@ from bokistore.document import (
     Push,
     Set,
     Write,
-    applied,
+    apply_write,
     check_value,
-    found,
     steps_of,
+    value_at,
 )
 from bokistore.errors import InvalidObjectError, MismatchError
 
@@ -25,7 +25,7 @@ from bokistore.errors import InvalidObjectError, MismatchError
 def after(document: Json, *writes: Write) -> Json:
     document = msgspec.json.decode(msgspec.json.encode(document))
     for write in writes:
-        document = applied(document, write, name="o")
+        document = apply_write(document, write, name="o")
     return document
 
 
@@ -83,19 +83,19 @@ def test_a_mismatching_write_names_the_reason_and_changes_nothing(
 ) -> None:
     before = msgspec.json.encode(document)
     with pytest.raises(MismatchError, match=sentence):
-        applied(document, write, name="o")
+        apply_write(document, write, name="o")
     assert msgspec.json.encode(document) == before
 
 
 def test_found_distinguishes_null_from_an_absent_value() -> None:
     document = {"a": {"b": None}, "l": [10, [20]]}
-    assert found(document, ("a", "b")) is None
-    assert found(document, ("a", "c")) is Absent.ABSENT
-    assert found(document, ("a", "b", "c")) is Absent.ABSENT
-    assert found(None, ()) is Absent.ABSENT
-    assert found(document, ("l", "1", "0")) == 20
-    assert found(document, ("l", "2")) is Absent.ABSENT
-    assert found(document, ("l", "²")) is Absent.ABSENT
+    assert value_at(document, ("a", "b")) is None
+    assert value_at(document, ("a", "c")) is Absent.ABSENT
+    assert value_at(document, ("a", "b", "c")) is Absent.ABSENT
+    assert value_at(None, ()) is Absent.ABSENT
+    assert value_at(document, ("l", "1", "0")) == 20
+    assert value_at(document, ("l", "2")) is Absent.ABSENT
+    assert value_at(document, ("l", "²")) is Absent.ABSENT
 
 
 def test_a_path_is_dotted_or_a_list() -> None:

@@ -210,6 +210,6 @@ def test_the_check_detects_a_store_that_does_not_validate_ids(
     async def nothing_done(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(ObjectReplay, "done", nothing_done)
+    monkeypatch.setattr(ObjectReplay, "find_committed", nothing_done)
     monkeypatch.setattr("bokistore.records._ID_TAG_PREFIX", "store:")
     assert set(interleavings(twice)) - {(11, 11, 11)}

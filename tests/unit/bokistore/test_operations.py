@@ -102,15 +102,15 @@ async def test_nothing_is_noted_for_a_cancelled_operation() -> None:
     log.arrive.clear()
     log.reads = 0
     seqnums = [await log.append(INCREMENT, tags=["store:hot"]) for _ in range(2)]
-    line = cache.line(log.name, "hot")
-    second = asyncio.create_task(store._operations.before("hot", seqnums[1]))
-    line.waiting.add(seqnums[0])
+    waiting = cache.waiting(log.name, "hot")
+    second = asyncio.create_task(store._operations.view_before("hot", seqnums[1]))
+    waiting.seqnums.add(seqnums[0])
     while not log.reads:  # noqa: ASYNC110 - a few turns of the loop
         await asyncio.sleep(0)
-    line.waiting.discard(seqnums[0])
+    waiting.seqnums.discard(seqnums[0])
     log.arrive.set()
     assert (await second).document == b'{"n":1}'
-    assert line.noted == {}
+    assert waiting.views == {}
 
 
 async def test_a_write_that_does_not_fit_fails_for_its_caller_only() -> None:
@@ -130,11 +130,11 @@ async def test_concurrent_operations_store_aux_views_as_often_as_sequential_ones
     log, kept = Busy(), list[SeqNum]()
     set_aux = log.set_aux
 
-    async def noted(seqnum: SeqNum, aux: bytes) -> None:
+    async def record_aux(seqnum: SeqNum, aux: bytes) -> None:
         kept.append(seqnum)
         await set_aux(seqnum, aux)
 
-    monkeypatch.setattr(log, "set_aux", noted)
+    monkeypatch.setattr(log, "set_aux", record_aux)
     store = newcomer(log)
     await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
     assert len(kept) == CALLERS // 8

@@ -106,7 +106,7 @@ async def test_names_without_the_tag_are_removed_from_the_index_when_they_are_ma
 async def test_one_lookup_removes_a_limited_number_of_names(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bokistore.store.TIDIED_MAX", 5)
+    monkeypatch.setattr("bokistore.store.STALE_REMOVED_MAX", 5)
     store = Store(log)
     for number in range(STALE_MAX + 1):
         await store.put(f"o{number}", {}, tags=["x"])

@@ -324,7 +324,7 @@ def test_the_check_detects_a_store_that_does_not_validate_reads(
     async def committed(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(ObjectReplay, "committed", committed)
+    monkeypatch.setattr(ObjectReplay, "is_committed", committed)
     monkeypatch.setattr(ObjectReplay, "_is_effective", committed)
     assert {left for _, left in interleavings(skew)} == {0, 1}
 

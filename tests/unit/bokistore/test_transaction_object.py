@@ -11,7 +11,7 @@ import pytest
 
 from bokistore import Store, TxnObject
 from bokistore.checkpoints import CHECKPOINT_EVERY
-from bokistore.records import aux_decoded, checkpoint_in, command_decoded, view_in
+from bokistore.records import checkpoint_in, decode_aux, decode_command, view_in
 from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
 from tests.unit.bokistore.processes import newcomer
@@ -61,8 +61,8 @@ async def test_changing_a_read_value_changes_no_later_read() -> None:
         view.document
         for record in await log.read_range()
         for view in (
-            view_in(aux_decoded(record.aux), "cart", record.seqnum),
-            checkpoint_in(command_decoded(record.data), "cart"),
+            view_in(decode_aux(record.aux), "cart", record.seqnum),
+            checkpoint_in(decode_command(record.data), "cart"),
         )
         if view
     ]

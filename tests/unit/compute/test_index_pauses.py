@@ -14,7 +14,7 @@ from indilog.kernel.metalog import Span
 from indilog.wire.messages import ShardTags
 from indilog_compute.local_index.suffix import Suffix
 from indilog_compute.local_index.tag_cache import TagCache
-from indilog_compute.local_index.tag_rows import Held
+from indilog_compute.local_index.tag_rows import Row
 from indilog_compute.reads.record_cache import RecordCache
 
 RECORDS = 200
@@ -27,7 +27,7 @@ class CountingTagCache(TagCache):
 
     visited = evicted = 0
 
-    def _evict_from(self, partition: dict[int, Held]) -> None:
+    def _evict_from(self, partition: dict[int, Row]) -> None:
         before = len(partition)
         super()._evict_from(partition)
         self.visited += 1

@@ -13,7 +13,7 @@ import pytest
 from bokiflow import Lock, Workflow
 from bokiflow.runs.records import RunStarted, RunTaken, run_record
 from bokiqueue import Queue
-from bokiqueue.records import Acknowledge, Claim, command_decoded
+from bokiqueue.records import Acknowledge, Claim, decode_command
 from bokistore import Replica, Store
 from bokistore.decisions import CELL
 from indilog.base.errors import AppendOutcomeUnknownError, OutcomeUnknownError
@@ -70,7 +70,7 @@ def _no_record(data: bytes) -> object:
         return None
 
 
-_DECODERS = (_no_record, command_decoded)
+_DECODERS = (_no_record, decode_command)
 
 
 class Process(ShopProcess):

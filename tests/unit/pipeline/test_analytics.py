@@ -28,7 +28,7 @@ from indilog_pipeline.analytics.chart import bar_chart
 from indilog_pipeline.analytics.directory_log import DirectoryLog, ReadOnlyLogError
 from indilog_pipeline.analytics.jobs import Source, check_job
 from indilog_pipeline.analytics.objects import object_table
-from indilog_pipeline.analytics.workflows import fold_run
+from indilog_pipeline.analytics.workflows import run_row
 from indilog_pipeline.log_image import LogImage
 
 OBJECTS, OPERATIONS = 6, 120
@@ -195,11 +195,11 @@ def test_a_run_is_one_row_of_its_effective_records() -> None:
     rows = [(seqnum, 1_000_000 * seqnum, encode(record)) for seqnum, record in enumerate(records)]
     rows.append((99, 99_000_000, b"of another program"))
     random.Random(1).shuffle(rows)
-    assert fold_run(rows) == ("buy", "failed", 0, 5_000_000, 2, 1, 1)
-    assert fold_run(row for row in rows if row[0] in {0, 1}) == (
+    assert run_row(rows) == ("buy", "failed", 0, 5_000_000, 2, 1, 1)
+    assert run_row(row for row in rows if row[0] in {0, 1}) == (
         "buy", "running", 0, None, 1, 0, 0,
     )  # fmt: skip
-    assert fold_run(row for row in rows if row[0] > 0) is None
+    assert run_row(row for row in rows if row[0] > 0) is None
 
 
 def test_a_picture_is_well_formed_and_true_to_scale() -> None:

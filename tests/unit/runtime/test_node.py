@@ -110,7 +110,7 @@ async def test_a_message_that_promises_nothing_leaves_during_a_slow_sync() -> No
     early = ["write b'entry'", "send 1 to sequencer-1", "send 1 to sequencer-1"]
     assert (house.shell.holding, house.story) == (True, early)
     house.journal.gate.set()
-    await asyncio.wait_for(house.shell.settled(), 5)
+    await asyncio.wait_for(house.shell.wait_until_synced(), 5)
     await turns()
     assert house.story == [*early, "sync", "send 1 to engine-0"]
     await house.shell.close()
@@ -343,7 +343,7 @@ async def test_settling_during_a_sync_waits_for_frames_written_meanwhile() -> No
     await turns()
     house.nudge()
     await turns()
-    settled = asyncio.ensure_future(house.shell.settled())
+    settled = asyncio.ensure_future(house.shell.wait_until_synced())
     settled.add_done_callback(lambda _: house.story.append("settled"))
     house.journal.gate.set()
     await asyncio.wait_for(settled, 5)
@@ -360,7 +360,7 @@ async def test_a_failed_sync_in_the_thread_fails_all_callers_and_lets_the_shell_
     answered += [house.waiter("first"), house.waiter("second")]
     house.journal.error = OSError(5, "EIO")
     await turns()
-    settled = asyncio.ensure_future(house.shell.settled())
+    settled = asyncio.ensure_future(house.shell.wait_until_synced())
     house.journal.gate.set()
     with pytest.raises(NotReadyError, match="EIO"):
         await asyncio.wait_for(answered[0], 5)

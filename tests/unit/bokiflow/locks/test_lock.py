@@ -16,7 +16,7 @@ from bokiflow import (
     LockSettingsError,
     LockTimeoutError,
 )
-from bokiflow.locks import lock_fold, lock_replica
+from bokiflow.locks import lock_replica, lock_state
 from bokiflow.locks.lock_records import Release
 from bokiflow.locks.lock_replica import LockReplica, replica_of
 from indilog.base.errors import DiskFullError, NotReadyError, TrimmedError
@@ -46,8 +46,8 @@ async def waiting(log: MemoryLog, name: str, count: int) -> None:
     """Return when so many stand in the line of a lock."""
     replica = LockReplica(name)
     await replica.catch_up(log)
-    while len(replica.fold) < count:
-        assert await log.read_next(f"lock:{name}", replica.fold.end, wait=10)
+    while len(replica.state) < count:
+        assert await log.read_next(f"lock:{name}", replica.state.end, wait=10)
         await replica.catch_up(log)
 
 
@@ -113,7 +113,7 @@ async def test_a_caller_that_times_out_gets_an_error_and_leaves_the_queue(log: L
             await Lock(log(), "hotel:7", wait=0.02).acquire()
         replica = LockReplica("hotel:7")
         await replica.catch_up(log())
-        assert len(replica.fold) == 1
+        assert len(replica.state) == 1
 
 
 @pytest.mark.asyncio
@@ -125,7 +125,7 @@ async def test_an_interrupted_wait_leaves_the_queue(log: Log) -> None:
         await asyncio.wait([task])
         replica = LockReplica("hotel:7")
         await replica.catch_up(log())
-        assert len(replica.fold) == 1
+        assert len(replica.state) == 1
 
 
 @pytest.mark.asyncio
@@ -354,7 +354,7 @@ def test_a_process_keeps_the_locks_that_were_used_last(
 
 @pytest.mark.asyncio
 async def test_the_queue_of_a_lock_has_a_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_fold, "QUEUE_MAX", 1)
+    monkeypatch.setattr(lock_state, "QUEUE_MAX", 1)
     async with Lock(log(), "hotel:7"):
         with pytest.raises(LockQueueFullError):
             await Lock(log(), "hotel:7").acquire()

@@ -45,7 +45,7 @@ async def end_of(log: MemoryLog) -> SeqNum:
     """Return how far a process reads that knows nothing of the lock."""
     replica = LockReplica("x")
     await replica.catch_up(log)
-    return replica.fold.end
+    return replica.state.end
 
 
 async def test_a_floor_that_is_seen_before_its_checkpoint_is_not_taken_for_a_trimmed_log() -> None:

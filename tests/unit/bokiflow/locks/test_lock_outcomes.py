@@ -92,7 +92,7 @@ async def test_a_caller_that_cannot_read_and_stays_queued_gets_an_unknown_outcom
     await held.extend()
     with pytest.raises(AppendOutcomeUnknownError, match="appended at 1"):
         await waiting
-    assert len((await line_of(log)).fold) == 2
+    assert len((await line_of(log)).state) == 2
 
 
 async def test_a_caller_that_cannot_read_and_left_the_queue_may_retry(log: Shaky) -> None:
@@ -104,4 +104,4 @@ async def test_a_caller_that_cannot_read_and_left_the_queue_may_retry(log: Shaky
     with pytest.raises(NotReadyError) as reported:
         await waiting
     assert reported.value.retryable
-    assert len((await line_of(log)).fold) == 1
+    assert len((await line_of(log)).state) == 1

@@ -93,8 +93,8 @@ async def test_waiting_for_a_lock_ends_by_time_or_by_cancellation(
     async with Lock(logs.log(LOG), "hotel:7", renew=False) as held:
         assert await (await guarded.start(0.01)).result(10) == "too late"
         handle: Handle[str] = await guarded.start(None)
-        while len(held._replica.fold) < 2:
-            await logs.log(LOG).read_next("lock:hotel:7", held._replica.fold.end, wait=10)
+        while len(held._replica.state) < 2:
+            await logs.log(LOG).read_next("lock:hotel:7", held._replica.state.end, wait=10)
             await held._replica.catch_up(logs.log(LOG))
         await handle.cancel()
         with pytest.raises(RunCancelledError):

@@ -18,9 +18,9 @@ from bokiflow import (
 )
 from bokiflow.operations.notifications import wait_for_record
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import ChildEnded, encode, run_tag
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG

@@ -10,8 +10,8 @@ import pytest
 import bokiflow
 from bokiflow import Cancelled, Flow, RunCancelledError, RunFailedError, StepFailedError, Workflow
 from bokiflow.runs import waiting
-from bokiflow.runs.fold import Run
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG

@@ -21,9 +21,9 @@ from bokiflow import (
 from bokiflow.operations.signals import Signals
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import Signalled, encode, run_tag
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from indilog.base.errors import NotReadyError, OverloadedError
 from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs

@@ -9,7 +9,6 @@ import pytest
 
 from bokiflow.operations import calls, transactions
 from bokiflow.runs import run_log, waiting
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     ChildEnded,
@@ -21,6 +20,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import PATIENCE_TRIES, read_run, retry_while_unavailable
+from bokiflow.runs.run_state import Run
 from indilog.base.errors import NotReadyError
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read

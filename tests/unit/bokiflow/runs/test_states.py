@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
@@ -20,6 +19,7 @@ from bokiflow.runs.records import (
     Signalled,
     StepDecided,
 )
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import TRANSITIONS, RunEvent, State, event_of
 from tests.support.state_diagrams import Diagram
 

@@ -12,9 +12,9 @@ import pytest
 
 from bokiflow import Flow, RunFailedError, Workflow
 from bokiflow.history import decided_before
-from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.run_log import read_run
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.unawaited_operations import AskedOperations
 from bokistore import Store, Transaction
 from indilog.testing import MemoryLogs

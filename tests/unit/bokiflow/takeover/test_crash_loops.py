@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 from bokiflow import Flow, RunCancelledError, State, Workflow, driver
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     ExecutorDead,
@@ -19,6 +18,7 @@ from bokiflow.runs.records import (
     encode,
     run_tag,
 )
+from bokiflow.runs.run_state import Run
 from bokiflow.takeover import crash_loops
 from bokiflow.takeover.executors import Executors
 from indilog.testing import MemoryLogs

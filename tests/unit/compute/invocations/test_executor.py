@@ -21,7 +21,7 @@ from indilog_compute.invocations.executor import (
     Now,
     WriteCheckpoint,
 )
-from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
@@ -35,7 +35,7 @@ from indilog_compute.invocations.records import (
 )
 from indilog_compute.invocations.scheduling import Schedules
 
-LIMITS = FoldLimits(1e6, 100, 100, 1000, 1.0, 4.0)
+LIMITS = TableLimits(1e6, 100, 100, 1000, 1.0, 4.0)
 LEASE_S = 6.0
 A, B = "node-a#1", "node-b#1"
 
@@ -50,15 +50,15 @@ class Nodes:
             workers=workers,
             invocations_running_max=invocations_running_max,
         )
-        self.fold = Fold(LIMITS)
+        self.table = InvocationTable(LIMITS)
         self.schedules = Schedules(0, config)
-        self.a = Executor(A, self.fold, self.schedules, config)
-        self.b = Executor(B, self.fold, Schedules(1, config), config)
+        self.a = Executor(A, self.table, self.schedules, config)
+        self.b = Executor(B, self.table, Schedules(1, config), config)
         self._seqnums = itertools.count()
 
     def record(self, now: float, *events: Event) -> None:
         for event in events:
-            self.fold.apply(next(self._seqnums), now, event)
+            self.table.apply(next(self._seqnums), now, event)
 
     def accept(
         self, now: float, id_: str, due: float = 0.0, executor: str = A, app: str = "app"
@@ -195,7 +195,7 @@ def test_an_executor_that_was_declared_dead_stops_and_continues_under_another_na
     nodes.turn(nodes.a, 0.0)
     for now in (0.0, 4.0, LEASE_S):
         nodes.turn(nodes.b, now)
-    assert nodes.fold.is_declared_dead(A)
+    assert nodes.table.is_declared_dead(A)
     assert nodes.a.rename("node-a#2") == [Abandon("i")]
     assert begun(nodes.turn(nodes.a, 6.5)) == []
     nodes.accept(6.5, "j", executor="node-a#2")
@@ -216,7 +216,7 @@ def test_an_invocation_that_is_lost_too_often_fails() -> None:
     for now in (0.0, 10.0):
         nodes.record(now, Freed(A, "i", is_lost=True))
         nodes.turn(nodes.a, now + 5.0)
-    outcome = nodes.fold.get("i")
+    outcome = nodes.table.get("i")
     assert outcome is not None
     assert outcome.failed
     assert outcome.tries == 2
@@ -258,7 +258,7 @@ def test_waiting_invocations_of_an_application_at_its_limit_are_not_scanned() ->
     for n in range(50):
         nodes.accept(0.0, f"i{n:03}", due=1.0, app="greedy")
     nodes.turn(nodes.a, 1.5)
-    nodes.fold._free["greedy"] = NotLookedAt(nodes.fold._free["greedy"])
+    nodes.table._free["greedy"] = NotLookedAt(nodes.table._free["greedy"])
     assert [e for e in events(nodes.turn(nodes.a, 1.6)) if isinstance(e, Claimed)] == []
 
 
@@ -290,5 +290,5 @@ def test_the_first_live_node_writes_a_checkpoint_when_enough_is_new() -> None:
     assert (writes(nodes.a), writes(nodes.b)) == (True, False)
     nodes.record(1.0, *[Heartbeat(B)] * 1000)
     assert (writes(nodes.a), writes(nodes.b)) == (True, True)
-    nodes.record(1.0, *checkpoint_parts(nodes.fold.checkpoint(), "c"))
+    nodes.record(1.0, *checkpoint_parts(nodes.table.checkpoint(), "c"))
     assert (writes(nodes.a), writes(nodes.b)) == (False, False)

@@ -10,7 +10,7 @@ import pytest
 from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.config import node_config
 from indilog_compute.invocations.checkpoint import NewestCheckpoint
-from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import Accepted, Ended
 from indilog_compute.invocations.scheduling import DeployedSchedule, Schedules
 
@@ -23,7 +23,7 @@ class Clockwork:
     """Two nodes that watch one schedule."""
 
     def __init__(self, catch_up: CatchUp = "last", *, open_max: int = 100) -> None:
-        self.fold = Fold(FoldLimits(1e9, 1000, 1000, 10**6, 1.0, 4.0))
+        self.table = InvocationTable(TableLimits(1e9, 1000, 1000, 10**6, 1.0, 4.0))
         self._config = node_config(
             invocation_lease_s=LEASE_S,
             schedule_catch_up_max=5,
@@ -42,15 +42,15 @@ class Clockwork:
 
     def turn(self, schedules: Schedules, now: float) -> list[float]:
         """Record what `schedules` accepts; return the minutes that were not there before."""
-        before = set(self.fold.open)
-        accepted = schedules.due(self.fold, "n#1", now)
+        before = set(self.table.open)
+        accepted = schedules.due(self.table, "n#1", now)
         for event in accepted:
-            self.fold.apply(next(self._seqnums), now, event)
-        return [(e.at - START) / MINUTE for e in accepted if e.id in set(self.fold.open) - before]
+            self.table.apply(next(self._seqnums), now, event)
+        return [(e.at - START) / MINUTE for e in accepted if e.id in set(self.table.open) - before]
 
     def end_all(self, now: float) -> None:
-        for id_ in list(self.fold.open):
-            self.fold.apply(next(self._seqnums), now, Ended("n#1", id_, 0, b"1"))
+        for id_ in list(self.table.open):
+            self.table.apply(next(self._seqnums), now, Ended("n#1", id_, 0, b"1"))
 
 
 def at(minutes: float) -> float:
@@ -60,16 +60,16 @@ def at(minutes: float) -> float:
 def test_each_due_time_is_accepted_once() -> None:
     clockwork = Clockwork()
     assert clockwork.turn(clockwork.first, at(0.9)) == []
-    assert clockwork.first.next_due(clockwork.fold, at(0.9)) == at(1)
+    assert clockwork.first.next_due(clockwork.table, at(0.9)) == at(1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
     assert clockwork.turn(clockwork.first, at(1)) == []
-    assert clockwork.first.next_due(clockwork.fold, at(1)) == at(2)
+    assert clockwork.first.next_due(clockwork.table, at(1)) == at(2)
     assert clockwork.turn(clockwork.first, at(2.1)) == [2]
 
 
 def test_another_node_takes_a_due_time_a_lease_later_if_it_was_not_taken() -> None:
     clockwork = Clockwork()
-    assert clockwork.second.next_due(clockwork.fold, at(0)) == at(1) + LEASE_S
+    assert clockwork.second.next_due(clockwork.table, at(0)) == at(1) + LEASE_S
     clockwork.turn(clockwork.first, at(1))
     assert clockwork.turn(clockwork.second, at(1) + LEASE_S) == []
     assert clockwork.turn(clockwork.second, at(2) + LEASE_S - 0.1) == []
@@ -79,24 +79,24 @@ def test_another_node_takes_a_due_time_a_lease_later_if_it_was_not_taken() -> No
 def test_two_nodes_that_accept_the_same_due_time_are_one_run() -> None:
     clockwork = Clockwork()
     one, other = clockwork.node(0), clockwork.node(0)
-    both = [one.due(clockwork.fold, "a#1", at(1)), other.due(clockwork.fold, "b#1", at(1))]
+    both = [one.due(clockwork.table, "a#1", at(1)), other.due(clockwork.table, "b#1", at(1))]
     assert both[0][0].id == both[1][0].id
     for seqnum, [event] in enumerate(both):
-        clockwork.fold.apply(seqnum, at(1), event)
-    assert [i.executor for i in clockwork.fold.open.values()] == ["a#1"]
+        clockwork.table.apply(seqnum, at(1), event)
+    assert [i.executor for i in clockwork.table.open.values()] == ["a#1"]
 
 
 def test_a_late_record_of_an_old_due_time_runs_nothing() -> None:
     clockwork = Clockwork()
-    [old] = clockwork.first.due(clockwork.fold, "a#1", at(1))
+    [old] = clockwork.first.due(clockwork.table, "a#1", at(1))
     clockwork.turn(clockwork.first, at(1))
     clockwork.turn(clockwork.first, at(2))
     clockwork.end_all(at(3))
-    clockwork.fold.apply(99, at(1e6), Accepted(
+    clockwork.table.apply(99, at(1e6), Accepted(
         id="late", executor="a#1", function=old.function, arguments=b"{}", position=0,
         stream=old.stream, schedule=old.schedule, at=old.at,
     ))  # fmt: skip
-    assert clockwork.fold.get("late") is None
+    assert clockwork.table.get("late") is None
 
 
 def test_a_wall_clock_that_was_a_year_ahead_silences_no_schedule() -> None:
@@ -105,10 +105,10 @@ def test_a_wall_clock_that_was_a_year_ahead_silences_no_schedule() -> None:
     year = 366 * 24 * 60.0
     assert clockwork.turn(clockwork.first, at(year + 1.5)) == [year + 1], "what it took for missed"
     for node in (clockwork.first, clockwork.node(0)):  # also after a restart
-        start = (clockwork.fold.last_due[clockwork.scheduled.name].at - START) / MINUTE
+        start = (clockwork.table.last_due[clockwork.scheduled.name].at - START) / MINUTE
         begin = 2.5 if start > 100 else start
         assert clockwork.turn(node, at(begin)) == []
-        assert node.next_due(clockwork.fold, at(begin)) == at(int(begin) + 1)
+        assert node.next_due(clockwork.table, at(begin)) == at(int(begin) + 1)
         assert clockwork.turn(node, at(begin + 1)) == [int(begin) + 1]
         assert clockwork.turn(node, at(begin + 2)) == [int(begin) + 2]
 
@@ -147,7 +147,7 @@ def test_missed_due_times_run_by_the_setting_catch_up(
 ) -> None:
     clockwork = Clockwork(catch_up)
     assert clockwork.turn(clockwork.first, at(9.5)) == minutes
-    assert clockwork.first.next_due(clockwork.fold, at(9.5)) == at(10)
+    assert clockwork.first.next_due(clockwork.table, at(9.5)) == at(10)
 
 
 def test_due_times_missed_long_ago_do_not_run_without_catching_up() -> None:
@@ -156,7 +156,7 @@ def test_due_times_missed_long_ago_do_not_run_without_catching_up() -> None:
     clockwork.scheduled = DeployedSchedule("app.f", spec, START)
     node = clockwork.node(0)
     assert clockwork.turn(node, at(82)) == []
-    assert node.next_due(clockwork.fold, at(82)) == at(140)
+    assert node.next_due(clockwork.table, at(82)) == at(140)
     assert clockwork.turn(node, at(141)) == [140]
 
 
@@ -192,11 +192,11 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
             clockwork.scheduled,
         ]
     )
-    assert clockwork.first.next_due(clockwork.fold, at(1)) == at(1)
+    assert clockwork.first.next_due(clockwork.table, at(1)) == at(1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
     shown = {
         reported["schedule"]: reported["next"]
-        for reported in clockwork.first.status(clockwork.fold, at(1))
+        for reported in clockwork.first.status(clockwork.table, at(1))
     }
     assert shown["app.g * * * * * Nowhere/At_All"] is None
 
@@ -204,7 +204,7 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
 def test_no_due_time_is_accepted_while_too_many_invocations_are_open() -> None:
     clockwork = Clockwork(open_max=1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
-    assert clockwork.first.next_due(clockwork.fold, at(1)) is None
+    assert clockwork.first.next_due(clockwork.table, at(1)) is None
     assert clockwork.turn(clockwork.first, at(2)) == []
     clockwork.end_all(at(3.5))
     assert clockwork.turn(clockwork.first, at(3.5)) == [3]
@@ -223,7 +223,7 @@ def test_the_schedules_of_one_application_leave_room_to_others() -> None:
 def test_a_schedule_is_shown_with_its_times() -> None:
     clockwork = Clockwork()
     clockwork.turn(clockwork.first, at(1))
-    assert clockwork.first.status(clockwork.fold, at(1)) == [
+    assert clockwork.first.status(clockwork.table, at(1)) == [
         {
             "schedule": "app.f * * * * * UTC",
             "last": "1970-01-01T16:41:00+00:00",
@@ -238,9 +238,9 @@ def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed()
     for minute in range(1, 5):
         clockwork.turn(clockwork.first, at(minute))
         clockwork.end_all(at(minute))
-    checkpoint = clockwork.fold.checkpoint()
-    clockwork.fold = Fold.restored(
-        FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), NewestCheckpoint(checkpoint, 0)
+    checkpoint = clockwork.table.checkpoint()
+    clockwork.table = InvocationTable.restored(
+        TableLimits(1e9, 0, 0, 10**6, 1.0, 4.0), NewestCheckpoint(checkpoint, 0)
     )
     assert clockwork.turn(clockwork.node(0), at(4.5)) == []
     assert clockwork.turn(clockwork.node(0), at(5)) == [5]

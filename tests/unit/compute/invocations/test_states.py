@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.records import Accepted, Claimed, DeclaredDead, Ended, Event, Freed
 from indilog_compute.invocations.states import TRANSITIONS, Change, InvocationState, state_of
 
@@ -24,7 +24,7 @@ class Story:
     """One invocation, `i`, brought to a state by the shortest way."""
 
     def __init__(self, state: InvocationState | None) -> None:
-        self.fold = Fold(FoldLimits(5000.0, 9, 9, 1000, 1.0, 4.0))
+        self.table = InvocationTable(TableLimits(5000.0, 9, 9, 1000, 1.0, 4.0))
         self.seqnums = itertools.count()
         way: dict[InvocationState | None, tuple[Change, ...]] = {
             InvocationState.SCHEDULED: (Change.DELAYED,),
@@ -39,7 +39,7 @@ class Story:
 
     @property
     def state(self) -> InvocationState | None:
-        return state_of(self.fold.get("i"))
+        return state_of(self.table.get("i"))
 
     def read(self, change: Change) -> None:
         """Apply the record that says this."""
@@ -54,8 +54,8 @@ class Story:
         else:
             event = RECORDS[change]
             time = 2000.0 if change is Change.CLAIMED else time
-        self.fold.apply(next(self.seqnums), time, event)
-        self.fold.check_invariants()
+        self.table.apply(next(self.seqnums), time, event)
+        self.table.check_invariants()
 
 
 @pytest.mark.parametrize("change", Change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from indilog.base.errors import QuorumUnavailableError
 from indilog.base.log import PlacedSpan
 from indilog.roles.role import Effect, Ignore
-from indilog.wire.time_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
+from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_compute.reads.operation import Answered
 from tests.unit.compute.engine_driver import (
     PRIMARY,

@@ -1,8 +1,7 @@
-"""The fold: the receiver of each message, expired leases, dead letters."""
+"""The state of a shard: the receiver of each message, expired leases, dead letters."""
 
 from __future__ import annotations
 
-from bokiqueue.fold import ShardFold
 from bokiqueue.records import (
     Acknowledge,
     Claim,
@@ -12,9 +11,10 @@ from bokiqueue.records import (
     GiveBack,
     PushMessage,
     ReviveDeadLetters,
-    checkpoint_decoded,
+    decode_checkpoint,
     encode,
 )
+from bokiqueue.shard_state import ShardState
 
 
 def push(
@@ -24,15 +24,15 @@ def push(
 
 
 class Story:
-    """A fold, and records appended at consecutive seqnums and advancing times."""
+    """A state, and records appended at consecutive seqnums and advancing times."""
 
     def __init__(self) -> None:
-        self.fold = ShardFold()
+        self.state = ShardState()
         self.now = 100.0
 
     def add(self, command: Command | None) -> tuple[int, ...]:
-        touched = self.fold.apply(self.fold.end, self.now, command)
-        self.fold.check_invariants()
+        touched = self.state.apply(self.state.end, self.now, command)
+        self.state.check_invariants()
         return touched
 
     def all(self, *commands: Command | None) -> list[tuple[int, ...]]:
@@ -56,7 +56,7 @@ def test_an_acknowledged_message_is_never_claimed_again() -> None:
     assert story.all(push(), Claim(1, 5.0), Acknowledge(1, (0,))) == [(0,), (0,), (0,)]
     story.now += 1000
     assert story.add(Claim(1, 5.0)) == ()
-    assert len(story.fold) == 0
+    assert len(story.state) == 0
 
 
 def test_an_acknowledgement_counts_once() -> None:
@@ -83,7 +83,7 @@ def test_a_clock_that_jumps_back_does_not_prolong_a_lease() -> None:
     story.add(None)
     story.now -= 50
     assert story.add(Claim(1, 5.0)) == (0,)
-    assert story.fold.clock == 105.0
+    assert story.state.clock == 105.0
 
 
 def test_a_released_message_keeps_its_position() -> None:
@@ -104,7 +104,7 @@ def test_a_delayed_push_waits() -> None:
     story = Story()
     story.all(push(delay=3.0), push())
     assert story.all(Claim(2, 5.0)) == [(1,)]
-    assert story.fold.next_due() == 103.0
+    assert story.state.next_due() == 103.0
     story.now += 3
     assert story.add(Claim(2, 5.0)) == (0,)
 
@@ -125,8 +125,8 @@ def test_a_message_becomes_a_dead_letter_after_its_tries() -> None:
     assert story.add(Claim(1, 5.0)) == (0,)
     story.now += 5
     assert story.add(Claim(1, 5.0)) == ()
-    assert [m.seqnum for m in story.fold.dead] == [0]
-    assert len(story.fold) == 0
+    assert [m.seqnum for m in story.state.dead] == [0]
+    assert len(story.state) == 0
 
 
 def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
@@ -134,13 +134,13 @@ def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
     story.all(push(tries=1), push(tries=1), Claim(2, 5.0), GiveBack(2, (0, 1), 0.0))
     revive, discard = ReviveDeadLetters((0,)), DiscardDeadLetters((1, 0))
     assert story.all(revive, revive, discard, Claim(2, 5.0)) == [(0,), (), (1,), (0,)]
-    assert story.fold.dead == ()
+    assert story.state.dead == ()
 
 
 def test_the_ready_estimate_counts_expired_leases_and_delays() -> None:
     story = Story()
     story.all(push(), push(delay=2.0), push(delay=4.0), Claim(1, 3.0))
-    ready = [story.fold.ready(now) for now in (100.0, 102.0, 103.0, 104.0)]
+    ready = [story.state.ready(now) for now in (100.0, 102.0, 103.0, 104.0)]
     assert ready == [0, 1, 2, 3]
 
 
@@ -152,23 +152,23 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
     )  # fmt: skip
     story.now += 2
     story.add(Claim(1, 5.0))
-    checkpoint = checkpoint_decoded(encode(story.fold.checkpoint()))
+    checkpoint = decode_checkpoint(encode(story.state.checkpoint()))
     assert checkpoint is not None
-    again = ShardFold(checkpoint)
+    again = ShardState(checkpoint)
     again.check_invariants()
-    assert again.checkpoint() == story.fold.checkpoint()
+    assert again.checkpoint() == story.state.checkpoint()
     story.now += 10
-    end = story.fold.end
-    claimed = [fold.apply(end, story.now, Claim(9, 5.0)) for fold in (again, story.fold)]
+    end = story.state.end
+    claimed = [state.apply(end, story.now, Claim(9, 5.0)) for state in (again, story.state)]
     assert claimed[0] == claimed[1] != ()
 
 
 def test_a_revived_dead_letter_is_delivered_after_a_checkpoint() -> None:
     story = Story()
     story.all(push(tries=1), Claim(1, 5.0), GiveBack(1, (0,), 0.0), ReviveDeadLetters((0,)))
-    checkpoint = checkpoint_decoded(encode(story.fold.checkpoint()))
+    checkpoint = decode_checkpoint(encode(story.state.checkpoint()))
     assert checkpoint is not None
-    again = ShardFold(checkpoint)
+    again = ShardState(checkpoint)
     assert again.dead == ()
     assert again.apply(again.end, story.now, Claim(1, 5.0)) == (0,)
 
@@ -176,8 +176,8 @@ def test_a_revived_dead_letter_is_delivered_after_a_checkpoint() -> None:
 def test_the_needed_records_begin_at_the_oldest_outstanding_message() -> None:
     story = Story()
     story.all(push(), push(tries=1), push(), Claim(2, 5.0), Acknowledge(3, (0,)))
-    assert story.fold.needed_from == 1
+    assert story.state.needed_from == 1
     story.add(GiveBack(3, (1,), 0.0))
-    assert story.fold.needed_from == 1, "a dead letter is kept"
+    assert story.state.needed_from == 1, "a dead letter is kept"
     story.all(DiscardDeadLetters((1,)), Claim(1, 5.0), Acknowledge(7, (2,)))
-    assert story.fold.needed_from == story.fold.end == 9
+    assert story.state.needed_from == story.state.end == 9

@@ -1,8 +1,8 @@
 """Publishes the status of a run's processes for its gateways (ARCHITECTURE 11).
 
-Each process writes the numbers of its roles (its *figures*) to a file of the run's directory every
+Each process writes the status of its roles to a file of the run's directory every
 few seconds, and gateways read these files. So a status request costs no message, and an old file
-reveals a process that hangs. The figures are only for people.
+reveals a process that hangs. The status is only for operators.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from indilog.config import KIB
 
 _INTERVAL_S: Final = 2.0
 _BELIEVED_S: Final = 5 * _INTERVAL_S
-"""Age in seconds above which figures are not shown."""
+"""Age in seconds above which a status is not shown."""
 _BYTES_MAX: Final = 256 * KIB
 
-Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Figures by role (or other part), then by name."""
+Status: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Counters and states by role (or other part), then by name."""
 
 log = structlog.get_logger(__name__)
 
 
-class PublishedFigures(NamedTuple):
-    """Figures of other processes, and the nodes without recent figures."""
+class PublishedStatus(NamedTuple):
+    """The status of other processes, and the nodes without a recent status."""
 
-    figures: Figures
+    status: Status
     silent: list[NodeId]
 
 
 @asynccontextmanager
-async def figures_published(
-    directory: Path, name: NodeId, figures: Callable[[], Figures]
+async def publish_status(
+    directory: Path, name: NodeId, status: Callable[[], Status]
 ) -> AsyncIterator[None]:
-    """Write `figures` of the node `name` at once and periodically while the block runs."""
+    """Write the status of the node `name` at once and periodically while the block runs."""
     path = _path(directory, name)
 
     async def publish_now() -> None:
         try:
-            await asyncio.to_thread(_write, path, msgspec.json.encode(figures()))
+            await asyncio.to_thread(_write, path, msgspec.json.encode(status()))
         except OSError as error:
-            log.warning("figures not written", file=str(path), error=str(error))
+            log.warning("status not written", file=str(path), error=str(error))
 
     async def publish() -> None:
         while True:
@@ -67,21 +67,21 @@ async def figures_published(
         path.unlink(missing_ok=True)
 
 
-def figures_read(directory: Path, names: Iterable[NodeId]) -> PublishedFigures:
-    """Return the recent figures of the nodes `names`."""
-    figures: dict[str, Mapping[str, Any]] = {}
+def read_status(directory: Path, names: Iterable[NodeId]) -> PublishedStatus:
+    """Return the recent status of the nodes `names`."""
+    status: dict[str, Mapping[str, Any]] = {}
     silent: list[NodeId] = []
     for name in names:
         found = _read(_path(directory, name))
         if found is None:
             silent.append(name)
         else:
-            figures.update(found)
-    return PublishedFigures(figures, silent)
+            status.update(found)
+    return PublishedStatus(status, silent)
 
 
 def _path(directory: Path, name: NodeId) -> Path:
-    return directory / f"{name}.figures"
+    return directory / f"{name}.status"
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -9,14 +9,14 @@ from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.process import WorkerProcess
 
 
-def service_figures(
+def service_states(
     workers: Iterable[WorkerProcess], apps: Iterable[DeployedApp]
 ) -> dict[str, dict[str, Any]]:
     """Return for each `app.service` the number of workers in which it runs, waits for a restart or
     has ended, the number of its failures, and its problem in one of the workers.
     """
     names = {app.number: app.record for app in apps}
-    figures_of: dict[str, dict[str, Any]] = {
+    states: dict[str, dict[str, Any]] = {
         f"{record.name}.{service}": {
             "running": 0, "waiting": 0, "ended": 0, "failures": 0, "problem": "",
         }
@@ -26,9 +26,9 @@ def service_figures(
     for worker in workers:
         for state in worker.services:
             record = names.get(state.deployment)
-            figures = figures_of.get(f"{record.name}.{state.name}") if record is not None else None
-            if figures is not None:
-                figures[state.state] += 1
-                figures["failures"] += state.failures
-                figures["problem"] = state.problem or figures["problem"]
-    return figures_of
+            counted = states.get(f"{record.name}.{state.name}") if record is not None else None
+            if counted is not None:
+                counted[state.state] += 1
+                counted["failures"] += state.failures
+                counted["problem"] = state.problem or counted["problem"]
+    return states

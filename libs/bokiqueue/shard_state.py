@@ -1,5 +1,5 @@
-"""Derives the state of one shard of a queue as a pure fold of its records, so that it is the same
-in every process.
+"""Derives the state of one shard of a queue from its records alone, so that it is the same in every
+process.
 
 The order of the log alone decides which claim gets which message: a claim gets the first messages
 that are ready at the claim's seqnum. Time is that of the log (`Record.ordered_at`), not of a writer
@@ -48,7 +48,7 @@ class Message:
         return -self.priority, self.seqnum
 
 
-class ShardFold:
+class ShardState:
     """Applies the records of a shard in order.
 
     Attributes:
@@ -86,15 +86,19 @@ class ShardFold:
             case Claim(count, lease_s):
                 touched = self._claim(seqnum, count, lease_s)
             case Acknowledge(claim, messages):
-                touched = self._for_held(claim, messages, self._forget)
+                touched = self._apply_to_held(claim, messages, self._forget)
             case GiveBack(claim, messages, delay_s):
-                touched = self._for_held(claim, messages, lambda m: self._give_back(m, delay_s))
+                touched = self._apply_to_held(
+                    claim, messages, lambda m: self._give_back(m, delay_s)
+                )
             case ExtendClaim(claim, messages, lease_s):
-                touched = self._for_held(claim, messages, lambda m: self._lease(m, claim, lease_s))
+                touched = self._apply_to_held(
+                    claim, messages, lambda m: self._lease(m, claim, lease_s)
+                )
             case ReviveDeadLetters(messages):
-                touched = self._for_dead(messages, self._revive)
+                touched = self._apply_to_dead(messages, self._revive)
             case DiscardDeadLetters(messages):
-                touched = self._for_dead(messages, lambda _: None)
+                touched = self._apply_to_dead(messages, lambda _: None)
             case unreachable:
                 assert_never(unreachable)
         return touched
@@ -124,7 +128,7 @@ class ShardFold:
             self._lease(message, claim, lease_s)
         return tuple(seqnum for _, seqnum in places)
 
-    def _for_held(
+    def _apply_to_held(
         self, claim: SeqNum, messages: Iterable[SeqNum], act: Callable[[Message], None]
     ) -> tuple[SeqNum, ...]:
         held = [
@@ -137,7 +141,7 @@ class ShardFold:
             act(message)
         return tuple(message.seqnum for message in held)
 
-    def _for_dead(
+    def _apply_to_dead(
         self, messages: Iterable[SeqNum], act: Callable[[Message], None]
     ) -> tuple[SeqNum, ...]:
         dead = [self._dead.pop(s) for s in dict.fromkeys(messages) if s in self._dead]
@@ -248,7 +252,7 @@ class ShardFold:
     def checkpoint(self) -> QueueCheckpoint:
         """Return the whole state, from which another process can continue."""
         held = (*self._messages.values(), *self._dead.values())
-        return QueueCheckpoint(self.end, self.clock, tuple(map(_held, held)))
+        return QueueCheckpoint(self.end, self.clock, tuple(map(_held_message, held)))
 
     def _restore(self, checkpoint: QueueCheckpoint) -> None:
         self.end, self.clock = checkpoint.end, checkpoint.clock
@@ -283,7 +287,7 @@ class ShardFold:
         assert not any(message.dead for message in self._messages.values())
 
 
-def _held(m: Message) -> HeldMessage:
+def _held_message(m: Message) -> HeldMessage:
     return HeldMessage(
         m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.dead
     )

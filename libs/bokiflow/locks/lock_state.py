@@ -1,5 +1,4 @@
-"""Derives the state of one lock as a pure fold of its records, so that it is the same in every
-process.
+"""Derives the state of one lock from its records alone, so that it is the same in every process.
 
 The holder is the first request in the queue, and the order of the log alone decides the queue. The
 seqnum of a request's record identifies the request and is its fencing token. The queue is first in,
@@ -42,7 +41,7 @@ class LockRequest:
     until: float | None
 
 
-class LockFold:
+class LockState:
     """Applies the records of a lock in order.
 
     Attributes:

@@ -1,5 +1,5 @@
-"""Derives the state of all invocations (open or ended, executor, outcome) as a pure fold over the
-records of `$invocations`. Every compute node derives the same state.
+"""The table of all invocations (open or ended, executor, outcome), derived from the records of
+`$invocations` alone. Every compute node derives the same table.
 
 Conflicts are decided by the order of the log: the first record takes effect. That holds for records
 with the same key, for claims of an invocation, and for outcomes. Time is the log's time
@@ -19,10 +19,10 @@ from sortedcontainers import SortedList
 
 from indilog.base.ids import SeqNum
 from indilog_compute.invocations.checkpoint import (
-    FoldCheckpoint,
     LastDue,
     NewestCheckpoint,
     RecordedInvocation,
+    TableCheckpoint,
 )
 from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
@@ -44,7 +44,7 @@ _RECENT: Final = 100_000
 """Number of applied seqnums that are kept, to compare them with a checkpoint."""
 
 
-class FoldLimits(NamedTuple):
+class TableLimits(NamedTuple):
     """Limits on ended invocations that are kept; the same on every compute node."""
 
     results_kept_s: float
@@ -106,7 +106,7 @@ class _Kept:
         assert self.size >= 0, "only counted invocations are removed"
 
 
-class Fold:
+class InvocationTable:
     """Applies the records in the order of the log.
 
     Attributes:
@@ -121,7 +121,7 @@ class Fold:
         last_due: the last accepted due time of each schedule.
     """
 
-    def __init__(self, limits: FoldLimits) -> None:
+    def __init__(self, limits: TableLimits) -> None:
         self.end: SeqNum = 0
         self.count = 0
         self.checkpointed = 0
@@ -455,7 +455,7 @@ class Fold:
 
     @property
     def size(self) -> int:
-        """Number of invocations in the fold, open or ended."""
+        """Number of invocations in the table, open or ended."""
         return len(self.open) + len(self._ended)
 
     def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
@@ -476,9 +476,9 @@ class Fold:
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
-        """Tell whether a checkpoint covers exactly the records that this fold has applied.
+        """Tell whether a checkpoint covers exactly the records that this table has applied.
 
-        Also True for an invalid checkpoint, and for one so old that the fold can no longer tell.
+        Also True for an invalid checkpoint, and for one so old that the table can no longer tell.
         """
         if checkpoint.follows > self.checkpoint_place:
             return False  # this node missed a record
@@ -489,9 +489,9 @@ class Fold:
 
     # --- checkpoints
 
-    def checkpoint(self) -> FoldCheckpoint:
+    def checkpoint(self) -> TableCheckpoint:
         """Return the whole state as a checkpoint."""
-        return FoldCheckpoint(
+        return TableCheckpoint(
             end=self.end,
             count=self.count,
             clock=self.clock,
@@ -503,17 +503,17 @@ class Fold:
         )
 
     @classmethod
-    def restored(cls, limits: FoldLimits, found: NewestCheckpoint) -> Fold:
-        """Return a fold with the state of a checkpoint."""
+    def restored(cls, limits: TableLimits, found: NewestCheckpoint) -> InvocationTable:
+        """Return a table with the state of a checkpoint."""
         checkpoint, place = found
-        fold = cls(limits)
-        fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
-        fold.checkpointed, fold._recent_from = checkpoint.count, checkpoint.end
-        fold.checkpoint_place = place
-        fold._restore(checkpoint)
-        return fold
+        table = cls(limits)
+        table.end, table.count, table.clock = checkpoint.end, checkpoint.count, checkpoint.clock
+        table.checkpointed, table._recent_from = checkpoint.count, checkpoint.end
+        table.checkpoint_place = place
+        table._restore(checkpoint)
+        return table
 
-    def _restore(self, checkpoint: FoldCheckpoint) -> None:
+    def _restore(self, checkpoint: TableCheckpoint) -> None:
         self.last_due = dict(checkpoint.last_due)
         self._declared_dead.update(dict.fromkeys(checkpoint.dead_executors))
         for name, last in checkpoint.executors.items():

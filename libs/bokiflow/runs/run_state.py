@@ -1,4 +1,4 @@
-"""Derives the state of a run as a pure fold of its records, so that it is the same in every
+"""Derives the state of a run from its records alone, in log order, so that it is the same in every
 process.
 
 The executor of a run has an epoch. Its records take effect only until a record begins a later

@@ -1,11 +1,10 @@
-"""The fold of a run: the order of the log decides which records take effect."""
+"""The state of a run: the order of the log decides which records take effect."""
 
 from __future__ import annotations
 
 import pytest
 
 from bokiflow.runs.errors import FlowVersionError
-from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     CancelAsked,
     ExecutorDead,
@@ -22,6 +21,7 @@ from bokiflow.runs.records import (
     executor_record,
     run_record,
 )
+from bokiflow.runs.run_state import Run
 from bokiflow.runs.states import State
 from bokiflow.takeover.executors import NEW_OWNER_S, Executors
 
@@ -34,32 +34,32 @@ def step(epoch: int, number: str = "1", result: bytes = b"1") -> StepDecided:
     return StepDecided(epoch, number, "book", "step", result)
 
 
-def folded(*records: RunRecord | None) -> tuple[Run, list[bool]]:
+def applied(*records: RunRecord | None) -> tuple[Run, list[bool]]:
     run = Run()
     return run, [run.apply(n, float(n), record) for n, record in enumerate(records)]
 
 
 def test_the_first_start_counts() -> None:
-    run, counted = folded(started("a"), started("b"))
+    run, counted = applied(started("a"), started("b"))
     assert counted == [True, False]
     assert (run.executor, run.epoch) == ("a", 1)
 
 
 def test_nothing_counts_before_the_start() -> None:
-    run, counted = folded(step(1), CancelAsked(), RunTaken(1, "b"), started())
+    run, counted = applied(step(1), CancelAsked(), RunTaken(1, "b"), started())
     assert counted == [False, False, False, True]
     assert not run.steps
     assert not run.cancel_asked
 
 
 def test_of_two_decisions_of_a_step_the_first_counts() -> None:
-    run, counted = folded(started(), step(1, result=b"1"), step(1, result=b"2"))
+    run, counted = applied(started(), step(1, result=b"1"), step(1, result=b"2"))
     assert counted[1:] == [True, False]
     assert run.steps["1"].result == b"1"
 
 
 def test_decisions_of_an_executor_count_only_until_another_takes_the_run() -> None:
-    run, counted = folded(
+    run, counted = applied(
         started(), RunTaken(2, "b"), step(1), RunFinished(1, b"old"), step(2, result=b"new")
     )
     assert counted[1:] == [True, False, False, True]
@@ -68,21 +68,23 @@ def test_decisions_of_an_executor_count_only_until_another_takes_the_run() -> No
 
 
 def test_of_two_that_take_a_run_over_the_first_gets_it() -> None:
-    run, counted = folded(started(), RunTaken(2, "b"), RunTaken(2, "c"), RunTaken(4, "d"))
+    run, counted = applied(started(), RunTaken(2, "b"), RunTaken(2, "c"), RunTaken(4, "d"))
     assert counted[1:] == [True, False, False]
     assert (run.executor, run.epoch) == ("b", 2)
 
 
 def test_nothing_changes_a_run_that_has_ended() -> None:
-    run, counted = folded(started(), RunFinished(1, b"1"), RunTaken(2, "b"), CancelAsked(), step(1))
+    run, counted = applied(
+        started(), RunFinished(1, b"1"), RunTaken(2, "b"), CancelAsked(), step(1)
+    )
     assert counted[2:] == [False, False, False]
     assert run.state is State.DONE
 
 
 def test_a_parked_run_continues_when_it_is_taken() -> None:
     parked = (started(), RunParked(1, "v1", "changed"))
-    assert folded(*parked)[0].state is State.PARKED
-    assert folded(*parked, RunTaken(2, "b"))[0].state is State.RUNNING
+    assert applied(*parked)[0].state is State.PARKED
+    assert applied(*parked, RunTaken(2, "b"))[0].state is State.RUNNING
 
 
 def test_records_of_others_are_skipped_and_later_formats_are_not() -> None:
