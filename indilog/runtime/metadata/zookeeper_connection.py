@@ -52,6 +52,8 @@ in a pipe, which is full after about 270.
 _PIPELINED_MAX: Final = 8
 _STOP_S: Final = 2.0
 """Seconds to wait for the end of a session if no server answers."""
+_CONNECT_S: Final = 1.0
+"""Seconds for the answer to the first request of a connection; doubled after each time-out."""
 _AGAIN_S: Final = 0.02
 """Seconds before a request that a lost connection left unanswered is repeated."""
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
@@ -111,9 +113,11 @@ class ZooKeeperConnection:
         self._started = asyncio.Semaphore(_STARTED_MAX)
         self._waiting = 0
         self.granted_s = session_s
+        self._connect_s = _CONNECT_S
         self.client = _client(config.metadata, session_s)
         self.client.add_listener(self._on_state)
         self._note_granted_time()
+        self._limit_connecting()
 
     async def open(self) -> Self:
         """Connect.
@@ -273,9 +277,29 @@ class ZooKeeperConnection:
                     raise error.__cause__ from None
                 raise
             self.granted_s = read_timeout_ms * 1.5 / 1000
+            self._connect_s = _CONNECT_S
             return read_timeout_ms, connect_timeout_ms
 
         handler._connect = connect_and_note  # noqa: SLF001
+
+    def _limit_connecting(self) -> None:
+        """Have kazoo connect again if the first request of a connection is not answered soon.
+
+        kazoo waits as long as a session lasts. A server that is starting may leave the request
+        unanswered for ever (ZooKeeper 3.9), so the session would end after a short restart. The
+        limit grows, because a slow server needs more time.
+        """
+        handler = self.client._connection  # noqa: SLF001 there is no other way; kazoo is pinned
+        invoke, timed_out = handler._invoke, handler.handler.timeout_exception  # noqa: SLF001
+
+        def invoke_in_time(timeout_s: float, *args: Any, **options: Any) -> Any:  # noqa: ANN401 of kazoo
+            try:
+                return invoke(min(timeout_s, self._connect_s), *args, **options)
+            except timed_out:
+                self._connect_s *= 2
+                raise
+
+        handler._invoke = invoke_in_time  # noqa: SLF001
 
     def _stop(self) -> None:
         with contextlib.suppress(KazooException):  # no server answers: kazoo's thread ends later

@@ -179,6 +179,41 @@ async def test_servers_that_do_not_answer_are_noticed_by_the_clients_own_time(
                 server.resume()
 
 
+async def test_a_connection_whose_first_request_is_never_answered_is_opened_again(
+    zookeeper: ZooKeeperServer, root: str
+) -> None:
+    """ZooKeeper does not answer some of the requests that come while it starts."""
+    unanswered = 2
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal unanswered
+        if unanswered:
+            unanswered -= 1
+            await reader.read()
+            writer.close()
+            return
+        behind = await asyncio.open_connection("127.0.0.1", zookeeper.port)
+        await asyncio.gather(pass_on(reader, behind[1]), pass_on(behind[0], writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as front:
+        port = front.sockets[0].getsockname()[1]
+        config = config_at(
+            zookeeper,
+            zookeeper_hosts=f"127.0.0.1:{port}",
+            zookeeper_root=root,
+            metadata_session_s=60.0,
+            metadata_timeout_s=30.0,
+        )
+        async with opened(config) as store:
+            assert await store.get("d/a") is None
+    assert not unanswered
+
+
 async def test_requests_that_wait_for_a_silent_server_are_bounded(tmp_path: Path) -> None:
     with zookeeper_running(tmp_path) as server:
         config = config_at(server, metadata_watchers_max=50, metadata_timeout_s=5.0)
