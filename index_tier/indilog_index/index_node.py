@@ -96,7 +96,7 @@ _DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
 _REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
 _OUTDATED: Final = "index data of entries that may have been replaced"
 _SWEEP_PAUSE_S: Final = 0.005
-"""Pause between two steps of a sweep, seconds: other work runs meanwhile."""
+"""Seconds between two steps of a sweep, in which other work runs."""
 
 
 class IndexNode:

@@ -143,10 +143,10 @@ class _Generation:
         if self.added is not None:
             self.added.add(part)
 
-    def settle(self) -> None:
-        """Sort in all waiting parts, so that a thread may read the index."""
+    def sort_waiting(self) -> None:
+        """Add all waiting parts to the columns, so that a thread may read the index."""
         if isinstance(self.index, TagIndex):
-            self.index.settle()
+            self.index.sort_waiting()
 
     def trim(self, floor: Floor) -> None:
         """Drop records below a floor; `sweep` removes those of a log from other tags."""
@@ -291,7 +291,7 @@ class IndexStore:
             self.lost.add(lost)
         self._newest.add(part)
         if self.resident_bytes >= self._full_bytes:
-            self._newest.settle()  # the estimate of waiting parts is an upper bound
+            self._newest.sort_waiting()  # the estimate of waiting parts is an upper bound
             self.full = self.resident_bytes >= self._full_bytes
 
     # --- trimming
@@ -458,7 +458,7 @@ class IndexStore:
         assert not self._writing, "one snapshot at a time"
         if not self._failed:
             closed = self._newest
-            closed.settle()
+            closed.sort_waiting()
             closed.position, closed.end = position, self.end
             self._closed.append(closed)
             self._closed_bytes += closed.memory_bytes

@@ -71,7 +71,7 @@ class TagIndex:
     @property
     def tags(self) -> int:
         """How many different tags there are."""
-        self.settle()
+        self.sort_waiting()
         return len(self._columns)
 
     @property
@@ -101,10 +101,12 @@ class TagIndex:
         self._waiting.append(part)
         self._waiting_entries += entries
         if self._waiting_entries >= WAITING_MAX:
-            self.settle()
+            self.sort_waiting()
 
-    def settle(self) -> None:
-        """Sort in waiting parts, before any read; a thread may read only if no part waits."""
+    def sort_waiting(self) -> None:
+        """Add waiting parts to the columns, before any read; a thread may read only if no part
+        waits.
+        """
         if not self._waiting:
             return
         parts, self._waiting, self._waiting_entries = self._waiting, [], 0
@@ -125,7 +127,7 @@ class TagIndex:
         """Return the `count` smallest seqnums of `tag` in [bound, limit), ascending."""
         if tag == EMPTY_TAG:
             return self._next_any(bound, limit, count)
-        self.settle()
+        self.sort_waiting()
         column = self._columns.get(tag)
         if column is None:
             return (), ()
@@ -139,7 +141,7 @@ class TagIndex:
         above = min(bound + 1, limit)
         if tag == EMPTY_TAG:
             return self._prev_any(above, count)
-        self.settle()
+        self.sort_waiting()
         column = self._columns.get(tag)
         if column is None:
             return (), ()
@@ -166,7 +168,7 @@ class TagIndex:
         return pending
 
     def _all_rows(self) -> Rows:
-        self.settle()
+        self.sort_waiting()
         firsts = np.frombuffer(self._firsts, np.uint64)
         counts = (np.frombuffer(self._ends, np.uint64) - firsts).astype(np.int64)
         span_shards = np.frombuffer(self._shards, np.uint16)
@@ -197,7 +199,7 @@ class TagIndex:
 
     def trim(self, floor: Floor) -> None:
         """Forget a tag's records below a floor; `sweep` removes a log's from other tags."""
-        self.settle()
+        self.sort_waiting()
         column = self._columns.get(floor.tag)
         if column is None:
             return
@@ -216,7 +218,7 @@ class TagIndex:
 
     def forget(self, dead: NDArray[np.uint64]) -> None:
         """Drop records that no read may return any more; `sweep` removes them."""
-        self.settle()
+        self.sort_waiting()
         if len(dead):
             self._dead.append(array("Q", dead.tobytes()))
 

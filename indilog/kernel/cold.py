@@ -18,7 +18,7 @@ from indilog.base.ids import LocalId, MetalogPosition, SeqNum, ShardId
 
 VERSION: Final = 1
 MARKER: Final = "indilog-cold"
-"""How the name of the empty object begins that shows that a place is the right one."""
+"""Prefix of the name of the marker: an empty object that shows that a place is the right one."""
 _NAME: Final = re.compile(
     r"shard-(?P<shard>\d{5})/"
     r"(?P<number>\d{10})-(?P<first>\d+)-(?P<end>\d+)-(?P<crc>[0-9a-f]{8})\.parquet"
@@ -31,9 +31,9 @@ class ColdObject(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         version: of this form.
         number: of the object; a node uses each number once.
-        shard, first, end: which records it holds.
+        shard, first, end: the records that it holds.
         size_bytes: of the object.
-        footer_crc: of its end.
+        footer_crc: CRC of the end of the object.
         witness: seqnum of one of its records; while that record is not trimmed, the object is
             needed.
         witness_tags: the tags of that record, 8 bytes each; none: it is not known whether all

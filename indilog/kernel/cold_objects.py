@@ -2,9 +2,9 @@
 0039, docs/FORMATS.md).
 
 Its first columns are those of the Spark source, so that any program that reads Parquet can use it.
-The others are what it takes to build each record batch again, byte for byte. A batch that was built
-again has the header's CRC that its columns state, and that CRC covers all of the batch. So a batch
-that was read is the one that was written, or it is damaged.
+From the other columns, a reader builds each record batch again, byte for byte. A batch that was
+built again has the header's CRC that its columns state, and that CRC covers all of the batch. So a
+batch that was read is the one that was written, or it is damaged.
 
 A row group has whole batches, about `GROUP_BYTES` of them. A reader fetches the end of the object
 once and then one row group at a time.
@@ -64,7 +64,7 @@ _DICTIONARIES: Final[Any] = ["log", "tag_kinds", "tag_names.list.element", "log_
 _STATISTICS: Final = ["seqnum", "ordered_at", "time", "log", "localid", "position"]
 
 ReadAt = Callable[[int, int], bytes]
-"""Returns bytes of an object, given their offset and number. Its errors pass through the reader."""
+"""Returns bytes of an object, given their offset and number; its errors are not caught."""
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True):
@@ -208,7 +208,7 @@ def _check_same(encoded: EncodedObject, batches: Sequence[ColdBatch]) -> None:
 
 
 class _Part(io.RawIOBase):
-    """A file of which only a part is there."""
+    """A file object of which only one part is in memory."""
 
     def __init__(self, size: int, start: int, content: bytes) -> None:
         super().__init__()

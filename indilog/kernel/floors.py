@@ -36,7 +36,7 @@ class FloorColumns(NamedTuple):
 
 
 class Floors:
-    """The floor of each tag that has one; 0 for every other.
+    """The floors of tags; the floor of a tag without one is 0.
 
     Attributes:
         highest: the highest of all floors: nothing at or above it is trimmed.

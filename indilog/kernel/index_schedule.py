@@ -107,7 +107,7 @@ class IndexPositions:
         return self.range_from(position).first
 
     def range_from(self, position: MetalogPosition) -> PositionRange:
-        """Return the positions not before `position`, up to where their step changes."""
+        """Return the positions from `position` on, as far as they have one step."""
         for first, end, step in self._ranges:
             if position < end:
                 following = max(first, position + (first - position) % step)

@@ -71,7 +71,8 @@ class TagFilterBuilder:
     """Makes a filter of tags whose number is not known before.
 
     Args:
-        tags_max: about how many tags come, at most; with more the filter errs more often.
+        tags_max: about the largest number of tags that are added; with more tags, false positives
+            are more frequent.
         bytes_max: how large it is, at most; a power of two below it.
     """
 

@@ -180,8 +180,8 @@ class TailWanted(WireMessage, frozen=True):
 class TailIs(WireMessage, frozen=True):
     """primary → engine: everything committed is below `tail`; `position` and `cut` belong to it.
 
-    `time_us` is the primary's time. No committed entry has a later stamp, no later entry an earlier
-    one.
+    `time_us` is the primary's time. No committed entry has a later stamp, and no later entry will
+    have an earlier one.
     Lost: asked again.
     Repeated: the second one finds no request.
     """
@@ -219,7 +219,7 @@ class TermIs(WireMessage, frozen=True):
 class ShardWanted(WireMessage, frozen=True):
     """engine → primary: the writer `epoch` wants its shard.
 
-    The primary first orders what all replicas have stored of the writer before, and then proposes
+    The primary first orders what all replicas have stored of the previous writer, and then proposes
     `NewWriters`. That entry is the answer.
     Lost: resent until the entry, or `TailIs.writers`, names the writer.
     Repeated: nothing changes once the entry is proposed.
@@ -468,7 +468,7 @@ class DiskFull(WireMessage, frozen=True):
     """storage, primary → engine: this node's disk is full and takes no appends (`full`), or has
     room again.
 
-    Lost: resent while the disk is full. A receiver discards the report when resends stay away.
+    Lost: resent while the disk is full. A receiver discards the report when it is not resent.
     Repeated: absolute.
     """
 

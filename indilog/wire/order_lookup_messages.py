@@ -25,8 +25,8 @@ class TimeFound(WireMessage, frozen=True):
     """storage → engine: the answer is `seqnum`; a node that has applied `position` metalog entries
     has it.
 
-    Not `found`: no entry of the `position` applied here was ordered that late; `seqnum` is
-    the tail after them.
+    `found` is False if none of the `position` entries applied here has a stamp that late; `seqnum`
+    is then the tail after them.
     Lost: another storage node is asked after a pause.
     Repeated: the second one finds no request.
     """
@@ -53,7 +53,7 @@ class PlacesFound(WireMessage, frozen=True):
     """storage → engine: the spans of the first of these records, ascending, without gaps; a node
     that has applied `position` metalog entries has them.
 
-    Not `found`: no entry applied here ordered `start`.
+    `found` is False if no entry applied here ordered `start`.
     Lost: another storage node is asked after a pause.
     Repeated: the second one finds no request.
     """

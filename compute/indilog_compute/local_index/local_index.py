@@ -197,7 +197,7 @@ class LocalIndex:
         return self._suffix.find_range(bound, limit)
 
     def shard_of(self, seqnum: SeqNum) -> ShardId | None:
-        """Return the shard that holds `seqnum`; None: not known here."""
+        """Return the shard of the record at `seqnum`; None: not known here."""
         if seqnum >= self._suffix.head:
             return self._suffix.shard_of(seqnum)
         return self._popularity.shard_of(seqnum)

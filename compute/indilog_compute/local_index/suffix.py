@@ -36,7 +36,7 @@ _DEAD_MIN: Final = 64
 _MEMBER_BYTES: Final = 16
 _BOUND_BYTES: Final = 4
 _ARRAYS_BYTES: Final = 1024
-"""Bytes that the four arrays have beside their contents, and reserve beyond a sixteenth."""
+"""Bytes of the four arrays besides their contents, and what they reserve beyond a sixteenth."""
 
 
 class Suffix:

@@ -24,7 +24,7 @@ _TOKENS_MAX: Final = 16.0
 
 
 class Hedges:
-    """Tries that may be hedged, in the order of sending, and how long tries take.
+    """The tries that may be hedged, in the order of sending, and the durations of recent tries.
 
     Guarantee: at most `share_max` of the tries so far were hedged.
 
@@ -49,14 +49,14 @@ class Hedges:
         self.delay_s = delay_s_max
         self.hedged = 0
 
-    def sent(self, request: int, now: Instant) -> None:
+    def note_sent(self, request: int, now: Instant) -> None:
         """Note a try that another replica could answer, too."""
         if self._share_max > 0:
             self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
             assert not self._waiting or self._waiting[-1][0] <= now, "tries are noted in order"
             self._waiting.append((now, request))
 
-    def took(self, seconds: float) -> None:
+    def note_duration(self, seconds: float) -> None:
         """Note how many seconds a try took."""
         self._tried.append(seconds)
         self._estimated += 1

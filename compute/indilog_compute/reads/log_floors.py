@@ -106,7 +106,7 @@ class LogFloors:
         known, exact = self._floors.pop(floor.tag, (0, False))
         self._put(floor.tag, max(known, floor.until), exact=exact)
 
-    def learned(self, log: TagHash, until: SeqNum) -> None:
+    def learn(self, log: TagHash, until: SeqNum) -> None:
         """Note a floor from the index tier: with the trims applied since, it is exact."""
         if log and self.horizon:
             known, _ = self._floors.pop(log, (0, False))

@@ -158,19 +158,20 @@ class Operation:
         return self.tag == EMPTY_TAG and self.log != 0
 
     def passed_by(self, seqnum: SeqNum) -> bool:
-        """Whether the record at the bound is trimmed, because `seqnum` was found instead.
+        """Whether the record at the bound must be trimmed, because the lookup found `seqnum`
+        instead.
 
         Seqnums are dense: if there are later records, there was a record at the bound.
         """
         return self.at_seqnum and seqnum != self.bound
 
-    def step_over(self, seqnum: SeqNum) -> bool:
-        """Continue after a record that is dead in its tags; False: no record follows."""
+    def skip_dead(self, seqnum: SeqNum) -> bool:
+        """Continue after a record whose tags are all trimmed; False: no record follows."""
         self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
-        self.start_anew()
+        self.restart()
         return self.bound >= 0
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """Forget the records found, and the replicas that did not have them."""
         self.records.clear()
         self.trimmed.clear()

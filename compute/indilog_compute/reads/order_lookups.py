@@ -1,10 +1,10 @@
-"""Finds what metalog entries say of old records: the first seqnum ordered at a time or later
-(`Log.find_time`, decision 0012), and the places of records.
+"""Answers two questions about old records by metalog entries: which seqnum was the first that was
+ordered at a time or later (`Log.find_time`, decision 0012), and where records are stored.
 
 Storage nodes have all entries. Each entry has the time of the primary's clock, which never goes
-back along the metalog. So a seqnum that a storage node finds is final, and so are places. A storage
-node may also answer that it finds nothing. This answer counts only if the node has applied the
-position of the caller's session.
+back along the metalog. So a seqnum that a storage node finds is final. Places of records never
+change either. A storage node may also answer that it finds nothing. This answer counts only if the
+node has applied the position of the caller's session.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class ParkedReads:
         entry = (operation.position, next(self._numbers), operation)
         heapq.heappush(self._by_position, entry)
 
-    def reached(self, position: MetalogPosition) -> list[Operation]:
+    def take_reached(self, position: MetalogPosition) -> list[Operation]:
         """Remove and return the reads whose position is reached, smallest position first.
 
         The cost depends on the number of returned reads, not on those that wait for later
@@ -48,7 +48,7 @@ class ParkedReads:
                 reached.append(operation)
         return self._remove(reached)
 
-    def expired(self, now: Instant) -> list[Operation]:
+    def take_expired(self, now: Instant) -> list[Operation]:
         """Remove and return the reads that have waited longer than the timeout, oldest first."""
         expired: list[Operation] = []
         for operation in self._parked:

@@ -167,7 +167,7 @@ class Reads:
         """Decide the operations whose position is applied now."""
         if not self._parked or self._local is None:
             return []
-        ready = self._parked.reached(self._local.tag_position)
+        ready = self._parked.take_reached(self._local.tag_position)
         return [effect for operation in ready for effect in self._decide(operation, now)]
 
     def abandon(self, error: IndilogError) -> list[Effect]:
@@ -244,7 +244,7 @@ class Reads:
         record = self._tier.at_bound(operation, self._replay.tail)
         if record is None or self._may_be_trimmed(operation, record):
             return self._probe(operation, local)
-        self._tier.came_from_cache()
+        self._tier.note_cached()
         operation.reflects = self._replay.position
         return [operation.answer(record)]
 
@@ -355,7 +355,7 @@ class Reads:
             # A node that has applied that position knows the trim and its floor.
             del self._requests[message.request]
             operation.position = max(operation.position, message.position)
-            operation.start_anew()
+            operation.restart()
             return self._decide(operation, now)
         return self._on_records_wanted(operation, sender, message, now)
 
@@ -371,7 +371,7 @@ class Reads:
             if operation.may_still_answer(message.shard):
                 return []
         elif operation.asked:
-            self._storage.hedges.took(now - operation.asked_at)
+            self._storage.hedges.note_duration(now - operation.asked_at)
         match operation.stage:
             case Stage.PROBE:
                 del self._requests[message.request]
@@ -387,7 +387,9 @@ class Reads:
 
     def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
         if operation.stage is Stage.LOOKUP:
-            self._tier.came(operation, operation.match_in(message), message.shard, self._local)
+            self._tier.note_match(
+                operation, operation.match_in(message), message.shard, self._local
+            )
         return [self._cache.take_in(stored) for stored in message.records]
 
     def _on_probed(self, operation: Operation, records: list[Record], now: Instant) -> list[Effect]:
@@ -415,7 +417,7 @@ class Reads:
         """Continue after a record that is trimmed in all its tags, if a whole log is read."""
         if not operation.whole or operation.tag == EMPTY_TAG:
             return [operation.answer(TrimmedError(seqnum + 1))]
-        if operation.step_over(seqnum):
+        if operation.skip_dead(seqnum):
             return self._decide(operation, now)
         return [operation.answer(None)]
 
@@ -453,10 +455,10 @@ class Reads:
         if operation.route is not None:
             self._tier.routes.answered(operation.route)
         if message.position <= self._replay.position:
-            self._floors.learned(operation.log, message.log_floor)
+            self._floors.learn(operation.log, message.log_floor)
         if not message.seqnums:
             return self._on_none(operation, message, now)
-        self._tier.came(operation, message.seqnums[0], message.shards[0], self._local)
+        self._tier.note_match(operation, message.seqnums[0], message.shards[0], self._local)
         return self._collect_learned(operation, message.seqnums, message.shards)
 
     def _on_none(self, operation: Operation, message: LookupResult, now: Instant) -> list[Effect]:
@@ -466,15 +468,15 @@ class Reads:
         if isinstance(value, TrimmedError):
             value = operation.trimmed_error(value, message.position)
             if value is None:
-                operation.start_anew()
+                operation.restart()
                 return self._decide(operation, now)
-        self._tier.none_came()
+        self._tier.note_no_match()
         return [operation.answer(value)]
 
     def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
         """Take in the primary's tail; fresh reads continue at its position."""
         effects: list[Effect] = []
-        for operation in self._tails.answered(message.request):
+        for operation in self._tails.take_answered(message.request):
             if operation.fresh:
                 operation.stage = Stage.POSITION
                 operation.position = max(operation.position, message.position)
@@ -521,8 +523,8 @@ class Reads:
                 effects.append(self._fail(operation, self._unavailable()))
             else:
                 effects += self._decide(operation, now)
-        expired = self._parked.expired(now)
-        expired += self._tails.expired(now, self._config.reads.read_timeout_s)
+        expired = self._parked.take_expired(now)
+        expired += self._tails.take_expired(now, self._config.reads.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
         effects += self._storage.hedge(self._requests, self._replay, now)
         return effects + self._ask_for_tail(now)

@@ -70,7 +70,7 @@ class StorageQuestions:
             len(self._left(operation, shard, asked.seqnums)) > 1
             for shard, asked in operation.asked.items()
         ):
-            self.hedges.sent(request, now)
+            self.hedges.note_sent(request, now)
         return [
             Send(replicas[0], self._wanted(request, shard, seqnums, replay))
             for shard, (replicas, seqnums) in operation.asked.items()

@@ -57,14 +57,14 @@ class TailQuestions:
         """Ask again, because another node is the primary."""
         self._resend.hurry(now)
 
-    def answered(self, request: int) -> list[Operation]:
+    def take_answered(self, request: int) -> list[Operation]:
         """Remove and return the operations that an answer serves; a late one serves none."""
         if request != self._request:
             return []
         served, self._asked = self._asked, []
         return served
 
-    def expired(self, now: Instant, timeout_s: float) -> list[Operation]:
+    def take_expired(self, now: Instant, timeout_s: float) -> list[Operation]:
         """Remove and return the operations that have waited for `timeout_s`."""
         oldest = self._asked or self._waiting
         if not oldest or oldest[0].created + timeout_s > now:

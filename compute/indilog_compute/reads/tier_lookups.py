@@ -56,12 +56,12 @@ class TierLookups:
         if operation.page or operation.bound >= tail or not self._cache.holds(operation.bound):
             return None
         record = self._cache.get(operation.bound)
-        assert record is not None, "it is held"
+        assert record is not None, "the record is cached"
         if operation.tag != EMPTY_TAG and not names_have(record.names, operation.tag):
             return None
         return record
 
-    def came_from_cache(self) -> None:
+    def note_cached(self) -> None:
         """Count a read that the cached record at the bound answered."""
         self.counters["from_cache"] += 1
 
@@ -97,11 +97,11 @@ class TierLookups:
         self.counters["named_first"] += wanted
         return wanted
 
-    def none_came(self) -> None:
+    def note_no_match(self) -> None:
         """Count a lookup for which the index tier proved that there is no match."""
         self.counters["none"] += 1
 
-    def came(
+    def note_match(
         self, operation: Operation, seqnum: SeqNum, shard: ShardId, local: LocalIndex | None
     ) -> None:
         """Note that the index tier found the best match, or the first of a page, at `seqnum`.

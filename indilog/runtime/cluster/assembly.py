@@ -149,7 +149,7 @@ async def embedded(
             if isinstance(role, Engine)
         }
         for logs in engines.values():
-            await _joined_in(shell, logs)
+            await _wait_for_join_or_error(shell, logs)
         platform = Platform(shell, view, config, engines)
         async with retention_enforced(shell, platform.logs, config):
             yield platform
@@ -160,7 +160,7 @@ async def embedded(
             journal.close()
 
 
-async def _joined_in(shell: NodeShell, logs: LocalLogs) -> None:
+async def _wait_for_join_or_error(shell: NodeShell, logs: LocalLogs) -> None:
     """Wait until the engine has joined; if a role cannot start, raise its error."""
     try:
         await joined(logs)
@@ -188,8 +188,8 @@ async def joined(logs: LocalLogs) -> None:
         ) from None
 
 
-async def metalog_whole(shell: NodeShell) -> None:
-    """Wait until the primary, if it is in this process, has all metalog entries that it once had.
+async def wait_for_metalog(shell: NodeShell) -> None:
+    """If the primary is in this process, wait until it has all metalog entries that it once had.
 
     Raises:
         DataLossError: no sequencer can show whether the entries are complete.

@@ -33,10 +33,10 @@ from indilog.runtime.cluster.assembly import (
     gateway_running,
     joined,
     logs_of,
-    metalog_whole,
     retention_enforced,
     role_of,
     status_of_nodes,
+    wait_for_metalog,
 )
 from indilog.runtime.cluster.cluster_state import NodeStart, node_start
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
@@ -213,7 +213,7 @@ async def _serve(
         await stack.enter_async_context(
             publish_status(node.start.directory, name, lambda: _status_of(node.shell))
         )
-        await metalog_whole(node.shell)  # may take long; the status shows it
+        await wait_for_metalog(node.shell)  # may take long; the status shows it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             port, port_is = port_of(

@@ -151,7 +151,7 @@ async def standing_for_primary(
 
 
 class _Candidate:
-    """A sequencer that takes over when it is its turn."""
+    """A sequencer that takes over when the primary is lost and it is the next in the view."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class DamageLog:
             self._missing.add(batch)
 
     def recovered(self, stream: int, kind: FrameKind, payload: bytes) -> None:
-        """Note a replayed frame, whose records are not missing."""
+        """Note a replayed frame: its records are not missing."""
         if not self._missing:
             return
         if kind is FrameKind.REPAIRED:

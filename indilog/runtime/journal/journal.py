@@ -78,9 +78,9 @@ from indilog.runtime.journal.spare_segment import SpareSegment
 _BUFFERS_MAX: Final = 1024
 """Number of buffers that are collected before a flush, if no sync is requested."""
 _SPARE_FROM: Final = 16
-"""The next segment is prepared when 1/16 of the active one is full. Earlier would waste a segment
-if the process writes little; later would be too late at full load, because writing the zeros takes
-longer than filling half a segment.
+"""The next segment is prepared when 1/16 of the active one is full. Preparing earlier would waste a
+segment if the process writes little. Preparing later would be too late at full load, because
+writing the zeros takes longer than filling half a segment.
 """
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 

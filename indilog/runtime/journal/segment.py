@@ -104,7 +104,7 @@ def end_packed(number: int, end: RewrittenEnd) -> bytes:
     return header_packed(END_OF_SEGMENT, 0, said, number, 0, 0)
 
 
-def end_said(header: FrameHeader) -> RewrittenEnd | None:
+def rewritten_end_in(header: FrameHeader) -> RewrittenEnd | None:
     """Return the content of the frame that ends a file; None: the file was never rewritten."""
     if header.kind != END_OF_SEGMENT or not header.stream & _REWRITTEN:
         return None

@@ -28,10 +28,10 @@ from indilog.runtime.journal.segment import (
     FrameHeader,
     RewrittenEnd,
     end_packed,
-    end_said,
     frame_bytes,
     header_packed,
     payload_crc_of,
+    rewritten_end_in,
     synced_directory,
     write_all,
 )
@@ -105,7 +105,7 @@ def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
         os.close(fd)
     if header is None or header.segment != file.first:
         return None
-    return end_said(header)
+    return rewritten_end_in(header)
 
 
 def places_in(file: SegmentFile, names_at: int) -> Places:

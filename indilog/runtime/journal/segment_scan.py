@@ -122,7 +122,7 @@ class SegmentScan:
             while True:
                 header = self._header(file)
                 if header is None or self.end + frame_bytes(header.length) > size:
-                    if (end := self._behind_damage(file.fileno(), size)) is None:
+                    if (end := self._after_damage(file.fileno(), size)) is None:
                         return
                     self.damaged_end = True
                     yield Damage(self._number, self.end, end, None, b"")
@@ -141,7 +141,7 @@ class SegmentScan:
     def _header(self, file: BinaryIO) -> FrameHeader | None:
         buffer = _read(file, FRAME_HEADER_BYTES)
         header = header_unpacked(buffer)
-        if header is None and (bytes_mended := header_mended(buffer)) is not None:
+        if header is None and (bytes_mended := mend_header(buffer)) is not None:
             header = header_unpacked(bytes_mended)
             if header is not None and header.segment == self._number:
                 self.mended.append((self.end, bytes_mended))
@@ -158,7 +158,7 @@ class SegmentScan:
         place = Location(self._number, self.end + FRAME_HEADER_BYTES, header.length)
         if payload_intact(header, payload):
             return header, payload, place
-        if (payload_right := payload_mended(header, payload)) is not None:
+        if (payload_right := mend_payload(header, payload)) is not None:
             self.mended.append((place.offset, payload_right))
             return header, payload_right, place
         following = self.end + frame_bytes(header.length)
@@ -168,29 +168,29 @@ class SegmentScan:
             return None
         return Damage(self._number, self.end, following, header, payload)
 
-    def _behind_damage(self, fd: int, size: int) -> int | None:
+    def _after_damage(self, fd: int, size: int) -> int | None:
         """Return where to continue reading; None: the segment ends here."""
         if self._growing and self.synced <= self.end:
             return None
         headers = headers_in(fd, self._number, self.end + _ALIGNMENT)
         following = next(headers, None)
-        behind = size if following is None else following[0]
+        after = size if following is None else following[0]
         if not self._newest:
-            return behind if self.end < behind else None
+            return after if self.end < after else None
         synced = self._known_synced(chain([following] if following else [], headers))
         if following is None:
-            behind = min(size, synced)
-        return behind if min(behind, synced) > self.end else None
+            after = min(size, synced)
+        return after if min(after, synced) > self.end else None
 
-    def _known_synced(self, behind: Iterable[tuple[int, FrameHeader]]) -> int:
+    def _known_synced(self, after: Iterable[tuple[int, FrameHeader]]) -> int:
         """Return how far the segment was synced, according to this scan and to the headers after
         the damage.
         """
-        self.synced = max(self.synced, *(header.synced for _, header in behind), 0)
+        self.synced = max(self.synced, *(header.synced for _, header in after), 0)
         return self.synced
 
 
-def header_mended(buffer: bytes) -> bytes | None:
+def mend_header(buffer: bytes) -> bytes | None:
     """Return the header from which `buffer` differs in one bit; None: there is none."""
     if len(buffer) < FRAME_HEADER_BYTES or not any(buffer):
         return None
@@ -211,7 +211,7 @@ def header_at(fd: int, offset: int) -> FrameHeader | None:
     buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
     if (header := header_unpacked(buffer)) is not None:
         return header
-    mended = header_mended(buffer)
+    mended = mend_header(buffer)
     return header_unpacked(mended) if mended is not None else None
 
 
@@ -238,7 +238,7 @@ def write_again(fd: int, start: int, end: int) -> None:
     os.fdatasync(fd)
 
 
-def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:
+def mend_payload(header: FrameHeader, payload: bytes) -> bytes | None:
     """Return the small payload from which `payload` differs in one bit; None: there is none.
 
     Record batches are not corrected: they are too long for a unique correction, and other replicas
@@ -287,7 +287,7 @@ def holds_frames(path: Path, number: int) -> bool:
     """Tell whether a segment has any frame written for it, also after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
-            header_mended(_read(file, FRAME_HEADER_BYTES)) is not None
+            mend_header(_read(file, FRAME_HEADER_BYTES)) is not None
         )
 
 

@@ -78,7 +78,7 @@ class MetadataClient(SessionKeeper):
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_key(key, b"", self._config)
-        return _found(await self._asked(messages.Get(next(self._numbers), key), messages.Value))
+        return _found(await self._ask(messages.Get(next(self._numbers), key), messages.Value))
 
     async def write(self, write: Write, *, session: str = "") -> Written | Conflict:
         """See `SessionKeeper.write`."""
@@ -89,7 +89,7 @@ class MetadataClient(SessionKeeper):
         request = messages.CompareAndSet(
             number, key, value, expected, writer, session, is_ephemeral
         )
-        reply = await self._asked(request, messages.Decided)
+        reply = await self._ask(request, messages.Decided)
         return Written(reply.version) if reply.written else Conflict(reply.version)
 
     async def remove(
@@ -98,7 +98,7 @@ class MetadataClient(SessionKeeper):
         """See `SessionKeeper.remove`."""
         check_key(key, b"", self._config)
         request = messages.Delete(next(self._numbers), key, expected_version, session)
-        reply = await self._asked(request, messages.Removed)
+        reply = await self._ask(request, messages.Removed)
         return Conflict(reply.version) if reply.version else Deleted()
 
     async def list_keys(self, directory: str) -> Listing:
@@ -106,7 +106,7 @@ class MetadataClient(SessionKeeper):
         check_directory(directory)
         try:
             async with asyncio.timeout(self._config.metadata.metadata_timeout_s):
-                while (listing := await self._listed_once(directory)) is None:
+                while (listing := await self._list_once(directory)) is None:
                     pass
         except TimeoutError:
             raise QuorumUnavailableError(
@@ -114,14 +114,14 @@ class MetadataClient(SessionKeeper):
             ) from None
         return listing
 
-    async def _listed_once(self, directory: str) -> Listing | None:
+    async def _list_once(self, directory: str) -> Listing | None:
         """List a directory; None: it changed between two pages."""
         items: dict[str, Versioned] = {}
         revision: int | None = None
         while True:
             after = max(items, default="")
             request = messages.ListPage(next(self._numbers), directory, after)
-            page = await self._asked(request, messages.Page)
+            page = await self._ask(request, messages.Page)
             if revision is not None and page.revision != revision:
                 return None
             revision = page.revision
@@ -133,26 +133,28 @@ class MetadataClient(SessionKeeper):
         """See `MetadataStore.next_sequence`."""
         check_key(key, b"", self._config)
         request = messages.NextSequence(next(self._numbers), key)
-        return (await self._asked(request, messages.Sequence)).number
+        return (await self._ask(request, messages.Sequence)).number
 
     async def watch(self, key: str, *, after: int) -> Versioned | None:
         """See `MetadataStore.watch`. A watch survives restarts of the server."""
         check_key(key, b"", self._config)
         return _found(
-            await self._watched(lambda number: messages.Watch(number, key, after), messages.Value)
+            await self._wait_for_change(
+                lambda number: messages.Watch(number, key, after), messages.Value
+            )
         )
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
         """See `MetadataStore.watch_directory`."""
         check_directory(directory)
         while True:
-            await self._watched(
+            await self._wait_for_change(
                 lambda number: messages.WatchDirectory(number, directory, after), messages.Changed
             )
             with contextlib.suppress(QuorumUnavailableError):
                 return await self.list_keys(directory)
 
-    async def _watched(
+    async def _wait_for_change(
         self,
         request: Callable[[int], messages.Watch | messages.WatchDirectory],
         expected: type[_Reply],
@@ -160,31 +162,31 @@ class MetadataClient(SessionKeeper):
         """Ask until there is a change, however long the server is unreachable."""
         while True:
             with contextlib.suppress(QuorumUnavailableError):
-                reply = await self._answer_to(request(next(self._numbers)))
+                reply = await self._request(request(next(self._numbers)))
                 if not isinstance(reply, messages.Unchanged):
                     break
-        return self._checked(reply, expected)
+        return self._check_reply(reply, expected)
 
     async def open_session(self, name: str, ttl_s: float) -> None:
         """See `SessionKeeper.open_session`."""
         request = messages.OpenSession(next(self._numbers), name, ttl_s)
-        await self._asked(request, messages.SessionState)
+        await self._ask(request, messages.SessionState)
 
     async def heartbeat(self, name: str) -> bool:
         """See `SessionKeeper.heartbeat`."""
         request = messages.Heartbeat(next(self._numbers), name)
-        return (await self._asked(request, messages.SessionState)).is_alive
+        return (await self._ask(request, messages.SessionState)).is_alive
 
     async def close_session(self, name: str) -> None:
         """See `SessionKeeper.close_session`."""
         request = messages.CloseSession(next(self._numbers), name)
-        await self._asked(request, messages.SessionState)
+        await self._ask(request, messages.SessionState)
 
-    async def _asked(self, request: messages.Request, expected: type[_Reply]) -> _Reply:
+    async def _ask(self, request: messages.Request, expected: type[_Reply]) -> _Reply:
         """Ask the server, and return its answer, which is of one kind unless it is an error."""
-        return self._checked(await self._answer_to(request), expected)
+        return self._check_reply(await self._request(request), expected)
 
-    async def _answer_to(self, request: messages.Request) -> messages.Reply:
+    async def _request(self, request: messages.Request) -> messages.Reply:
         """Send `request`, and wait for its answer until the deadline."""
         limit = self._config.metadata.metadata_watchers_max
         if len(self._waiting) >= limit:
@@ -203,7 +205,7 @@ class MetadataClient(SessionKeeper):
         finally:
             del self._waiting[request.request]
 
-    def _checked(self, reply: messages.Reply, expected: type[_Reply]) -> _Reply:
+    def _check_reply(self, reply: messages.Reply, expected: type[_Reply]) -> _Reply:
         """Return a reply of the expected kind.
 
         Raises:

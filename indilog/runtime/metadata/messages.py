@@ -1,4 +1,4 @@
-"""What the clients and the server of the embedded metadata store say to each other."""
+"""The messages between the clients and the server of the embedded metadata store."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class OpenSession(_Request, frozen=True):
 
 
 class Heartbeat(_Request, frozen=True):
-    """client → server: the owner of the session lives."""
+    """client → server: the owner of the session is running."""
 
     session: str
 

@@ -1,8 +1,9 @@
 """Messages from roles to other processes, kept until they may be sent (ARCHITECTURE 5).
 
-A message waits for the sync of all earlier writes. An exception are messages that promise nothing
-(`Message.promises`), if only one role of the process persists. All messages of an iteration from
-one node to another are sent in one `Envelope`, or in a few if they are many or large.
+A message waits for the sync of all earlier writes. Messages that promise nothing
+(`Message.promises`) are an exception, if only one role of the process persists. All messages of an
+iteration from one node to another are sent in one `Envelope`, or in a few if they are many or
+large.
 """
 
 from __future__ import annotations

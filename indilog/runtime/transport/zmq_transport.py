@@ -113,7 +113,7 @@ class ZmqTransport:
         if peer is None or len(frame) > self._frame_bytes_max:
             known, limit = peer is not None, self._frame_bytes_max
             self.counts.refuse(receiver, frame, known=known, limit=limit)
-        elif not self._context.closed and (peer.queue or not self._taken(peer, frame)):
+        elif not self._context.closed and (peer.queue or not self._try_send(peer, frame)):
             self._enqueue(peer, frame)
 
     def flush(self) -> None:
@@ -140,12 +140,12 @@ class ZmqTransport:
         if self._context.closed:
             return
         assert self._on_frames is not None
-        if frames := self._frames_there():
+        if frames := self._receive_available():
             self.counts.frames_received += len(frames)
             self.counts.bytes_received += sum(map(len, frames))
             self._on_frames(frames)
 
-    def _frames_there(self) -> list[bytes]:
+    def _receive_available(self) -> list[bytes]:
         """Return all received frames, up to the limit of one call.
 
         At low load there is usually one frame. Reading the socket's state is then cheaper than a
@@ -165,7 +165,7 @@ class ZmqTransport:
 
     # --- sending
 
-    def _taken(self, peer: _Peer, frame: bytes) -> bool:
+    def _try_send(self, peer: _Peer, frame: bytes) -> bool:
         """Pass `frame` to zmq, if zmq takes it."""
         try:
             peer.socket.send(frame, zmq.NOBLOCK)
@@ -207,7 +207,7 @@ class ZmqTransport:
             return
         self._drop_old(peer)
         while peer.queue:
-            if self._taken(peer, peer.queue[0]):
+            if self._try_send(peer, peer.queue[0]):
                 peer.queued_bytes -= len(peer.queue.popleft())
                 peer.waiting_since = self._loop.time()
             elif not self._events(peer.socket) & zmq.POLLOUT:

@@ -83,7 +83,7 @@ def test_a_lookup_finds_records_whose_sorting_was_deferred(seed: int) -> None:
                 held = local.find_range(tag, records[0][0], 10_000)
                 assert isinstance(held, Matches)
                 assert list(zip(held.seqnums, held.shards, strict=True)) == records
-            index.settle()
+            index.sort_waiting()
             assert index.entries >= sum(map(len, wanted.values()))
     local.check_invariants()
 

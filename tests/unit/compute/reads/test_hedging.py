@@ -37,24 +37,24 @@ def after(seconds: float) -> Instant:
 def test_the_delay_follows_the_99th_percentile_of_recent_reads() -> None:
     tries = hedges()
     for n in range(99):
-        tries.took(0.002 + n * 1e-6)
+        tries.note_duration(0.002 + n * 1e-6)
     assert tries.delay_s == 1.0, "too few to say"
     for _ in range(3):
         for n in range(200):
-            tries.took(0.010 if n % 50 == 0 else 0.003)
+            tries.note_duration(0.010 if n % 50 == 0 else 0.003)
     assert tries.delay_s == 0.010, "two in a hundred take so long"
     for _ in range(600):
-        tries.took(0.004)
+        tries.note_duration(0.004)
     assert tries.delay_s == 0.004
     for _ in range(600):
-        tries.took(0.0)
+        tries.note_duration(0.0)
     assert tries.delay_s == 0.001, "never at once"
 
 
 def test_a_try_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
     tries = hedges()
-    tries.sent(1, after(0.0))
-    tries.sent(2, after(0.5))
+    tries.note_sent(1, after(0.0))
+    tries.note_sent(2, after(0.5))
     assert tries.deadline({1, 2}) == after(1.0)
     assert tries.due(after(0.9), {1, 2}) == []
     assert tries.due(after(1.0), {1, 2}) == [1]
@@ -66,10 +66,10 @@ def test_a_try_is_hedged_once_when_it_takes_longer_than_the_delay() -> None:
 def test_an_answered_try_is_neither_hedged_nor_waited_for() -> None:
     tries = hedges()
     for request in range(5):
-        tries.sent(request, after(0.0))
+        tries.note_sent(request, after(0.0))
     assert tries.deadline({4}) == after(1.0)
     assert tries.due(after(2.0), {4}) == [4]
-    tries.sent(5, after(2.0))
+    tries.note_sent(5, after(2.0))
     assert tries.deadline(set()) is None
 
 
@@ -85,7 +85,7 @@ def test_at_most_the_configured_share_of_slow_tries_is_hedged(
     for count, pause in rounds:
         for _ in range(count):
             sent += 1
-            tries.sent(sent, after(now))
+            tries.note_sent(sent, after(now))
         now += pause
         hedged += len(tries.due(after(now), range(sent + 1)))
         assert hedged <= share * sent + 1e-6

@@ -36,9 +36,9 @@ def test_reads_are_released_in_the_order_of_their_positions() -> None:
     for read in (*later, first, second):
         parked.add(read)
     _Read.looked = 0
-    assert parked.reached(0) == []
-    assert parked.reached(2) == [second, first]
-    assert parked.reached(99) == []
+    assert parked.take_reached(0) == []
+    assert parked.take_reached(2) == [second, first]
+    assert parked.take_reached(99) == []
     assert _Read.looked == 0
     assert len(parked) == len(later)
 
@@ -48,9 +48,9 @@ def test_a_read_that_expired_is_not_released_again() -> None:
     old, young = _read(5, created=0.0), _read(5, created=8.0)
     for read in (old, young):
         parked.add(read)
-    assert parked.expired(Instant(11.0)) == [old]
-    assert parked.reached(5) == [young]
+    assert parked.take_expired(Instant(11.0)) == [old]
+    assert parked.take_reached(5) == [young]
     assert len(parked) == 0
     parked.add(old)
     assert parked.clear() == [old]
-    assert parked.reached(9) == []
+    assert parked.take_reached(9) == []
