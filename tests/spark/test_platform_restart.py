@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +11,8 @@ from typing import TypeVar
 import pytest
 
 import indilog
-from indilog.base.errors import NotReadyError
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.link.remote import RemoteLog
 from indilog_pipeline.spark.options import read_options
 from indilog_pipeline.spark.writing import LogStreamWriter, LogWriter, write_options
 from tests.cluster.platform_process import platform
@@ -78,3 +79,37 @@ def test_a_task_that_writes_waits_and_the_driver_of_a_batch_does_not(tmp_path: P
             pending.result(timeout=1)
         with platform(data, "--port", str(port)):
             writer.commit([pending.result(timeout=60)], 0)
+
+
+def test_a_write_whose_outcome_is_unknown_goes_on_and_writes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart in the middle of an append leaves its outcome unknown."""
+    import pyarrow as pa
+
+    real = RemoteLog.append_batch
+    batches: list[str] = []
+
+    async def append_batch(
+        log: RemoteLog, entries: Sequence[indilog.Entry], *, after: indilog.After | None = None
+    ) -> list[int]:
+        seqnums = await real(log, entries, after=after)
+        batches.append(log.name)
+        if batches.count(log.name) == 1:
+            raise AppendOutcomeUnknownError("The connection was lost.")
+        return seqnums
+
+    async def all_in(url: str) -> list[bytes]:
+        async with indilog.connect(url) as client:
+            return [record.data for record in await client.log("a").read_range(fresh=True)]
+
+    rows = pa.RecordBatch.from_pydict({"data": ["x", "y"]})
+    with platform(tmp_path / "data") as running:
+        options = {"url": running.url, "log": "a", "writer_id": "w"}
+        writer = LogStreamWriter(
+            write_options(options, [("data", "string")], overwrite=False, streams=True)
+        )
+        monkeypatch.setattr(RemoteLog, "append_batch", append_batch)
+        writer.commit([writer.write(iter([rows]))], 0)
+        assert asyncio.run(all_in(running.url)) == [b"x", b"y"]
+    assert batches == ["a.staged.w", "a.staged.w", "a"]

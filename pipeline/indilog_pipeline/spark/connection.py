@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from indilog.base.errors import IndilogError
+from indilog.base.errors import IndilogError, OutcomeUnknownError
 from indilog.base.ids import MetalogPosition
 from indilog.base.log import Log
 from indilog.base.telemetry import quiet_unless_configured
@@ -57,14 +57,24 @@ class Connection:
         """Return a log of the platform; call its methods through `ask`."""
         return self._client.log(name)
 
-    def ask(self, call: Callable[[], Coroutine[Any, Any, _ValueT]]) -> _ValueT:
-        """Return the result of a call, repeated for a minute after errors that changed nothing."""
+    def ask(
+        self, call: Callable[[], Coroutine[Any, Any, _ValueT]], *, may_repeat: bool = False
+    ) -> _ValueT:
+        """Return the result of a call, repeated for a minute after errors that changed nothing.
+
+        Args:
+            call: starts the call.
+            may_repeat: also repeat it after an unknown outcome, because doing it twice is harmless.
+        """
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:
                 return self._run(call())
             except IndilogError as error:
-                if not error.retryable or time.monotonic() > until:
+                can_repeat = error.retryable or (
+                    may_repeat and isinstance(error, OutcomeUnknownError)
+                )
+                if not can_repeat or time.monotonic() > until:
                     raise
             time.sleep(_PAUSE_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -119,9 +120,13 @@ class _Staging:
             return StagedChunks(())
         with connected(options.access) as platform:
             log = platform.log(options.staging)
-            staged = [platform.ask(partial(stage, log, first))]
-            staged += [platform.ask(partial(stage, log, chunk)) for chunk in chunks]
-        return StagedChunks(staged)
+            # A chunk that is staged twice is harmless: the marker names one of the two.
+            return StagedChunks(
+                [
+                    platform.ask(partial(stage, log, chunk), may_repeat=True)
+                    for chunk in itertools.chain([first], chunks)
+                ]
+            )
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], batch: int) -> None:
         options = self._options
@@ -136,7 +141,7 @@ class _Staging:
                 writer=options.writer,
                 batch=batch,
             )
-            platform.ask(partial(commit.run, chunks))
+            platform.ask(partial(commit.run, chunks), may_repeat=True)
 
 
 class LogWriter(_Staging, DataSourceArrowWriter):
