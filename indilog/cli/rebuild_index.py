@@ -192,7 +192,8 @@ def _verify(data: Path, memory_bytes_max: int) -> None:
     with explain_mistakes(), _progress() as note:
         from indilog_pipeline.rebuild.verify import verify_index
 
-        compared, found = verify_index(data, note, memory_bytes_max=memory_bytes_max)
+        verified = verify_index(data, note, memory_bytes_max=memory_bytes_max)
+    compared, found = verified.compared, verified.difference
     for one in compared[:-1] if found is not None else compared:
         show.line(
             f"{one.file} has the rows of the records: {one.rows:,} below position {one.position:,}."
@@ -200,8 +201,13 @@ def _verify(data: Path, memory_bytes_max: int) -> None:
     if found is not None:
         has, wanted = (_row(row) for row in (found.has, found.wanted))
         stop(f"{found.file} differs: it has {has} where the records give {wanted}.", FAILURE)
+    if verified.unusable:
+        folders = ", ".join(map(str, verified.unusable))
+        stop(f"No snapshot in {folders} is intact and of this log; rebuild the index.", FAILURE)
+    if not compared and verified.seqnums:
+        stop("Nothing was compared: there is no snapshot. Rebuild the index to get some.", FAILURE)
     if not compared:
-        show.line("There is no snapshot to compare.")
+        show.line("There are no records, and no snapshots.")
 
 
 def _row(row: tuple[int, int, int] | None) -> str:

@@ -101,13 +101,16 @@ def export(
         ConfigError: the directory has an export of another log or with other buckets, another
             export is writing to it, or an argument is not valid.
         GapError: records are lost, or were trimmed before they were exported.
-        DataDirectoryError: the directory cannot be written.
+        DataDirectoryError: the directory cannot be written, or `path` is not a data directory.
+        NotReadyError, UnauthorizedError: as `indilog.connect`.
     """
     check_log_name(log)
     if not 1 <= buckets <= BUCKETS_MAX:
         raise ConfigError(f"An export has 1 to {BUCKETS_MAX:,} buckets, not {buckets}.")
     given = {"path": path} if path else {"url": url}
     reads = reads_of(read_options({**given, "log": log}))
+    if not (directory / _MANIFEST).exists():
+        reads.range_of(Bounds(logs=frozenset({log})))  # a wrong source leaves no directory behind
     try:
         with _locked(directory):
             files = _Files(directory, _manifest_of(directory, log, buckets))

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from indilog.base.ids import MetalogPosition, SeqNum
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.index_snapshot import Rows, opened_snapshot, read_rows, regrouped
+from indilog.kernel.index_snapshot import (
+    Rows,
+    opened_snapshot,
+    read_rows,
+    regrouped,
+    snapshot_files,
+)
 from indilog_index.rebuild.sorted_runs import SortedRuns
 from indilog_pipeline.index_rows import RowsOfImage, seqnums_between
 from indilog_pipeline.log_image import LogImage
@@ -49,14 +55,29 @@ class Compared(NamedTuple):
     rows: int
 
 
+class Verified(NamedTuple):
+    """What a comparison of snapshots and records found.
+
+    Attributes:
+        compared: the snapshots that were compared.
+        difference: the first difference; it ends the comparison. None: there is none.
+        unusable: folders of index nodes that have snapshots, but no intact one of this log.
+        seqnums: how many seqnums the log has ordered; 0: no snapshot is to be expected.
+    """
+
+    compared: list[Compared]
+    difference: Difference | None
+    unusable: list[Path]
+    seqnums: int
+
+
 def verify_index(
     directory: Path,
     note: Callable[[SeqNum, SeqNum], None] = lambda _done, _total: None,
     *,
     memory_bytes_max: int = MEMORY_BYTES,
-) -> tuple[list[Compared], Difference | None]:
-    """Compare the newest snapshot of each index node with the records; return the snapshots that
-    were compared, and the first difference.
+) -> Verified:
+    """Compare the newest snapshot of each index node with the records.
 
     The platform may run meanwhile. Rows of trimmed records count as equal. `note` is called with
     how many seqnums were read for a snapshot, and how many there are.
@@ -66,11 +87,15 @@ def verify_index(
     """
     image = LogImage.read(directory)
     eras = image.view.eras
+    _, tail = seqnums_between(image, [0], image.position)
     compared: list[Compared] = []
+    unusable: list[Path] = []
     for shard in range(len(image.view.index_shards)):
         for folder in snapshot_folders(directory, image.view, shard):
-            base = base_of(image, eras, shard, [folder])
+            # A running index node may have replaced its files meanwhile, so look again.
+            base = base_of(image, eras, shard, [folder]) or base_of(image, eras, shard, [folder])
             if base is None:
+                unusable += [folder] if snapshot_files(folder) else []
                 continue
             position = base.snapshot.info.position
             compared.append(Compared(base.file, position, base.snapshot.rows))
@@ -82,8 +107,8 @@ def verify_index(
                 rows.collect(start, after, partial(_note, note, after))
                 found = _difference(base, runs, image.floors)
             if found is not None:
-                return compared, found
-    return compared, None
+                return Verified(compared, found, unusable, tail)
+    return Verified(compared, None, unusable, tail)
 
 
 def _note(note: Callable[[SeqNum, SeqNum], None], total: SeqNum, done: SeqNum) -> None:

@@ -147,7 +147,7 @@ def test_index_nodes_that_lost_their_disks_start_from_rebuilt_snapshots(
     first, *shards = said.splitlines()
     assert first == f"Engine {engine}, as asked."
     assert sum(int(line.split()[3]) for line in shards) >= 3 * RECORDS
-    compared, difference = verify_index(data)
+    compared, difference, *_ = verify_index(data)
     assert (len(compared), difference) == (len(nodes), None)
     with platform(data, "--processes") as up:
         asyncio.run(_started_from_snapshots(up.url, len(nodes)))

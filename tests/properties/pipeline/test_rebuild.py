@@ -128,7 +128,7 @@ async def check_rebuilt(
             async with embedded(story.configured_for(live, snapshots=False)) as platform:
                 wanted, wanted_rows = await lookups(platform), live_rows(platform)
         done = rebuild_index(story.directory, engine, sharding=sharding)
-        assert verify_index(story.directory)[1] is None
+        assert verify_index(story.directory).difference is None
         image = LogImage.read(story.directory)
         assert {one.position for one in done} == {image.position}
         if sharding is not None:
@@ -148,7 +148,7 @@ async def check_rebuilt(
         await story.life(10, killed=False)
         for one in rebuild_index(story.directory, engine):
             assert one.start >= before.get(one.index_shard, 0)
-        assert verify_index(story.directory)[1] is None
+        assert verify_index(story.directory).difference is None
 
 
 def compare_rows(

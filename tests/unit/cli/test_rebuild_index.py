@@ -80,6 +80,30 @@ def test_the_first_row_that_differs_is_printed(data: Path) -> None:
     assert run(data).exit_code == 0
 
 
+def test_without_an_intact_snapshot_of_its_records_nothing_counts_as_verified(
+    data: Path, tmp_path: Path
+) -> None:
+    run(data)
+    folder = data / "snapshots" / "index-0-0"
+    for _, file in snapshot_files(folder):
+        file.write_bytes(file.read_bytes()[:-1])
+    said = run(data, "--verify")
+    assert (said.exit_code, said.stdout.count("has the rows of the records")) == (1, 1)
+    assert said.stderr == f"No snapshot in {folder} is intact and of this log; rebuild the index.\n"
+    shutil.rmtree(data / "snapshots")
+    said = run(data, "--verify")
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr.startswith("Nothing was compared: there is no snapshot.")
+
+    async def opened() -> None:
+        async with indilog.client.open(tmp_path / "empty", CONFIG):
+            pass
+
+    asyncio.run(opened())
+    said = run(tmp_path / "empty", "--verify")
+    assert (said.exit_code, said.output) == (0, "There are no records, and no snapshots.\n")
+
+
 def test_the_number_of_index_shards_changes_and_the_platform_starts_with_it(data: Path) -> None:
     view, _ = layout_in(data)
     for shards, anew, of_view in ((3, [], 3), (1, [], 3), (4, ["--anew"], 4)):

@@ -195,6 +195,16 @@ def test_trimmed_records_are_missing_only_where_they_were_never_there(tmp_path: 
     assert found[30:] == [row for row in wanted(more) if row[0] >= 66]
 
 
+@pytest.mark.parametrize("source", ["none", "other", "http://127.0.0.1:1"])
+def test_a_wrong_source_leaves_no_directory(tmp_path: Path, source: str) -> None:
+    (tmp_path / "other").mkdir()
+    place = source if source.startswith("http") else str(tmp_path / source)
+    refused = CliRunner().invoke(app, ["export", place, "a", str(tmp_path / "out")])
+    assert refused.exit_code in {1, 2}
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_of_something_else_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "data", 10)
     run(tmp_path / "data", tmp_path / "out")

@@ -39,4 +39,4 @@ async def test_records_with_lost_tags_have_the_empty_tag_only(tmp_path: Path) ->
         if start <= seqnum < start + records
     ]
     assert lost == [(0, seqnum) for seqnum in range(start, start + records)]
-    assert verify_index(tmp_path)[1] is None
+    assert verify_index(tmp_path).difference is None
