@@ -127,11 +127,7 @@ def seqnums_between(
     ordered.
     """
     first = min(starts, default=end)
-    return _tail_before(image, first), _tail_before(image, end)
-
-
-def _tail_before(image: LogImage, position: MetalogPosition) -> SeqNum:
-    return int(image.ordered.tails[position - 1]) if position else 0
+    return image.tail_before(first), image.tail_before(end)
 
 
 def snapshot_info(
