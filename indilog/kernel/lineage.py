@@ -1,9 +1,10 @@
 """The incarnation of the primary that proposed each entry of a copy of the metalog.
 
-A primary that lost entries proposes others in their places, under a newer epoch (decision 0006).
-One incarnation proposes once at a position and has one metalog. So two copies that have entries of
-the same epoch at one position are equal up to it, and epochs ascend along a copy. The positions
-where its epochs change identify a copy. There are as many changes as starts of a primary.
+A primary that lost entries proposes others in their places, under a newer epoch (decision 0006). An
+incarnation has one metalog and proposes at most one entry at a position. So two copies that have
+entries of the same epoch at one position are equal up to it, and epochs ascend along a copy. The
+positions where its epochs change identify a copy. There are at most as many changes as starts of a
+primary.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ class NodeShell:
         if self.ended:
             return
         for frame in frames:
-            envelope = self._fence.admitted(frame)
+            envelope = self._fence.admit(frame)
             if isinstance(envelope, RefusedFrame):
                 count_ignored(self.metrics, envelope.reason, what=str(envelope.detail)[:200])
                 continue

@@ -76,7 +76,7 @@ class ObjectCheckpoints:
             kept = await self._as_of(name, floor)
         if kept is not None:
             return kept
-        await self.refuse_whole(floor)
+        await self.check_log_not_trimmed(floor)
         return ObjectView(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
 
     async def _as_of(self, name: str, floor: SeqNum) -> ObjectView | None:
@@ -108,7 +108,7 @@ class ObjectCheckpoints:
                 return kept
             start = page[-1].seqnum + 1
 
-    async def refuse_whole(self, floor: SeqNum) -> None:
+    async def check_log_not_trimmed(self, floor: SeqNum) -> None:
         """Raise if `floor` is the floor of the whole log.
 
         Raises:

@@ -108,7 +108,7 @@ class Decisions:
                 try:
                     trial.write = await self._log.read_prev(tag, trial.bound)
                 except TrimmedError as error:
-                    verdict = await self._kept(trial, tag, error)
+                    verdict = await self._decide_trimmed(trial, tag, error)
                     if verdict is not None:
                         return verdict
             if trial.write is None or trial.write.seqnum < trial.horizon:
@@ -125,7 +125,7 @@ class Decisions:
             trial.bound, trial.write = trial.write.seqnum - 1, None
         return True
 
-    async def _kept(self, trial: _Trial, tag: str, error: TrimmedError) -> bool | None:
+    async def _decide_trimmed(self, trial: _Trial, tag: str, error: TrimmedError) -> bool | None:
         """Decide a trial whose history is trimmed in part; None: no conflict in this sub-stream.
 
         Raises:
@@ -133,10 +133,10 @@ class Decisions:
         """
         if error.first_seqnum <= trial.horizon:
             return None
-        kept = await self._collected(trial.seqnum)
+        kept = await self._read_collected(trial.seqnum)
         if kept is None:  # the floor may become visible before that record
             await self._log.tail()
-            kept = await self._collected(trial.seqnum)
+            kept = await self._read_collected(trial.seqnum)
         if kept is not None:
             assert kept.start <= trial.seqnum < kept.end, "collections keep whole cells"
             return trial.seqnum not in kept.aborted
@@ -144,17 +144,17 @@ class Decisions:
         if floor > trial.seqnum:
             raise error
         if name is None:
-            await self._checkpoints.refuse_whole(floor)
+            await self._checkpoints.check_log_not_trimmed(floor)
             return False  # a transaction with this id committed below the floor
         try:
             view = await self._checkpoints.at_floor(name, floor)
         except TrimmedError as again:
             if again.first_seqnum <= floor:
                 raise
-            return await self._kept(trial, tag, again)
+            return await self._decide_trimmed(trial, tag, again)
         return False if view.version is not None and view.version >= trial.horizon else None
 
-    async def _collected(self, seqnum: SeqNum) -> Collected | None:
+    async def _read_collected(self, seqnum: SeqNum) -> Collected | None:
         """Return the decisions that a collection recorded for the cell of `seqnum`, if they are
         visible.
         """

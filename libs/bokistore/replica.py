@@ -264,20 +264,20 @@ class Replica(Generic[_ResultT]):
                     continue
                 if lost is None:
                     raise
-                raise self._named(lost) from error
+                raise self._name_machine(lost) from error
             except DataLossError as error:
-                raise self._named(error) from error
+                raise self._name_machine(error) from error
             ahead = [record for record in page if record.seqnum < until]
             for record in ahead:
-                self._take(record)
+                self._apply_record(record)
             if len(ahead) < len(page) or not page:
                 check_own_append(own, self.end)
                 self.end = max(self.end, until)
 
-    def _named(self, error: DataLossError) -> DataLossError:
+    def _name_machine(self, error: DataLossError) -> DataLossError:
         return name_loss(f"State machine {self._tag.removeprefix(_COMMANDS_TAG_PREFIX)!r}", error)
 
-    def _take(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         """Apply a command, unless the state includes it."""
         if record.seqnum < self.end:
             return

@@ -230,7 +230,7 @@ class Transaction:
         writes = {name: listed for name, listed in self._writes.items() if listed}
         if not writes and self._id is None:
             return
-        data = self._encoded(writes)
+        data = self._encode(writes)
         tags = [tag_of(name) for name in writes]
         if self._id is not None:
             tags.append(id_tag_of(self._id))
@@ -254,7 +254,7 @@ class Transaction:
         for name, view in filter(lambda kept: is_due(kept[1]), views.items()):
             await self._replay.checkpoint(name, view)
 
-    def _encoded(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
+    def _encode(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
         """Return the record's data."""
         if self._id is not None:
             check_value(self.result)

@@ -96,7 +96,9 @@ class LookupRoutes:
                 self._avoided.pop(node, None)
 
     def timed_out(self, route: Route, now: Instant) -> None:
-        """Note that a lookup timed out: avoid its nodes, or only those that were avoided before."""
+        """Note that a lookup timed out. If it tried avoided nodes again, only these are avoided
+        longer; otherwise all of its nodes are avoided.
+        """
         nodes = {*route.replicas, route.aggregator}
         known = [node for node in nodes if node in self._avoided]
         for node in known or sorted(nodes):

@@ -49,10 +49,10 @@ class SupervisedProcess:
         command: the program and its arguments; `--supervisor-fd N` is added.
         control: the Unix socket at which the process can be adopted; None: it cannot.
         inherited: descriptors that the process inherits and keeps open.
-        failures_max: how often the process may end before it is first ready; then it is not
-            restarted any more. An exit with status `os.EX_TEMPFAIL` (it waits for other processes)
-            does not count; `os.EX_DATAERR` (data are lost) is final. After it was ready once, it is
-            restarted without limit.
+        failures_max: after this many exits before it was ever ready, the process is not restarted.
+            An exit with status `os.EX_TEMPFAIL` (it waits for other processes) does not count;
+            `os.EX_DATAERR` (data is lost) is final. A process that was ready once is restarted
+            without limit.
         start: starts the process.
 
     Attributes:
@@ -210,7 +210,7 @@ class SupervisedProcess:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Handle the lines that the process sends."""
-        # A line over the limit, or the process died.
+        # Errors: a line over the limit, or the process died.
         with contextlib.suppress(ValueError, ConnectionError):
             while line := await reader.readline():
                 word, _, text = line.decode(errors="replace").strip().partition(" ")

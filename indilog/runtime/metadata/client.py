@@ -53,7 +53,7 @@ class MetadataClient(SessionKeeper):
     """A `MetadataStore` that asks a `MetadataServer`; made and used on one event loop.
 
     Raises:
-        ConfigError: it is no such address, or needs keys that are not there.
+        ConfigError: the address is invalid, or needs keys that do not exist.
     """
 
     def __init__(self, address: str, config: NodeConfig) -> None:

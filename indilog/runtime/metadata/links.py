@@ -156,7 +156,7 @@ class MetadataLink:
         unanswered: returns the requests that each new connection carries.
 
     Raises:
-        ConfigError: it is no such address, or needs keys that are not there.
+        ConfigError: the address is invalid, or needs keys that do not exist.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Fence:
         self._newest: dict[NodeId, Epoch] = {}
         """The greatest epoch received from each node of the view."""
 
-    def admitted(self, frame: bytes) -> Admission:
+    def admit(self, frame: bytes) -> Admission:
         """Return the envelope in `frame`, or the reason of its refusal."""
         try:
             envelope = envelope_decoded(frame)

@@ -20,7 +20,7 @@ def frame(**changes: object) -> bytes:
 
 
 def outcome(fence: Fence, given: bytes) -> str:
-    admitted = fence.admitted(given)
+    admitted = fence.admit(given)
     return admitted.reason if isinstance(admitted, RefusedFrame) else "taken"
 
 
