@@ -113,7 +113,7 @@ class LogService:
             answer = answer_at(session.position)
         except (IndilogError, ValueError, TypeError) as error:
             answer = failed(error, session.position)
-        except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
+        except Exception:  # noqa: BLE001 - outermost: the asker must not wait forever
             structlog.get_logger().exception("log question failed", question=str(question)[:200])
             answer = failed(IndilogError("The platform failed on this call; its log says why."))
         link.answer(call, answer)

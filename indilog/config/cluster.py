@@ -32,8 +32,8 @@ class ClusterConfig(Group):
     """Storage nodes that store each record."""
     ack_quorum: int = 0
     """Replicas that must have stored a record before its append is acknowledged; 0: all of them.
-    With fewer, appends go on while the others are away; those fetch what they missed when they are
-    back.
+    With fewer, appends continue while other replicas are down; these later fetch the records that
+    they missed.
     """
     index_shards: int = 2
     """Parts of the index tier. Metalog positions are assigned to them round robin."""

@@ -34,7 +34,7 @@ _JAVA_S_MAX: Final = 30.0
 _ALWAYS: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     # A query that was killed while it wrote its first offset leaves a temporary file. Since Spark
-    # 4.1 its checkpoint would be refused for ever, because the folder of offsets is not empty.
+    # 4.1 its checkpoint would be refused forever, because the folder of offsets is not empty.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     "spark.log.level": "ERROR",
 }

@@ -57,7 +57,7 @@ class _Running:
             await asyncio.wait({self._kept}, timeout=_CANCEL_AGAIN_S)
             if not self._kept.done():
                 structlog.get_logger().warning(
-                    "service goes on although it was cancelled",
+                    "service continues although it was cancelled",
                     service=self._service.qualified_name,
                 )
 

@@ -286,7 +286,7 @@ class ZooKeeperConnection:
         """Have kazoo connect again if the first request of a connection is not answered soon.
 
         kazoo waits as long as a session lasts. A server that is starting may leave the request
-        unanswered for ever (ZooKeeper 3.9), so the session would end after a short restart. The
+        unanswered forever (ZooKeeper 3.9), so the session would end after a short restart. The
         limit grows, because a slow server needs more time.
         """
         handler = self.client._connection  # noqa: SLF001 there is no other way; kazoo is pinned

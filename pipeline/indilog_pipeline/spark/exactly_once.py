@@ -9,7 +9,7 @@ A writer has a name and numbers its batches. Each batch goes through four steps:
 3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. Its
    last record has two more tags that name writer, batch and chunk. So one read finds the last
    published chunk. The append has the condition that this chunk is the last one still: of several
-   programs that publish the same chunk, one succeeds, and the others go on after it.
+   programs that publish the same chunk, one succeeds, and the others continue after it.
 4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
 
 A batch whose number is not above that of the last finished one is not written again.
@@ -147,7 +147,7 @@ class BatchCommit:
         The chunks of the batch's first marker are written, which may be others than `chunks`.
 
         Raises:
-            AppendOutcomeUnknownError: run it again: it goes on where it was.
+            AppendOutcomeUnknownError: run it again: it continues where it was.
             TrimmedError: the target was trimmed beyond what this batch had published.
             ConfigError: another program has begun a later batch of this writer.
         """

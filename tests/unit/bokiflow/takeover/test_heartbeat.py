@@ -154,7 +154,7 @@ class NoAnswer(HookedLogs):
 async def test_a_name_announced_without_an_answer_is_dropped_when_its_lease_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its driver would look for ever whether it has left anything, without a pause."""
+    """Else its driver would look forever whether it has left anything, without a pause."""
     monkeypatch.setattr("bokiflow.runs.run_log._PAUSE_S_MAX", 0.01)
     logs = NoAnswer()
     log, process = MemoryLogs.log(logs, FLOW_LOG), Process(logs, 0.2)
