@@ -243,7 +243,7 @@ class IndexNode:
             effects += self._snapshots.write(
                 self._store, self._floors.trimmed, self.position, self._lineage, now
             )
-        waited_for = self._waiting.for_more_than_positions
+        waited_for = self._waiting.has_unconfirmed
         effects += self._floors.on_time(now, waited_for=waited_for)
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now

@@ -77,7 +77,7 @@ class WaitingLookups:
         return [self._lookups.pop(key) for key in ready]
 
     @property
-    def for_more_than_positions(self) -> bool:
+    def has_unconfirmed(self) -> bool:
         """Whether any lookup waits although its positions are applied."""
         return bool(self._applied)
 

@@ -271,9 +271,9 @@ class Driver:
         if self._has_no_owner(name):
             are_read = await self._take_all(log, logs, name, left.runs)
             is_over = are_read and name not in self._crash_loops
-            dead.looked(name, now, left.end if is_over else 0)
+            dead.note_read(name, now, left.end if is_over else 0)
         else:
-            dead.looked(name, now, 0)
+            dead.note_read(name, now, 0)
 
     def _has_no_owner(self, name: str) -> bool:
         """Tell whether an executor is unknown, so that no driver waits for the end of its lease.
@@ -323,7 +323,7 @@ class Driver:
                 are_read = all(await asyncio.gather(*took)) and are_read
             left = [id_ for id_ in left if id_ not in free]
             if not free:
-                await self._freed(left)
+                await self._wait_for_task(left)
         if crash_looping:
             taking = partial(self._take_crash_loops, log, logs, name, crash_looping)
             self._crash_loops.begin(name, taking)
@@ -350,7 +350,7 @@ class Driver:
         running = self._runner.running.get(id_)
         return None if running is None else running.task
 
-    async def _freed(self, runs: list[str]) -> None:
+    async def _wait_for_task(self, runs: list[str]) -> None:
         """Wait, at most `_PROBLEM_S` seconds, until the task of one of these runs has ended. This
         process executed them under an old name.
         """

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, Generic, Never, TypeVar
 from bokiflow.definition import Definition
 from bokiflow.driver import Driver
 from bokiflow.handle import Handle, Status, status_of, unknown
-from bokiflow.history import decided_before, listed
+from bokiflow.history import decided_before, list_runs
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.public_call import public_call
@@ -267,7 +267,7 @@ class Flow:
             raise FlowSettingsError("limit must be at least 1.")
         found: list[Status] = []
         log = self.logs().log(self.log_name)
-        async for run_id, run in listed(log, check_bound(bound)):
+        async for run_id, run in list_runs(log, check_bound(bound)):
             status = status_of(run_id, run)
             if workflow in {None, status.workflow} and state in {None, status.state}:
                 found.append(status)

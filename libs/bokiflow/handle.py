@@ -120,10 +120,10 @@ class Handle(Generic[_ResultT_co]):
             left = ends - waiting.monotonic_now()
             finished = await waiting.wait_within(running.ended, left, self._late(None))
         if finished is None:
-            finished = await self._followed(ends)
+            finished = await self._follow(ends)
         return self._value(finished)
 
-    async def _followed(self, ends: float) -> RunFinished:
+    async def _follow(self, ends: float) -> RunFinished:
         """Wait for the record that ends the run, and return it."""
         log, run = self._log(), Run()
         while True:

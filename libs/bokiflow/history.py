@@ -17,7 +17,7 @@ from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import SeqNum
 
 
-async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
+async def list_runs(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
     """Yield the id and state of the runs that began at seqnum `bound` or later, oldest first.
 
     A run that cannot be read (damaged, or written by a later version) is left out and logged.

@@ -257,7 +257,7 @@ class Runner(HeartbeatSender):
         running = self.running[id] = LocalRun(definition, execution)
         self._notify_cancelled(execution)
         running.task = asyncio.create_task(self._execute(logs, running))
-        running.task.add_done_callback(partial(self._ended, logs, running))
+        running.task.add_done_callback(partial(self._on_task_ended, logs, running))
         self._keep_beating(logs)
         return running
 
@@ -267,11 +267,11 @@ class Runner(HeartbeatSender):
             logs.begin()
         RESTS.set(partial(self._rests, running))
         try:
-            running.end(await self._executed(logs, running))
+            running.end(await self._execute_with_retry(logs, running))
         except ChangedWorkflowError as error:
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
-    def _ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
         """Handle the end of a run's task, which may have been cancelled before it began."""
         execution = running.execution
         id_, run = execution.id, execution.run
@@ -291,7 +291,7 @@ class Runner(HeartbeatSender):
                 self._keep_beating(logs)
         self._notify_room()
 
-    async def _executed(self, logs: Logs, running: LocalRun) -> RunFinished | None:
+    async def _execute_with_retry(self, logs: Logs, running: LocalRun) -> RunFinished | None:
         """Execute a run until it ends, with retries. None: another process executes the run."""
         wait_s, is_again = _AGAIN_S, False
         while True:

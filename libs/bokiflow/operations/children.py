@@ -128,12 +128,12 @@ class Child(Generic[_ResultT_co]):
         self.id = msgspec.json.decode(
             decided.result, type=str
         )  # a fork uses the child of the run that it forks
-        compensations.add(self.number, name, CANCEL_CHILD, self._cancelled)
+        compensations.add(self.number, name, CANCEL_CHILD, self._cancel)
         with execution.asked.performing():
             await read_dependency(self._start)
 
     async def _start(self) -> None:
-        finished, started = await self._finished(), self._run.started
+        finished, started = await self._read_end(), self._run.started
         if started is not None and started.parent is None:
             raise RunIdInUseError(
                 f"Run {self.id!r} was not started by {self._execution.id!r}; ids that end with a "
@@ -152,7 +152,7 @@ class Child(Generic[_ResultT_co]):
         """
 
         async def ended() -> OperationOutcome:
-            finished = await self._ended()
+            finished = await self._wait_for_end()
             failure = finished.failure
             if failure is not None and finished.was_cancelled:
                 failure = RecordedFailure("RunCancelledError", failure.message)
@@ -162,15 +162,15 @@ class Child(Generic[_ResultT_co]):
         raise_failure(decided)
         return self._startable.result_of(decided.result)
 
-    async def _ended(self, *, wakes: bool = True) -> RunFinished:
+    async def _wait_for_end(self, *, wakes: bool = True) -> RunFinished:
         async def found() -> RunFinished | None:
-            return await read_dependency(self._finished)
+            return await read_dependency(self._read_end)
 
         finished = await wait_for_record(self._execution, math.inf, found, wakes=wakes)
         assert finished is not None, "the wait has no time limit"
         return finished
 
-    async def _finished(self) -> RunFinished | None:
+    async def _read_end(self) -> RunFinished | None:
         """Return the end of the child; None while it runs. A trimmed child has ended."""
         log = self._execution.log
         try:
@@ -182,15 +182,15 @@ class Child(Generic[_ResultT_co]):
             return RunFinished(1, b"", RecordedFailure(UnknownRunError.__name__, words))
         return self._run.finished
 
-    async def _cancelled(self, _: str) -> OperationOutcome:
+    async def _cancel(self, _: str) -> OperationOutcome:
         """Cancel the child if it is running, and wait for its end."""
         try:
             await read_dependency(self._start)
         except RunIdInUseError:
             return OperationOutcome(b"false")  # the run with this id is not this child
-        if await read_dependency(self._finished) is None:
+        if await read_dependency(self._read_end) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
             entry = Entry(encode(CancelAsked()), tags)
             await append_with_retry(self._execution.log, [entry])
-        finished = await self._ended(wakes=False)
+        finished = await self._wait_for_end(wakes=False)
         return OperationOutcome(b"true" if finished.was_cancelled else b"false")

@@ -78,7 +78,7 @@ class Operations:
     def _signals(self) -> Signals:
         return Signals(self.execution)
 
-    def _asked(
+    def _register(
         self, number: str, name: str, kind: str, operation: Coroutine[Any, Any, _ValueT]
     ) -> Coroutine[Any, Any, _ValueT]:
         """Return the coroutine of an operation, to be awaited; see `AskedOperations.add`."""
@@ -95,7 +95,7 @@ class Operations:
         """
         ends = start_timer(self.execution, "sleep", duration)
         number = self.execution.number()
-        return self._asked(number, SLEEP, SLEEP, sleep(self.execution, number, ends))
+        return self._register(number, SLEEP, SLEEP, sleep(self.execution, number, ends))
 
     def signal(
         self,
@@ -115,7 +115,7 @@ class Operations:
         check_name(name)
         ends = math.inf if timeout is None else start_timer(self.execution, name, timeout)
         number = self.execution.number()
-        return self._asked(number, name, SIGNAL, self._signals.next(number, name, ends))
+        return self._register(number, name, SIGNAL, self._signals.next(number, name, ends))
 
     # --- branches
 
@@ -133,7 +133,7 @@ class Operations:
         """
         number = self.execution.number()
         gathered = gather(self.execution, number, branches, at_once)
-        return self._asked(number, GATHER, GATHER, gathered)
+        return self._register(number, GATHER, GATHER, gathered)
 
     # --- locks
 
@@ -186,9 +186,9 @@ class Operations:
             Cancelled: this run was cancelled; there is no child.
         """
         begun = self._child(child, arguments, named)
-        return self._asked(begun.number, begun.name, START_CHILD, self._started(begun))
+        return self._register(begun.number, begun.name, START_CHILD, self._begin_child(begun))
 
-    async def _started(self, child: Child[_ValueT]) -> RunningChild[_ValueT]:
+    async def _begin_child(self, child: Child[_ValueT]) -> RunningChild[_ValueT]:
         await child.start(self.compensations)
         return RunningChild(self.execution, child)
 
@@ -206,9 +206,9 @@ class Operations:
             InvalidArgumentsError, FlowSettingsError, Cancelled: as for `start_child`.
         """
         begun, number = self._child(child, arguments, named), self.execution.number()
-        return self._asked(number, begun.name, CHILD, self._ran(begun, number))
+        return self._register(number, begun.name, CHILD, self._run_child(begun, number))
 
-    async def _ran(self, child: Child[_ValueT], number: str) -> _ValueT:
+    async def _run_child(self, child: Child[_ValueT], number: str) -> _ValueT:
         await child.start(self.compensations)
         return await child.result(number)
 
@@ -268,7 +268,7 @@ class Operations:
         """
         of, number = FunctionCall(function, arguments, named), self.execution.number()
         called = call(self.execution, number, lambda: self.ctx, of)
-        return self._asked(number, of.name, CALL, called)
+        return self._register(number, of.name, CALL, called)
 
     # --- stores
 
@@ -296,4 +296,4 @@ class Operations:
         """
         number, known = self.execution.number(), Body(body, name)
         committed = transact(self.execution, number, store, body, known)
-        return self._asked(number, known.name, TRANSACTION, committed)
+        return self._register(number, known.name, TRANSACTION, committed)

@@ -151,7 +151,7 @@ class RunLock:
 
     async def __aenter__(self) -> HeldByRun:
         execution = self._execution
-        decided = await decide_waiting(execution, self._number, self._name, LOCK, self._acquired)
+        decided = await decide_waiting(execution, self._number, self._name, LOCK, self._acquire)
         if decided.failure is not None and decided.failure.kind == LockTimeoutError.__name__:
             raise LockTimeoutError(decided.failure.message)
         if decided.failure is not None and decided.failure.kind == NestedLockError.__name__:
@@ -169,7 +169,7 @@ class RunLock:
         _AROUND.set((*_AROUND.get(), self._held))
         return self._held
 
-    async def _acquired(self) -> OperationOutcome:
+    async def _acquire(self) -> OperationOutcome:
         if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
             words = (
                 f"Lock {self._name!r} is held by an enclosing block, so this block would wait for "

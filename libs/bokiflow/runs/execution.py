@@ -207,7 +207,7 @@ class Execution:
 
     # --- deciding
 
-    def decided(self, number: str, name: str, kind: str) -> StepDecided | None:
+    def find_decided(self, number: str, name: str, kind: str) -> StepDecided | None:
         """Return the decided outcome of an operation; None if it is not decided.
 
         Raises:
@@ -251,7 +251,7 @@ class Execution:
             ChangedWorkflowError: another operation was decided there.
             Stopped: this execution must not continue.
         """
-        known = self.decided(number, name, kind)
+        known = self.find_decided(number, name, kind)
         if known is not None:
             if self._is_driving:
                 await self.asked.catch_up(self._decided)
@@ -278,7 +278,7 @@ class Execution:
         before the next operation begins.
         """
         number = self.number()
-        known = self.decided(number, name, kind)
+        known = self.find_decided(number, name, kind)
         if known is None:
             known = StepDecided(self.epoch, number, name, kind, produce())
             self._keep(known)
@@ -295,7 +295,7 @@ class Execution:
             UnfinishedOperationError: an operation has not finished, or had not in an earlier
                 execution.
         """
-        known = self.decided(RETURN, RETURN, RETURN)
+        known = self.find_decided(RETURN, RETURN, RETURN)
         if known is not None:
             assert known.failure is not None, "a return is decided only if it fails"
             raise UnfinishedOperationError(known.failure.message)
@@ -424,7 +424,7 @@ class Execution:
                 for (
                     operation
                 ) in self.asked.left():  # a task of the workflow has not finished it yet
-                    self.decided(*operation[:3])
+                    self.find_decided(*operation[:3])
         if self._changed is None:
             reached = self._reached.union(number + UNDO for number in undone)
             for number, record in self._decided.items():

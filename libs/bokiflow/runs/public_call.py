@@ -47,7 +47,7 @@ class PublicCall:
         """Whether no record of the call is in the log or in flight."""
         return self.unknown is None and not self.has_appended
 
-    def appended(self) -> None:
+    def note_append(self) -> None:
         """Note that an append of the call succeeded."""
         self.unknown, self.has_appended = None, True
 

@@ -112,7 +112,7 @@ async def append_with_retry(
 
     last = await retry_while_unavailable(append, on_again)
     if (call := CALL.get()) is not None:
-        call.appended()
+        call.note_append()
     return last
 
 

@@ -104,9 +104,9 @@ class Tasks:
         if name in self._tasks:
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())
-        task.add_done_callback(lambda ended: self._ended(name, ended))
+        task.add_done_callback(lambda ended: self._on_task_ended(name, ended))
 
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("runs are not taken over", executor=name, exc_info=error)

@@ -76,21 +76,21 @@ class HeldRuns:
         """Apply a record of a run."""
         match record:
             case RunStarted():
-                self._given(seqnum, run, 1)
+                self._assign(seqnum, run, 1)
             case RunTaken(epoch, executor):
-                self._over(run, epoch - 1)
+                self._unassign(run, epoch - 1)
                 if self._executor in {None, executor}:
-                    self._given(seqnum, run, epoch)
+                    self._assign(seqnum, run, epoch)
             case RunParked(epoch) | RunFinished(epoch):
-                self._over(run, epoch)
+                self._unassign(run, epoch)
             case _:
                 pass  # the record neither assigns a run nor ends an epoch
 
-    def _given(self, seqnum: SeqNum, run: str, epoch: int) -> None:
+    def _assign(self, seqnum: SeqNum, run: str, epoch: int) -> None:
         self._epochs.setdefault(run, set()).add(epoch)
         self._since.setdefault(run, seqnum)
 
-    def _over(self, run: str, epoch: int) -> None:
+    def _unassign(self, run: str, epoch: int) -> None:
         epochs = self._epochs.get(run, set())
         epochs.discard(epoch)
         if not epochs:
@@ -189,7 +189,7 @@ class DeadExecutors:
         dead = self._names.get(name)
         return 0 if dead is None else dead.end
 
-    def looked(self, name: str, now: float, end: SeqNum) -> None:
+    def note_read(self, name: str, now: float, end: SeqNum) -> None:
         """Note that, as of `now`, the stream assigns no open run below `end`. Schedule the next
         read.
         """

@@ -157,7 +157,7 @@ class HeartbeatSender(ABC):
         self._heartbeat_name = lease.name
         last = await append_with_retry(log, [self._heartbeat_entry(lease), *entries], on_again)
         if is_first:
-            lease.renewed(asked_at)
+            lease.renew(asked_at)
         else:
             with suppress(IndilogError):  # after an error the lease is not renewed
                 await self._renew_at(log, lease, last - len(entries), asked_at)
@@ -170,7 +170,7 @@ class HeartbeatSender(ABC):
         await self.look(log, seqnum)
         if lease.has_ended() or lease is not self.lease:
             return False
-        lease.renewed(asked_at)
+        lease.renew(asked_at)
         return True
 
     def _heartbeat_entry(self, lease: Lease) -> Entry:

@@ -29,7 +29,7 @@ class Lease:
         self._lease_s = lease_s
         self._renewed_at: float | None = None
 
-    def renewed(self, asked_at: float) -> None:
+    def renew(self, asked_at: float) -> None:
         """Renew the lease: a heartbeat that was sent at `asked_at` is in the log."""
         if self._renewed_at is None or asked_at > self._renewed_at:
             self._renewed_at = asked_at

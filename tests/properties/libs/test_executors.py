@@ -165,7 +165,7 @@ class World:
         for name in executors.dead_executors.due(now):
             if name not in executors.known and name != process.name:
                 self.take(process, name)
-            executors.dead_executors.looked(name, now, 0)
+            executors.dead_executors.note_read(name, now, 0)
         if executors.lost_at is not None:
             for name in set(self.holder.values()) - executors.known.keys() - {process.name}:
                 executors.dead_executors.add(name, now)

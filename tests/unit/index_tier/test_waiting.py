@@ -73,7 +73,7 @@ def test_a_lookup_whose_position_is_reached_waits_for_its_other_conditions() -> 
     queue.put(ENGINE, lookup(1, 9), Instant(0.0))
     queue.put(OTHER, lookup(2, 9), Instant(0.0))
     assert requests(queue.take_ready(9, lambda asked: asked.request == 2)) == [2]
-    assert queue.for_more_than_positions
+    assert queue.has_unconfirmed
     assert queue.end == 0, "no further position is missed"
     queue.wait_for_positions()
     assert (requests(queue.take_ready(8, known)), queue.end) == ([], 9)

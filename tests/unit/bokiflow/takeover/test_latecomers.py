@@ -205,7 +205,7 @@ async def test_a_takeover_trims_no_further_than_it_has_read() -> None:
         await logs.arrived.wait()
         late = Process(logs)
         late.flow.runner.lease.name = "gone"
-        late.flow.runner.lease.renewed(waiting.passed_now() + 3600)
+        late.flow.runner.lease.renew(waiting.passed_now() + 3600)
         await late.two.start(id="r")
         late.kill()
         logs.goes_on.set()
@@ -230,7 +230,7 @@ async def test_dead_executors_are_read_at_growing_intervals_and_then_dropped(
         assert not gone.due(again - 0.01)
         assert gone.due(again) == ["a"]
         now, looks = again, looks + 1
-        gone.looked("a", now, SeqNum(looks))
+        gone.note_read("a", now, SeqNum(looks))
         assert gone.next_due() is None or gone.end("a") == looks
     assert looks <= 20
     assert now >= 1000 + AGE_S_MAX

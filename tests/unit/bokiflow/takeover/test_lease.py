@@ -33,7 +33,7 @@ def state(lease: Lease) -> tuple[bool, bool]:
 def test_a_lease_is_relied_on_for_half_of_it(clocks: Clocks) -> None:
     lease = Lease(10)
     assert state(lease) == (False, False), "no reader knows of it yet"
-    lease.renewed(waiting.passed_now())
+    lease.renew(waiting.passed_now())
     clocks.go_on(4.9)
     assert state(lease) == (True, False)
     clocks.go_on(0.2)
@@ -45,8 +45,8 @@ def test_a_lease_is_relied_on_for_half_of_it(clocks: Clocks) -> None:
 def test_an_earlier_heartbeat_noted_later_does_not_shorten_the_lease(clocks: Clocks) -> None:
     lease, early = Lease(10), waiting.passed_now()
     clocks.go_on(4)
-    lease.renewed(waiting.passed_now())
-    lease.renewed(early)
+    lease.renew(waiting.passed_now())
+    lease.renew(early)
     clocks.go_on(4)
     assert state(lease) == (True, False)
 
@@ -56,7 +56,7 @@ def test_a_wall_clock_that_jumps_makes_no_lease_longer_or_shorter(
     clocks: Clocks, jump_s: float
 ) -> None:
     lease = Lease(10)
-    lease.renewed(waiting.passed_now())
+    lease.renew(waiting.passed_now())
     clocks.wall_s += jump_s
     clocks.go_on(4)
     assert state(lease) == (True, False)
@@ -65,12 +65,12 @@ def test_a_wall_clock_that_jumps_makes_no_lease_longer_or_shorter(
     assert state(lease) == (False, False)
     clocks.go_on(5)
     assert state(lease) == (False, True)
-    lease.renewed(waiting.passed_now())
+    lease.renew(waiting.passed_now())
     assert state(lease) == (True, False), "and a new heartbeat renews it at once"
 
 
 def test_a_machine_that_slept_relies_on_no_lease_of_before(clocks: Clocks) -> None:
     lease = Lease(10)
-    lease.renewed(waiting.passed_now())
+    lease.renew(waiting.passed_now())
     clocks.passed_s += 3600
     assert state(lease) == (False, True)
