@@ -187,10 +187,10 @@ class Metrics:
 
     __slots__ = (
         "appended",
+        "corrected",
         "damaged",
         "dropped",
         "ignored",
-        "mended",
         "node",
         "received",
         "repaired",
@@ -214,7 +214,7 @@ class Metrics:
         self.sent_bytes = 0
         self.appended = 0
         self.damaged = 0
-        self.mended = 0
+        self.corrected = 0
         self.repaired = 0
         self.rewrites = 0
         self.rewritten_bytes = 0
@@ -231,7 +231,7 @@ _PLAIN: Final = (
     ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),
     ("appended", "indilog_records_appended", "Records appended and acknowledged"),
     ("damaged", "indilog_damaged", "Damaged places found on disk, at starts, reads and scrubs"),
-    ("mended", "indilog_mended_bits", "Flipped bits on disk that were corrected"),
+    ("corrected", "indilog_corrected_bits", "Flipped bits on disk that were corrected"),
     ("repaired", "indilog_repaired_batches", "Lost batches fetched from another replica"),
     ("rewrites", "indilog_rewrites", "Segment files rewritten without their dead frames"),
     ("rewritten_bytes", "indilog_rewritten_bytes", "Bytes written to rewrite segment files"),

@@ -203,7 +203,7 @@ class NodeShell:
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
         frames = recover(self._journal, by_stream, lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
-        self.metrics.mended += self._journal.mended
+        self.metrics.corrected += self._journal.corrected
         if frames:
             log.info("journal recovered", frames=frames)
         if self._transport is not None:

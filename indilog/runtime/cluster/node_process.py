@@ -244,7 +244,7 @@ def _status_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
     """Return the status of the roles, and of the journal and the transport that they share."""
     journal = {
         "journal_damaged": shell.metrics.damaged,
-        "journal_mended": shell.metrics.mended,
+        "journal_corrected": shell.metrics.corrected,
         "refused_peers": shell.metrics.dropped.get(REFUSED_PEER, 0),
     }
     return {node: {**status, **journal} for node, status in status_of_nodes(shell).items()}

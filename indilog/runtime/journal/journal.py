@@ -148,7 +148,7 @@ class Journal:
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
         """Number of places where `recover` could not read synced bytes."""
-        self.mended = 0
+        self.corrected = 0
         """Number of flipped bits that `recover` corrected."""
         self.frames = 0
         """Number of frames replayed and written in this incarnation."""
@@ -254,13 +254,13 @@ class Journal:
             self.old.add(file, file.path.stat().st_size, dead, other)
         for found in reader.frames():
             if isinstance(found, FileRead):
-                self._mend(found)
+                self._make_durable(found)
                 continue
             self.damaged += isinstance(found, Damage)
             yield found
         self._activate(reader.active, reader.end)
 
-    def _mend(self, read: FileRead) -> None:
+    def _make_durable(self, read: FileRead) -> None:
         """Make the frames read from a file durable, correct flipped bits, and count its bytes."""
         file, scan = read.file, read.scan
         self.frames += read.frames
@@ -269,8 +269,8 @@ class Journal:
             self.old.add_dead(file.first, frame_bytes(location.length))
         if read.damaged:
             self.old.exclude_damaged(file)
-        if scan.mended:
-            self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
+        if scan.corrected:
+            self.corrected += write_back(self.files.fd(file.first), file.path, scan.corrected)
         # The process may have crashed before any sync of the file, also before the sync of a `GONE`
         # mark.
         again_from = scan.synced if read.newest else scan.written

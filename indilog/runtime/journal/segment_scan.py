@@ -87,7 +87,7 @@ class SegmentScan:
             frames.
         sealed: after iteration, whether a frame ends the segment.
         damaged_end: after iteration, whether the last item found was damage.
-        mended: corrected bytes, with their offsets, to be written back.
+        corrected: corrected bytes, with their offsets, to be written back.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SegmentScan:
         self.synced = synced
         self.sealed = False
         self.damaged_end = False
-        self.mended: list[tuple[int, bytes]] = []
+        self.corrected: list[tuple[int, bytes]] = []
 
     @property
     def written(self) -> int:
@@ -141,10 +141,10 @@ class SegmentScan:
     def _header(self, file: BinaryIO) -> FrameHeader | None:
         buffer = _read(file, FRAME_HEADER_BYTES)
         header = header_unpacked(buffer)
-        if header is None and (bytes_mended := mend_header(buffer)) is not None:
-            header = header_unpacked(bytes_mended)
+        if header is None and (bytes_corrected := correct_header(buffer)) is not None:
+            header = header_unpacked(bytes_corrected)
             if header is not None and header.segment == self._number:
-                self.mended.append((self.end, bytes_mended))
+                self.corrected.append((self.end, bytes_corrected))
         if header is None or header.segment != self._number:
             return None
         self.synced = max(self.synced, header.synced)
@@ -158,8 +158,8 @@ class SegmentScan:
         place = Location(self._number, self.end + FRAME_HEADER_BYTES, header.length)
         if payload_intact(header, payload):
             return header, payload, place
-        if (payload_right := mend_payload(header, payload)) is not None:
-            self.mended.append((place.offset, payload_right))
+        if (payload_right := correct_payload(header, payload)) is not None:
+            self.corrected.append((place.offset, payload_right))
             return header, payload_right, place
         following = self.end + frame_bytes(header.length)
         if self._growing and self.synced <= self.end:
@@ -190,7 +190,7 @@ class SegmentScan:
         return self.synced
 
 
-def mend_header(buffer: bytes) -> bytes | None:
+def correct_header(buffer: bytes) -> bytes | None:
     """Return the header from which `buffer` differs in one bit; None: there is none."""
     if len(buffer) < FRAME_HEADER_BYTES or not any(buffer):
         return None
@@ -211,17 +211,17 @@ def header_at(fd: int, offset: int) -> FrameHeader | None:
     buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
     if (header := header_unpacked(buffer)) is not None:
         return header
-    mended = mend_header(buffer)
-    return header_unpacked(mended) if mended is not None else None
+    corrected = correct_header(buffer)
+    return header_unpacked(corrected) if corrected is not None else None
 
 
-def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
+def write_back(fd: int, path: Path, corrected: Sequence[tuple[int, bytes]]) -> int:
     """Write corrected bytes back to the file; return the number of corrected places."""
-    for offset, right in mended:
+    for offset, right in corrected:
         write_all(fd, [right], offset)
         os.fsync(fd)
         log.warning("a flipped bit of the journal was corrected", file=str(path), offset=offset)
-    return len(mended)
+    return len(corrected)
 
 
 def write_again(fd: int, start: int, end: int) -> None:
@@ -238,7 +238,7 @@ def write_again(fd: int, start: int, end: int) -> None:
     os.fdatasync(fd)
 
 
-def mend_payload(header: FrameHeader, payload: bytes) -> bytes | None:
+def correct_payload(header: FrameHeader, payload: bytes) -> bytes | None:
     """Return the small payload from which `payload` differs in one bit; None: there is none.
 
     Record batches are not corrected: they are too long for a unique correction, and other replicas
@@ -287,7 +287,7 @@ def holds_frames(path: Path, number: int) -> bool:
     """Tell whether a segment has any frame written for it, also after damage."""
     with path.open("rb") as file:
         return any(headers_in(file.fileno(), number, 0)) or (
-            mend_header(_read(file, FRAME_HEADER_BYTES)) is not None
+            correct_header(_read(file, FRAME_HEADER_BYTES)) is not None
         )
 
 

@@ -427,7 +427,7 @@ def _is_intact(data: bytes | bytearray) -> bool:
     return bool(magic == MAGIC and version in _VERSIONS_READ and crc == _crc_of(version, body))
 
 
-def _mended(data: bytes) -> bytes:
+def _correct_bit(data: bytes) -> bytes:
     """Return the intact file from which `data` differs in one bit; `data` if there is none."""
     if len(data) > _MENDED_BYTES_MAX or _is_intact(data):
         return data
@@ -445,7 +445,7 @@ def _read(file: Path) -> _Contents:
         data = file.read_bytes()
     except FileNotFoundError:
         return _Contents({}, {})
-    if (right := _mended(data)) != data:
+    if (right := _correct_bit(data)) != data:
         log.warning("a flipped bit of the metadata was corrected", file=str(file))
         data = right
     if len(data) < _HEADER.size or data[:4] != MAGIC:

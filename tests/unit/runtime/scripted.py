@@ -30,7 +30,7 @@ class StoryJournal:
     """A journal that records its calls; a sync can be made to wait or to fail."""
 
     starved = failed = False
-    damaged = mended = 0
+    damaged = corrected = 0
     room = 1 << 30
     written_bytes = 0
     frames = 0

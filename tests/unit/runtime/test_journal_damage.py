@@ -38,7 +38,7 @@ def test_one_flipped_bit_is_repaired_on_disk_and_counted(
         flip(path, location.offset - segment.FRAME_HEADER_BYTES + bit)
     journal, recovered = started(directory, opened)
     assert [payload for _, _, payload, _ in recovered] == payloads
-    assert journal.mended == 40
+    assert journal.corrected == 40
     journal.close()
     assert path.read_bytes() == intact
 
