@@ -22,10 +22,10 @@ class Leadership:
         self.primary = view.sequencers[0]
 
     def begin(self, event: TermBegun, sender: NodeId | None = None) -> bool:
-        """Note a term; return whether its primary must hear everything anew.
+        """Note a term; return whether this role must resend all reports to its primary.
 
-        It must if the term is newer than the known one. It must, too, if the primary itself says
-        that it leads (`sender`): what it got before it knew of its term is lost.
+        That is so if the term is newer than the known one. It is also so if the primary itself
+        announces that it leads (`sender`): it ignored what it got before it knew of its term.
         """
         if event.term < self.term or (event.term == self.term and sender != self.primary):
             return False
