@@ -27,6 +27,7 @@ from indilog.wire import (
     conditional_messages,
     messages,
     order_lookup_messages,
+    replica_messages,
     sequencer_messages,
     tag_messages,
 )
@@ -280,7 +281,9 @@ def test_every_wire_message_is_in_the_protocol() -> None:
             sequencer_messages,
             tag_messages,
             order_lookup_messages,
+            replica_messages,
             base_messages,
+            replica_messages,
             conditional_messages,
         )
         for kind in protocol_table.messages_of(module)

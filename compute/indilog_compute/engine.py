@@ -33,8 +33,18 @@ from indilog.base.ids import (
 from indilog.base.log import Record
 from indilog.base.resend import Resend
 from indilog.config import Config
-from indilog.kernel.metalog import NO_INCARNATION, Entry, MetalogReplay, NewWriters, Span, Trim
-from indilog.kernel.view import Views, replicas_of
+from indilog.kernel.metalog import (
+    NO_INCARNATION,
+    Entry,
+    MetalogReplay,
+    NewReplicas,
+    NewWriters,
+    Span,
+    Trim,
+    replicas_in,
+)
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import Views
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.index_feed import IndexFeed
 from indilog.roles.leadership import Leadership
@@ -103,12 +113,14 @@ class Engine:
 
     Attributes:
         order_lookups: finds seqnums by time and places of records, for callers in this process.
+        placement: where shards are by the applied entries.
         watches: readers that wait for a record; answered when index data may have one.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._node = node
         self._views = views
+        self.placement = Placement(views[-1])
         self._config = config
         self._leadership = Leadership(views[-1])
         self._extended = config.node.caches.local_index == "extended"
@@ -139,8 +151,9 @@ class Engine:
         self._floors = LogFloors(node.trims.log_floors_max)
         self._local_reads = LocalReads(self._cache, self._floors)
         self._reads = Reads(
-            self._node, self._views, self._config, self._cache, self._floors, self._leadership
-        )
+            self._node, self._views[-1], self.placement, self._config, self._cache,
+            self._floors, self._leadership,
+        )  # fmt: skip
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None
         self._feed = self._feed_from(0)
@@ -283,7 +296,7 @@ class Engine:
         self._cache.set_aux(seqnum, aux)
         if self._local is not None and (shard := self._local.shard_of(seqnum)) is not None:
             message = AuxSet(shard, seqnum, aux)
-            self._outbox += [Send(r, message) for r in replicas_of(self._views, shard)]
+            self._outbox += [Send(r, message) for r in self.placement.replicas(shard)]
 
     def request_snapshots(self) -> MetalogPosition:
         """Ask all index nodes for snapshots of all positions below the one returned."""
@@ -481,7 +494,7 @@ class Engine:
         effects = self._ask_to_join(now)
         shard = view.shard_written_by(self._node)
         if shard is not None:
-            replicas = view.shards[shard].replicas
+            replicas = self.placement.replicas(shard)
             self._writer = ShardWriter(shard, replicas, epoch, self._config)
             effects += self._want_shard(self._writer, now)
         return effects
@@ -503,12 +516,14 @@ class Engine:
         )
         self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
+        self.placement.restore(message.replicas)
         own = () if self._writer is None else (self._writer.shard,)
         self._local = LocalIndex(self._config.node, message.position, message.tail, own)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
         effects = self._reads.advanced(now)
         if (writer := self._writer) is not None:
+            writer.replicas = self.placement.replicas(writer.shard)
             epoch = message.writers.get(writer.shard, NO_INCARNATION)
             effects += writer.joined(epoch, self._replay.cut.get(writer.shard, 0))
             effects += self._want_shard(writer, now)
@@ -572,6 +587,9 @@ class Engine:
         local.apply_spans(spans)
         if isinstance(entry, Trim):
             self._floors.apply(entry)
+        elif isinstance(entry, NewReplicas):
+            self.placement.move(replicas_in(entry))
+            self._reads.note_moved()
         effects: list[Effect] = []
         if (writer := self._writer) is not None:
             for span in spans:
@@ -580,6 +598,8 @@ class Engine:
             if isinstance(entry, NewWriters) and writer.shard in entry.writers:
                 cut = self._replay.cut.get(writer.shard, 0)
                 effects += writer.named(entry.writers[writer.shard], cut)
+            elif isinstance(entry, NewReplicas) and writer.shard in entry.replicas:
+                writer.move(entry.replicas[writer.shard])
         return effects
 
     def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:

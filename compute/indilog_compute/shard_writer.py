@@ -337,6 +337,13 @@ class ShardWriter:
             self.takeover = Takeover.ASKING
         return effects + self.named(epoch, cut)
 
+    def move(self, replicas: Sequence[NodeId]) -> None:
+        """Send batches to other replicas from now on. A new one says what it has when it is ready,
+        and then gets the batches in flight.
+        """
+        self.replicas = tuple(replicas)
+        self._sent_again = {r: sent for r, sent in self._sent_again.items() if r in replicas}
+
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
         """Resend the batches that a replica lacks, unless a newer writer has the shard.
 

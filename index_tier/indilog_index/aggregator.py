@@ -7,6 +7,7 @@ from typing import assert_never
 
 from indilog.base.ids import Instant, NodeId
 from indilog.config import Config
+from indilog.kernel.placement import Placement
 from indilog.kernel.view import Views
 from indilog.roles.role import (
     ColdAnswered,
@@ -24,6 +25,7 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.messages import IndexAnswer
+from indilog.wire.replica_messages import ReplicasAre
 from indilog_index.merging import Merging
 
 
@@ -32,7 +34,9 @@ class Aggregator:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         assert node in views[-1].aggregators, f"{node} is an aggregator of the newest view"
-        self._merging = Merging(views, config.node)
+        self._placement = Placement(views[-1])
+        self._storage_nodes = frozenset(views[-1].storage_nodes)
+        self._merging = Merging(views[-1], self._placement, config.node)
 
     def status(self) -> dict[str, int]:
         """Return the status for operators: how many lookups are pending."""
@@ -61,6 +65,11 @@ class Aggregator:
         match event:
             case Received(sender=sender, message=IndexAnswer() as answer):
                 return self._merging.add(sender, answer, now)
+            case Received(sender=sender, message=ReplicasAre(replicas)):
+                if sender not in self._storage_nodes:
+                    return [Ignore(event, "replicas from a node that is no storage node")]
+                self._placement.move(replicas)
+                return []
             case Received(message=message):
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
             case Started() | TermBegun():

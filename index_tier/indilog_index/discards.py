@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from indilog.base.ids import Epoch, Instant, NodeId, SeqNum, ShardId
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
-from indilog.kernel.view import Views, placement_of
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Ignore, Send
 from indilog.wire.tag_messages import DISCARDED_RUNS_MAX, Discarded, DiscardedWanted
 from indilog_index.trim_feed import TrimFeed
@@ -42,8 +42,8 @@ class Discards:
         records: how many discarded records this incarnation has found.
     """
 
-    def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
-        self._views = views
+    def __init__(self, placement: Placement, floors: TrimFeed, config: NodeConfig) -> None:
+        self._placement = placement
         self._floors = floors
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._entries_min = config.index_tier.index_forget_entries_min
@@ -130,8 +130,7 @@ class Discards:
         if not self._resend.is_due(now):
             return None, []
         question = self._todo[0]._replace(attempt=self._todo[0].attempt + 1)
-        placement = placement_of(self._views, question.shard)
-        if placement is not None and question.attempt < len(placement.replicas):
+        if question.attempt < len(self._placement.replicas(question.shard)):
             self._todo[0] = question
             return None, self._ask(now)
         self._todo.popleft()
@@ -152,10 +151,8 @@ class Discards:
         return [Send(replica, DiscardedWanted(shard, runs[:DISCARDED_RUNS_MAX].tobytes()))]
 
     def _replica(self, question: _Question) -> NodeId | None:
-        placement = placement_of(self._views, question.shard)
-        if placement is None:
-            return None
-        return placement.replicas[question.attempt % len(placement.replicas)]
+        replicas = self._placement.replicas(question.shard)
+        return replicas[question.attempt % len(replicas)] if replicas else None
 
 
 def _ascending(bounds: NDArray[np.uint64]) -> bool:

@@ -12,23 +12,23 @@ from collections.abc import Collection, Sequence
 
 from indilog.base.ids import MetalogPosition, NodeId
 from indilog.kernel.index_schedule import IndexPositions
-from indilog.kernel.view import View
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Send
 from indilog.wire.messages import IndexBlock, IndexDataWanted
 
 
-def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
-    """Return storage nodes that together keep every shard; the first one changes by attempt.
+def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) -> tuple[NodeId, ...]:
+    """Return those of the storage nodes that together keep every shard; the first one changes by
+    attempt.
 
     With n storage nodes, each is the first in one of n attempts, so every replica of every shard is
     asked.
     """
-    nodes = view.storage_nodes
     first = attempt % len(nodes)
-    missing = set(view.shards)
+    missing = set(placement.shards)
     sources = []
     for node in nodes[first:] + nodes[:first]:
-        if kept := missing.intersection(view.shards_of(node)):
+        if kept := missing.intersection(placement.shards_of(node)):
             missing -= kept
             sources.append(node)
     return tuple(sources)

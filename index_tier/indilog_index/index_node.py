@@ -43,7 +43,8 @@ from indilog.kernel.index_snapshot import (
 )
 from indilog.kernel.lineage import Lineage
 from indilog.kernel.lost_ranges import within
-from indilog.kernel.view import Views, placement_of
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import Views
 from indilog.roles.index_feed import IndexFeed, ReadyBlock
 from indilog.roles.role import (
     AskSnapshots,
@@ -71,6 +72,7 @@ from indilog.wire.messages import (
     IndexLookup,
     ReadRecords,
 )
+from indilog.wire.replica_messages import ReplicasAre
 from indilog.wire.tag_messages import (
     NO_RECORD,
     NOT_KNOWN,
@@ -113,12 +115,12 @@ class IndexNode:
         mine = [i for i, replicas in enumerate(view.index_shards) if node in replicas]
         assert len(mine) == 1, f"{node} is an index node of the newest view"
         self._node = node
-        self._views = views
+        self._placement = Placement(view)
         self._view = view
-        self._storage_nodes = frozenset(n for v in views for n in v.storage_nodes)
-        self._engines = frozenset(n for v in views for n in v.engines)
+        self._storage_nodes = frozenset(view.storage_nodes)
+        self._engines = frozenset(view.engines)
         self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
-        self._known_shards = frozenset(shard for v in views for shard in v.shards)
+        self._known_shards = frozenset(view.shards)
         self.index_shard = mine[0]
         self._positions = IndexPositions.of(view.eras, self.index_shard)
         self._config = config.node
@@ -140,9 +142,9 @@ class IndexNode:
         replaced. At least `_copy_of`.
         """
         self._rebuilds = 0
-        self._discards = Discards(views, self._floors, config.node)
+        self._discards = Discards(self._placement, self._floors, config.node)
         self._swept_at = Instant(0.0)
-        self._merging = Merging(views, config.node)
+        self._merging = Merging(view, self._placement, config.node)
         """The lookups whose master this node is."""
         self._fetch: Fetch | None = None
         self._attempts = 0
@@ -320,6 +322,9 @@ class IndexNode:
         if isinstance(message, Discarded):
             found, sent = self._discards.on_answer(event.sender, message, self._copy_of, now)
             return self._forget(found, sent)
+        if isinstance(message, ReplicasAre) and event.sender in self._storage_nodes:
+            self._placement.move(message.replicas)
+            return []
         return [Ignore(event, f"an index node has no use for {type(message).__name__}")]
 
     # --- index data
@@ -575,9 +580,9 @@ class IndexNode:
         else:
             effects = [Send(lookup.aggregator, answer)]
         if exact:
-            placement = placement_of(self._views, shards[0])
-            assert placement is not None, "only records of known shards are indexed"
-            replica = placement.replicas[lookup.request % len(placement.replicas)]
+            replicas = self._placement.replicas(shards[0])
+            assert replicas, "only records of known shards are indexed"
+            replica = replicas[lookup.request % len(replicas)]
             read = ReadRecords(
                 lookup.request, origin, shards[0], seqnums, lookup.trims, lookup.epoch
             )
@@ -718,7 +723,10 @@ class IndexNode:
         One of them is also asked about our last position: its answer shows whether the entry there
         was replaced.
         """
-        sources, last = sources_of(self._view, self._attempts), self._last_applied
+        sources, last = (
+            sources_of(self._placement, self._view.storage_nodes, self._attempts),
+            self._last_applied,
+        )
         self._fetch = Fetch(sources, start=self._feed.position, end=end, positions=self._positions)
         self._attempts += 1
         confirm = [Send(sources[0], IndexDataWanted(last, last + 1, 1))] if last >= 0 else []

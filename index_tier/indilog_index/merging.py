@@ -11,7 +11,8 @@ from collections import OrderedDict
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import NodeConfig
 from indilog.kernel.lost_ranges import LostRange
-from indilog.kernel.view import Views, placement_of
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Send
 from indilog.wire.messages import Direction, IndexAnswer, LookupResult, ReadRecords
 from indilog_index.lost_records import before, nearest
@@ -89,10 +90,10 @@ class Merging:
     counts once. An answer that arrives after the result starts a new pending lookup, which expires.
     """
 
-    def __init__(self, views: Views, config: NodeConfig) -> None:
-        self._views = views
-        self._index_shards = views[-1].index_shards
-        self._engines = frozenset(n for v in views for n in v.engines)
+    def __init__(self, view: View, placement: Placement, config: NodeConfig) -> None:
+        self._placement = placement
+        self._index_shards = view.index_shards
+        self._engines = frozenset(view.engines)
         self._lookups_max = config.reads.lookups_pending_max
         self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
@@ -155,10 +156,10 @@ class Merging:
                 lookup.floor, lookup.log_floor, lookup.position, lost,
             )  # fmt: skip
             return [Send(answer.origin, result)]
-        placement = placement_of(self._views, shards[0])
-        if placement is None:
+        replicas = self._placement.replicas(shards[0])
+        if not replicas:
             return [Ignore(answer, "a match in a shard that no view knows")]
-        replica = placement.replicas[answer.request % len(placement.replicas)]
+        replica = replicas[answer.request % len(replicas)]
         read = ReadRecords(
             answer.request, answer.origin, shards[0], seqnums, lookup.trims, answer.epoch
         )

@@ -155,6 +155,15 @@ class OrderingConfig(Group):
     """Seconds without a heartbeat after which another sequencer becomes the primary. ZooKeeper may
     require a longer time.
     """
+    storage_lost_s: float = 5.0
+    """Seconds without a heartbeat after which a storage node counts as lost. If appends wait for
+    it, another storage node replaces it, if there is one. A cluster with one sequencer replaces
+    none.
+    """
+    storage_replaced_s: float = 60.0
+    """Seconds without a heartbeat after which a lost storage node is replaced although appends go
+    on without it (`ack_quorum`).
+    """
     clock_gap_s_max: float = 30 * 86_400.0
     """Longest time in seconds, by the wall clock, between the last record and a start of the
     platform. If more time has passed, the wall clock counts as wrong, and the log's time continues

@@ -10,7 +10,8 @@ knows exactly the records below seqnum `tail(p)`. The order inside an entry asce
 a node that receives only trims detects a gap.
 
 `NewWriters` gives shards to new writers. What an earlier writer of such a shard has stored and no
-entry below has ordered is never ordered (decision 0047).
+entry below has ordered is never ordered (decision 0047). `NewReplicas` moves shards to other
+storage nodes (decision 0048).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from indilog.base.ids import (
     Epoch,
     LocalId,
     MetalogPosition,
+    NodeId,
     SeqNum,
     ShardId,
     TagHash,
@@ -76,6 +78,25 @@ class NewWriters(_OrdersNothing, frozen=True, array_like=True, tag="W"):
     """The writer's epoch, greater than those of the shard's earlier writers."""
 
 
+class NewReplicas(_OrdersNothing, frozen=True, array_like=True, tag="R"):
+    """Each of these shards has these replicas from this entry on. The entry orders no records.
+
+    The first ones count, as many as the view gives the shard: a new one among them stores what its
+    writer sends from the shard's ordered length at this entry on, and fetches older records.
+    """
+
+    replicas: dict[ShardId, tuple[NodeId, ...]]
+
+
+class Replicas(NamedTuple):
+    """The replicas of a shard, in order of preference, and the position of the entry that names
+    them.
+    """
+
+    since: MetalogPosition
+    nodes: tuple[NodeId, ...]
+
+
 class Floor(NamedTuple):
     """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
 
@@ -114,13 +135,19 @@ class Trim(_OrdersNothing, frozen=True, array_like=True, tag="T"):
 
 _NOTHING: Final[Mapping[ShardId, int]] = {}
 
-Entry: TypeAlias = NewRecords | NewWriters | Trim
+Entry: TypeAlias = NewRecords | NewWriters | NewReplicas | Trim
 """All kinds of entries."""
 
 TRIM_FLOORS_MAX: Final = 1024
 """Floors in one entry."""
 WRITERS_MAX: Final = 1024
 """New writers in one entry."""
+MOVES_MAX: Final = 64
+"""Shards with new replicas in one entry."""
+REPLICAS_MAX: Final = 16
+"""Replicas of one shard."""
+NODE_NAME_MAX: Final = 64
+"""Bytes of the name of a storage node."""
 _SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
@@ -128,6 +155,7 @@ _COUNT_BYTES: Final = 12
 """Largest encoded size of an entry, of a floor in it, and of a shard's count or writer in it: an
 integer takes at most nine bytes, a shard three.
 """
+_NAME_BYTES: Final = NODE_NAME_MAX + 2
 
 
 def is_possible(entry: Entry) -> bool:
@@ -143,11 +171,29 @@ def is_possible(entry: Entry) -> bool:
         return 0 < len(writers) <= WRITERS_MAX and all(
             0 <= shard < _SHARDS_MAX and epoch > 0 for shard, epoch in writers.items()
         )
+    if isinstance(entry, NewReplicas):
+        return 0 < len(entry.replicas) <= MOVES_MAX and all(
+            0 <= shard < _SHARDS_MAX and _are_possible(replicas)
+            for shard, replicas in entry.replicas.items()
+        )
     counts = entry.counts
     return (
         min(counts, default=0) >= 0
         and max(counts, default=0) < _SHARDS_MAX
         and (min(counts.values(), default=1) > 0)
+    )
+
+
+def replicas_in(entry: NewReplicas) -> dict[ShardId, Replicas]:
+    """Return the replicas that an entry names."""
+    return {shard: Replicas(entry.position, nodes) for shard, nodes in entry.replicas.items()}
+
+
+def _are_possible(replicas: tuple[NodeId, ...]) -> bool:
+    return (
+        0 < len(replicas) <= REPLICAS_MAX
+        and len({*replicas}) == len(replicas)
+        and all(0 < len(name.encode()) <= NODE_NAME_MAX for name in replicas)
     )
 
 
@@ -162,6 +208,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         trims: how many of them are trims. Storage nodes keep the floors.
         time_us: the last stamp among them.
         writers: the newest writer of each shard.
+        replicas: the newest replicas of each shard that was moved.
     """
 
     position: MetalogPosition = 0
@@ -171,6 +218,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     trims: int = 0
     time_us: int = 0
     writers: dict[ShardId, Epoch] = {}
+    replicas: dict[ShardId, Replicas] = {}
 
     @property
     def is_possible(self) -> bool:
@@ -181,7 +229,10 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
             and self.tail == sum(self.cut.values())
             and self.trims <= self.position
             and (self.last > 0) == (self.position > 0)
-            and all(0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers))
+            and all(
+                0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers, *self.replicas)
+            )
+            and all(_are_possible(replicas.nodes) for replicas in self.replicas.values())
         )
 
     def with_entries(self, entries: Iterable[Entry]) -> Base:
@@ -201,6 +252,9 @@ def size_bound(entry: Entry) -> int:
     """Return the largest size of an encoded entry in bytes, without encoding it."""
     if isinstance(entry, Trim):
         return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
+    if isinstance(entry, NewReplicas):
+        names = sum(map(len, entry.replicas.values()))
+        return _ENTRY_BYTES + _COUNT_BYTES * len(entry.replicas) + _NAME_BYTES * names
     shards = entry.writers if isinstance(entry, NewWriters) else entry.counts
     return _ENTRY_BYTES + _COUNT_BYTES * len(shards)
 
@@ -305,18 +359,21 @@ class MetalogReplay:
 class GrowingBase(MetalogReplay):
     """A base to which entries are added one by one."""
 
-    __slots__ = ("_time_us", "_writers")
+    __slots__ = ("_replicas", "_time_us", "_writers")
 
     def __init__(self, base: Base) -> None:
         super().__init__(base.position, base.tail, base.cut, base.trims, base.last)
         self._time_us = base.time_us
         self._writers = dict(base.writers)
+        self._replicas = dict(base.replicas)
 
     def apply(self, entry: Entry) -> list[Span]:
         """Add the next entry; return what it ordered."""
         self._time_us = max(self._time_us, entry.time_us)
         if isinstance(entry, NewWriters):
             self._writers.update(entry.writers)
+        elif isinstance(entry, NewReplicas):
+            self._replicas |= replicas_in(entry)
         return super().apply(entry)
 
     @property
@@ -324,8 +381,15 @@ class GrowingBase(MetalogReplay):
         """The writer of each shard that has one; a copy."""
         return dict(self._writers)
 
+    @property
+    def replicas(self) -> dict[ShardId, Replicas]:
+        """The replicas of each shard that was moved; a copy."""
+        return dict(self._replicas)
+
     def base(self) -> Base:
         """Return what all entries so far add up to."""
-        cut, writers = dict(self.cut), dict(self._writers)
         assert self.trims <= self.position, "each trim is an entry"
-        return Base(self.position, self.last, self.tail, cut, self.trims, self._time_us, writers)
+        return Base(
+            self.position, self.last, self.tail, dict(self.cut), self.trims, self._time_us,
+            self.writers, self.replicas,
+        )  # fmt: skip

@@ -18,7 +18,7 @@ from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
-    """Where one shard is: its replicas, in order of preference, and its only writer."""
+    """Where one shard is at first: its replicas, in order of preference, and its only writer."""
 
     replicas: tuple[NodeId, ...]
     writer: NodeId
@@ -41,11 +41,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Which positions go to which index shard; empty: all index shards, from the beginning."""
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
+    spares: tuple[NodeId, ...] = ()
+    """Storage nodes without a shard, which replace lost ones."""
 
     @property
     def storage_nodes(self) -> tuple[NodeId, ...]:
         """All storage nodes, each once, ascending."""
-        return tuple(sorted({node for shard in self.shards.values() for node in shard.replicas}))
+        used = {node for shard in self.shards.values() for node in shard.replicas}
+        return tuple(sorted({*used, *self.spares}))
+
+    @property
+    def moves_shards(self) -> bool:
+        """Whether another storage node can replace a lost one. A sole sequencer moves nothing: it
+        may lose the entry with its disk.
+        """
+        return len(self.sequencers) > 1 and len(self.storage_nodes) > 1
 
     @property
     def index_nodes(self) -> tuple[NodeId, ...]:
@@ -64,7 +74,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
-        """The shards of storage node `node`."""
+        """The shards that storage node `node` has at first."""
         return tuple(s for s, placement in self.shards.items() if node in placement.replicas)
 
     def shard_written_by(self, engine: NodeId) -> ShardId | None:
@@ -105,17 +115,6 @@ Views: TypeAlias = Sequence[View]
 """The chain of views, oldest first."""
 
 
-def placement_of(views: Views, shard: ShardId) -> ShardPlacement | None:
-    """Return where `shard` is, by the newest view that has it; None: no view has it."""
-    return next((v.shards[shard] for v in reversed(views) if shard in v.shards), None)
-
-
-def replicas_of(views: Views, shard: ShardId) -> tuple[NodeId, ...]:
-    """Return the replicas of a shard; empty: no view has it."""
-    placement = placement_of(views, shard)
-    return placement.replicas if placement is not None else ()
-
-
 def view_of(
     *,
     sequencers: int = 1,
@@ -136,14 +135,13 @@ def view_of(
         raise ConfigError(
             f"{replicas} replicas need as many storage nodes; there are {storage_nodes}."
         )
+    nodes = tuple(NodeId(f"storage-{i}") for i in range(storage_nodes))
     view = View(
         number=ViewNumber(1),
         sequencers=tuple(NodeId(f"sequencer-{i}") for i in range(sequencers)),
         shards={
             ShardId(e): ShardPlacement(
-                replicas=tuple(
-                    NodeId(f"storage-{(e + r) % storage_nodes}") for r in range(replicas)
-                ),
+                replicas=tuple(nodes[(e + r) % storage_nodes] for r in range(replicas)),
                 writer=NodeId(f"engine-{e}"),
             )
             for e in range(engines)
@@ -153,8 +151,24 @@ def view_of(
         engines=tuple(NodeId(f"engine-{i}") for i in range(engines)),
         addresses=addresses or {},
     )
+    used = view.storage_nodes
+    view = msgspec.structs.replace(view, spares=tuple(n for n in nodes if n not in used))
     view.check()
     return view
+
+
+def with_storage_nodes_of(view: View, wanted: View) -> View:
+    """Return the view that follows `view`, with the storage nodes of `wanted`; `view` itself if it
+    has all of them. Those that are added have no shards at first.
+    """
+    added = tuple(node for node in wanted.storage_nodes if node not in view.storage_nodes)
+    if not added:
+        return view
+    following = msgspec.structs.replace(
+        view, number=ViewNumber(view.number + 1), spares=view.spares + added
+    )
+    following.check()
+    return following
 
 
 def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> View:

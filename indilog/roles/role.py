@@ -62,6 +62,10 @@ class FrameKind(enum.IntEnum):
     """Which records are in an object on cold storage from here on (`indilog.kernel.cold`); their
     batches are no longer needed in the journal (storage).
     """
+    FREED = 14
+    """Which records of a shard are missing from here on, because the shard was moved to another
+    node and their bytes are freed (`indilog.kernel.tombstones`; storage).
+    """
     GONE = 0xAA
     """A record batch that was discarded (storage); of its payload only the header of the batch
     remains. Such a frame is never written: the kind byte of a `RECORDS` frame is changed to this.

@@ -36,7 +36,7 @@ from indilog.base.ids import (
     TagHash,
 )
 from indilog.kernel.lost_ranges import LostRange
-from indilog.kernel.metalog import NO_INCARNATION, Entry
+from indilog.kernel.metalog import NO_INCARNATION, Entry, Replicas
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
@@ -45,6 +45,7 @@ from indilog.wire.conditional_messages import (
     HomeWanted,
 )
 from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
+from indilog.wire.replica_messages import ReplicasAre, StorageAlive
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogStored,
@@ -121,6 +122,8 @@ class ShardProgress(WireMessage, frozen=True):
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
     durable. `term` is the newest one that the sender knows. A primary counts reports of its own
     term only: one of an earlier term may be from before the sender lost its disk.
+    `position` entries are applied; 0 while no shard was ever moved. Of a shard that an entry moved,
+    only reports of nodes that have applied that entry count.
     Lost: resent with the next change and with the next term, and periodically while something
     stored is not ordered.
     Repeated: the receiver keeps the largest prefix, under the shard's writer, from the newest
@@ -129,6 +132,7 @@ class ShardProgress(WireMessage, frozen=True):
 
     term: Epoch
     stored: dict[ShardId, tuple[Epoch, LocalId]]
+    position: MetalogPosition = 0
 
 
 class MetalogEntries(WireMessage, frozen=True):
@@ -198,6 +202,8 @@ class TailIs(WireMessage, frozen=True):
     """Microseconds since 1970."""
     writers: dict[ShardId, Epoch] = msgspec.field(default_factory=dict)
     """The writer of each shard."""
+    replicas: dict[ShardId, Replicas] = msgspec.field(default_factory=dict)
+    """The replicas of each shard that an entry moved."""
 
 
 class TermIs(WireMessage, frozen=True):
@@ -447,6 +453,11 @@ class RecordsRead(WireMessage, frozen=True):
     """The names of those unknown records of which only the data is damaged."""
     away: tuple[SeqNum, ...] = ()
     """Those unknown records that are on cold storage, which did not answer in time."""
+    since: MetalogPosition = -1
+    """The position of the last entry that moved the shard, as far as the sender knows; -1: none. An
+    engine that knows of another move does not count the unknown records: one that is a new replica
+    for the sender may be complete for the engine, or not be a replica any more.
+    """
 
 
 class AuxSet(WireMessage, frozen=True):
@@ -517,6 +528,8 @@ Message: TypeAlias = (
     | ShardStoredWanted
     | ShardStored
     | ShardProgress
+    | StorageAlive
+    | ReplicasAre
     | MetalogAppend
     | MetalogStored
     | Seal
@@ -563,6 +576,7 @@ Message: TypeAlias = (
 
 ForSequencer: TypeAlias = (
     ShardProgress
+    | StorageAlive
     | MetalogStored
     | MetalogAppend
     | MetalogWanted

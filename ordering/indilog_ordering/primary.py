@@ -22,7 +22,16 @@ from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NO_INCARNATION, WRITERS_MAX, NewRecords, NewWriters, Trim
+from indilog.kernel.metalog import (
+    NO_INCARNATION,
+    WRITERS_MAX,
+    NewRecords,
+    NewReplicas,
+    NewWriters,
+    Replicas,
+    Trim,
+)
+from indilog.kernel.placement import Placement
 from indilog.kernel.view import View
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
@@ -37,6 +46,7 @@ from indilog.wire.messages import (
     TailWanted,
     TermIs,
 )
+from indilog.wire.replica_messages import StorageAlive
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogStored,
@@ -47,6 +57,7 @@ from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.entry_clock import EntryClock
 from indilog_ordering.leader import Leader
 from indilog_ordering.progress import Reports
+from indilog_ordering.replacement import Replacements
 from indilog_ordering.stored_metalog import StoredMetalog
 from indilog_ordering.trims import TrimRequests
 
@@ -94,13 +105,18 @@ class Primary:
         proposed = metalog.committed.base().with_entries(recovered)
         self._last_us = proposed.time_us
         """The newest stamp of the entries that earlier terms proposed."""
+        self._now = now
         self._clock = EntryClock(proposed.time_us, now, config.node.ordering.clock_gap_s_max)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
         """How many of all entries are trims."""
+        self._placement = Placement(view)
+        """Where shards are by all entries, committed or not."""
+        self._placement.restore(proposed.replicas)
+        self._replacements = Replacements(self._placement, view.storage_nodes, config, now)
         self._reports = Reports(
-            view, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
+            self._placement, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
         )
         """What replicas have stored, under the writers that all entries name."""
         self._wanted: dict[ShardId, Epoch] = {}
@@ -130,6 +146,7 @@ class Primary:
     def begin_iteration(self, now: Instant) -> None:
         """Note the time, which holds for all answers and proposals of the iteration."""
         self._clock.advance(now)
+        self._now = now
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
         """Handle one message; `advance` acts on all messages of the iteration."""
@@ -144,6 +161,8 @@ class Primary:
                 effects = self._on_tail_wanted(event, message)
             case TrimWanted():
                 effects = self._on_trim_wanted(event, message)
+            case StorageAlive():
+                effects = self._on_storage_alive(event, message)
             case ShardWanted():
                 effects = self._on_shard_wanted(event, message)
             case MetalogAppend() | MetalogStored() | Seal() | Sealed():
@@ -155,6 +174,7 @@ class Primary:
     def forget(self, node: NodeId) -> None:
         """Forget what `node` reported before it restarted: it may have lost its disk."""
         self._reports.forget(node)
+        self._replacements.forget(node)
         if node in self._covered:
             self._cover(node, Extent(NO_INCARNATION, 0))
 
@@ -173,6 +193,8 @@ class Primary:
             effects += self._answer_tails()
         if self._reports.changed:
             effects += self._propose()
+        if self._view.moves_shards and self._replacements.is_due(now):
+            effects += self._propose_replicas(now)
         if self._wanted:
             effects += self._propose_writers()
         if self._trim_requests.wanted:
@@ -182,8 +204,12 @@ class Primary:
         return effects
 
     def deadline(self) -> Instant | None:
-        """When to repeat a disk-full notification."""
-        return self._disk_full_notifier.deadline()
+        """When to repeat a disk-full notification, or a storage node may be lost."""
+        due = self._disk_full_notifier.deadline()
+        if not self._view.moves_shards:
+            return due
+        lost = self._replacements.deadline()
+        return lost if due is None else min(lost, due)
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
         """Notify engines whether this disk has room; entries continue, because they need little."""
@@ -206,9 +232,18 @@ class Primary:
             return [Ignore(event, _OTHER_TERM)]
         effects: list[Effect] = []
         for shard, (epoch, stored) in message.stored.items():
-            if (reason := self._reports.note(event.sender, shard, epoch, stored)) is not None:
+            if (
+                reason := self._reports.note(event.sender, shard, epoch, stored, message.position)
+            ) is not None:
                 effects.append(Ignore(event, reason))
         return effects
+
+    def _on_storage_alive(self, event: Received, message: StorageAlive) -> list[Effect]:
+        if message.term != self._epoch:
+            return [Ignore(event, _OTHER_TERM)]
+        if not self._replacements.on_alive(event.sender, message, self._now):
+            return [Ignore(event, "a heartbeat of a node that is no storage node")]
+        return []
 
     def _on_metalog_covered(self, event: Received, message: MetalogCovered) -> list[Effect]:
         if message.term != self._epoch:
@@ -222,7 +257,10 @@ class Primary:
         """Note what a storage node covers; only what equals the metalog here counts."""
         self._covered[node] = covered
         agreement = self._metalog.agreement
-        self._covered_by_all = min(agreement(*extent) for extent in self._covered.values())
+        moves = self._view.moves_shards
+        alive = self._replacements.alive(self._now) if moves else self._covered
+        lengths = [agreement(*self._covered[node]) for node in alive]
+        self._covered_by_all = min(lengths, default=0)
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
@@ -266,6 +304,7 @@ class Primary:
                 committed.trims,
                 self._clock.now_us,
                 committed.writers,
+                committed.replicas,
             )
             effects.append(Send(reader, answer))
         return effects
@@ -353,6 +392,18 @@ class Primary:
         self._reports.begin(writers)
         position, number, epoch = len(self._metalog), self._view.number, self._epoch
         return [self._leader.append(NewWriters(position, number, epoch, writers))]
+
+    def _propose_replicas(self, now: Instant) -> list[Effect]:
+        """Move shards away from lost storage nodes, and drop the copies that no longer count."""
+        if not self._leader.has_room:
+            return []
+        wanted = self._replacements.wanted(now)
+        if not wanted:
+            return []
+        position, number, epoch = len(self._metalog), self._view.number, self._epoch
+        self._placement.move({s: Replicas(position, nodes) for s, nodes in wanted.items()})
+        self._reports.move(wanted)
+        return [self._leader.append(NewReplicas(position, number, epoch, wanted))]
 
     def _propose_trim(self) -> list[Effect]:
         """Put all requested trims into one entry."""

@@ -3,7 +3,8 @@
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
 largest prefix, which is the minimum if the quorum is all replicas (`ack_quorum`). Only what
 replicas report under the shard's writer counts, because a replica drops what an older one stored
-(`NewWriters`).
+(`NewWriters`). Of a shard that was moved, only reports of nodes that have applied the entry count
+(`NewReplicas`): a node may have dropped the shard and got it again.
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -11,16 +12,16 @@ earlier reports. So no record is ordered because of a replica that no longer has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.base.ids import MAX_SEQNUM, Epoch, LocalId, MetalogPosition, NodeId, ShardId
 from indilog.config import ClusterConfig
 from indilog.kernel.metalog import NO_INCARNATION
-from indilog.kernel.view import View
+from indilog.kernel.placement import Placement
 
 
 class ShardReports:
-    """The newest report of each replica of one shard."""
+    """The newest report of each counting replica of one shard."""
 
     __slots__ = ("_ack_quorum", "_needed", "_stored", "epoch")
 
@@ -37,6 +38,10 @@ class ShardReports:
         """Begin with a new writer."""
         assert epoch > self.epoch, "writers are numbered upwards"
         self.epoch = epoch
+        self._stored.clear()
+
+    def move(self) -> None:
+        """Begin with new replicas."""
         self._stored.clear()
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
@@ -71,49 +76,59 @@ class ShardReports:
 
 
 class Reports:
-    """The reports about all shards of a view, and which shards have new reports.
+    """The reports about all shards, and which shards have new reports.
 
     `entries_may_be_lost`: whether entries may be lost that were committed. Then a shard waits for
     the reports of all its replicas before it gets another writer.
     """
 
-    __slots__ = ("_changed", "_replicas", "_shards")
+    __slots__ = ("_changed", "_placement", "_shards")
 
     def __init__(
         self,
-        view: View,
+        placement: Placement,
         config: ClusterConfig,
         writers: Mapping[ShardId, Epoch],
         *,
         entries_may_be_lost: bool,
     ) -> None:
-        self._replicas = {shard: frozenset(p.replicas) for shard, p in view.shards.items()}
+        self._placement = placement
         self._shards: dict[ShardId, ShardReports] = {}
-        for shard, replicas in self._replicas.items():
-            quorum = config.quorum_of(len(replicas))
-            needed = len(replicas) if entries_may_be_lost else quorum
+        for shard in placement.shards:
+            replicas = len(placement.counting(shard))
+            quorum = config.quorum_of(replicas)
+            needed = replicas if entries_may_be_lost else quorum
             epoch = writers.get(shard, NO_INCARNATION)
             self._shards[shard] = ShardReports(quorum, epoch, needed)
         self._changed: set[ShardId] = set()
 
-    def note(self, replica: NodeId, shard: ShardId, epoch: Epoch, stored: LocalId) -> str | None:
-        """Note a report; return why it was refused, or None."""
-        replicas = self._replicas.get(shard)
-        if replicas is None:
+    def note(
+        self,
+        replica: NodeId,
+        shard: ShardId,
+        epoch: Epoch,
+        stored: LocalId,
+        position: MetalogPosition = MAX_SEQNUM,
+    ) -> str | None:
+        """Note a report of a node that has applied `position` entries; return why it was refused,
+        or None.
+        """
+        if shard not in self._shards:
             return "progress of a shard that is not in this view"
-        if replica not in replicas:
-            return "progress of a node that is no replica of the shard"
         if epoch < 1 or stored < 0:
             return "progress of an epoch below 1 or a prefix below 0"
+        if position <= self._placement.since(shard):
+            return "progress of a node that does not know of the move of the shard"
+        if replica not in self._placement.counting(shard):
+            return "progress of a node that is no counting replica of the shard"
         if self._shards[shard].note(replica, epoch, stored):
             self._changed.add(shard)
         return None
 
     def forget(self, replica: NodeId) -> None:
         """Drop all reports of an earlier incarnation of a storage node."""
-        for shard, replicas in self._replicas.items():
-            if replica in replicas:
-                self._shards[shard].forget(replica)
+        for reported in self._shards.values():
+            reported.forget(replica)
 
     def writer(self, shard: ShardId) -> Epoch:
         """Return the writer of a shard; 0: it has none yet."""
@@ -122,7 +137,8 @@ class Reports:
     def missing(self, shard: ShardId) -> list[NodeId]:
         """Return the replicas of a shard that have not reported under its writer."""
         reported = self._shards[shard]
-        return sorted(node for node in self._replicas[shard] if not reported.has(node))
+        counting = self._placement.counting(shard)
+        return sorted(node for node in counting if not reported.has(node))
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
         """Whether enough replicas have reported, and what the ack quorum has is below `ordered`."""
@@ -133,6 +149,11 @@ class Reports:
         """Give shards to new writers; reports under earlier ones no longer count."""
         for shard, epoch in writers.items():
             self._shards[shard].begin(epoch)
+
+    def move(self, shards: Iterable[ShardId]) -> None:
+        """Begin with the new replicas of shards, which the placement has already."""
+        for shard in shards:
+            self._shards[shard].move()
 
     @property
     def changed(self) -> bool:

@@ -227,18 +227,20 @@ def _image_of(directory: Path, stored: StoredNodes) -> LogImage:
     position = stored.committed.length
     ordered = stored.ordering.columns(position)
     files = _Files()
-    parts: list[BatchPlaces] = []
+    shards: list[tuple[int, _Spans, list[_Replica]]] = []
+    width = 1
     gone, lost = [np.empty((0, 2), np.int64)], [np.empty((0, 2), np.int64)]
-    width = max(len(placement.replicas) for placement in stored.view.shards.values())
     for shard in np.unique(ordered.shards).tolist():
         spans = _spans_of(ordered, shard)
         cut = int(spans.localids[-1] + spans.lengths[-1])
         found = [_replica(node, ShardId(shard), cut, files) for node in stored.nodes]
         of_shard = [replica for replica in found if replica is not None]
-        parts.append(_batches_of(shard, spans, ordered, of_shard, width))
+        width = max(width, len(of_shard))
+        shards.append((shard, spans, of_shard))
         discarded, missing = _not_in_batches(of_shard, cut)
         gone.append(spans.seqnum_ranges(discarded))
         lost.append(spans.seqnum_ranges(missing))
+    parts = [_batches_of(shard, spans, ordered, of, width) for shard, spans, of in shards]
     return LogImage(
         directory,
         stored.view,

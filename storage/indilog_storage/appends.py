@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from indilog.base.errors import MalformedFrameError
-from indilog.base.ids import Epoch, Instant, NodeId, ShardId
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import NO_INCARNATION, Span
@@ -31,6 +31,7 @@ from indilog.wire.messages import (
     ShardStored,
     ShardStoredWanted,
 )
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.shard import Shard
 
 _FULL: Final = "a batch for which the disk has no room"
@@ -54,8 +55,9 @@ _Keeper: TypeAlias = Callable[[Shard, RecordBatch], list[Effect]]
 class Appends:
     """Handles the messages of writers; changes the given shards."""
 
-    def __init__(self, shards: Mapping[ShardId, Shard], logspace: int, config: Config) -> None:
-        self._shards = shards
+    def __init__(self, moved: MovedShards, logspace: int, config: Config) -> None:
+        self._shards: Mapping[ShardId, Shard] = moved.shards
+        self._placement = moved.placement
         self._logspace = logspace
         self._batch_bytes_max = config.cluster.batch_bytes_max
         self._unordered_bytes_max = config.node.appends.append_pending_bytes_max
@@ -149,10 +151,12 @@ class Appends:
         return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
 
     def on_persisted(self, token: int, location: Location) -> Stored | None:
-        """Count a batch as stored; None: a new writer has the shard, so it was dropped."""
+        """Count a batch as stored; None: it was dropped, because a new writer has the shard, or
+        another storage node.
+        """
         shard, batch = self._batches.pop(token)
         header = batch.header
-        if header.epoch != shard.writer:
+        if header.epoch != shard.writer or self._shards.get(shard.id) is not shard:
             return None
         shard.fill(header.first, header.end, location, header.epoch)
         self._progressed.add(shard.id)
@@ -171,30 +175,41 @@ class Appends:
 
     # --- writers
 
-    def begin(self, shard: Shard, epoch: Epoch, writer: NodeId) -> None:
+    def begin(self, shard: Shard, epoch: Epoch) -> None:
         """Give a shard to the writer that a metalog entry names, and notify it."""
         before = _held_bytes(shard)
         shard.begin(epoch)
         self._unordered_bytes += _held_bytes(shard) - before
         self._progressed.add(shard.id)
-        self._answered.add((writer, shard.id))
+        self._answered.add((self._placement.writer(shard.id), shard.id))
         if epoch >= self.awaited:
             self.awaited = NO_INCARNATION
 
+    def note_moved(self) -> None:
+        """Note that shards were added, dropped or got other replicas: all are reported anew, and
+        their writers are answered.
+        """
+        self._unordered_bytes = sum(map(_held_bytes, self._shards.values()))
+        self._progressed &= self._shards.keys()
+        self._answered = {asked for asked in self._answered if asked[1] in self._shards}
+        self.start()
+
     # --- the end of an iteration
 
-    def start(self, writers: Mapping[ShardId, NodeId]) -> None:
+    def start(self) -> None:
         """Report all shards at the end of this iteration, and answer their writers: batches in
         flight to an earlier incarnation are lost.
         """
         self.report()
-        self._answered.update((writer, shard) for shard, writer in writers.items())
+        self._answered.update((self._placement.writer(shard), shard) for shard in self._shards)
 
     def report(self) -> None:
         """Report all shards at the end of this iteration: a new primary knows nothing of them."""
         self._progressed.update(self._shards)
 
-    def conclude(self, leadership: Leadership, now: Instant) -> list[Effect]:
+    def conclude(
+        self, leadership: Leadership, position: MetalogPosition, now: Instant
+    ) -> list[Effect]:
         """Send writers and the primary how far shards are stored."""
         effects: list[Effect] = []
         if self._answered:
@@ -209,7 +224,7 @@ class Appends:
             report.due = None
             self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
         if self._progressed:
-            effects += self._progress(leadership, now)
+            effects += self._progress(leadership, position, now)
         if report.due is None:
             for shard in self._shards.values():
                 if shard.stored > shard.ordered:
@@ -217,7 +232,9 @@ class Appends:
                     break
         return effects
 
-    def _progress(self, leadership: Leadership, now: Instant) -> list[Effect]:
+    def _progress(
+        self, leadership: Leadership, position: MetalogPosition, now: Instant
+    ) -> list[Effect]:
         shards = [self._shards[shard] for shard in sorted(self._progressed)]
         self._progressed.clear()
         stored = {shard.id: (shard.writer, shard.sound) for shard in shards if shard.writer}
@@ -225,7 +242,8 @@ class Appends:
             return []
         if self._report.due is None:
             self._report.sent(now)
-        return [Send(leadership.primary, ShardProgress(leadership.term, stored))]
+        known = position if self._placement.moved else 0
+        return [Send(leadership.primary, ShardProgress(leadership.term, stored, known))]
 
     def deadline(self) -> Instant | None:
         """When to repeat the report."""

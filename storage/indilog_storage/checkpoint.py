@@ -19,6 +19,7 @@ from indilog.kernel.cold import ColdObject
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import entries_decoded, entries_encoded
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering, OrderingColumns
 from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.shard import Shard
@@ -38,6 +39,8 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardId
     columns: ShardColumns
+    dropped: MetalogPosition = -1
+    """The position of the entry that moved the shard away from this node; -1: the node keeps it."""
 
 
 class Covered:
@@ -101,7 +104,7 @@ _decoder = msgspec.msgpack.Decoder(_Checkpoint | _ColdCheckpoint)
 
 def checkpoint_of(
     ordering: Ordering,
-    shards: Mapping[ShardId, Shard],
+    moved: MovedShards,
     journal: OrderingJournal,
     before: Extent,
     objects: Mapping[int, ColdObject],
@@ -113,7 +116,8 @@ def checkpoint_of(
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
     trimmed_at = ordering.trimmed_at
-    copies = [(shard.id, shard.copied()) for shard in shards.values()]
+    copies = [(shard.id, shard.copied(), -1) for shard in moved.shards.values()]
+    copies += [(one.shard.id, one.shard.copied(), one.position) for one in moved.dropped]
 
     made = tuple(objects.values())
 
@@ -123,7 +127,7 @@ def checkpoint_of(
             _Floors(*(column.tobytes() for column in logs)),
             _Floors(*(column.tobytes() for column in tags)),
             trimmed_at,
-            tuple(_ShardPart(shard, copy()) for shard, copy in copies),
+            tuple(_ShardPart(shard, copy(), dropped) for shard, copy, dropped in copies),
             entries_encoded(pending),
             gap,
             before,
@@ -137,7 +141,7 @@ def restore(
     payload: bytes,
     gone: Collection[int],
     ordering: Ordering,
-    shards: Mapping[ShardId, Shard],
+    moved: MovedShards,
     covered: Covered,
     journal: OrderingJournal,
     objects: dict[int, ColdObject],
@@ -160,10 +164,19 @@ def restore(
     ordering.trimmed_at = checkpoint.trimmed_at
     ordering.restore(checkpoint.ordering)
     covered.restore(ordering.extent, checkpoint.before)
+    moved.placement.restore(ordering.replicas)
+    moved.forget_all()
+    moved.sync()
     for part in checkpoint.shards:
-        if (shard := shards.get(part.shard)) is not None:
-            shard.restore(part.columns)
-            shard.lose_segments(gone)
+        if part.dropped >= 0:
+            shard = Shard(part.shard)
+            moved.set_aside(shard, part.dropped)
+        elif (kept := moved.shards.get(part.shard)) is not None:
+            shard = kept
+        else:
+            continue
+        shard.restore(part.columns)
+        shard.lose_segments(gone)
     journal.restore(entries_decoded(checkpoint.pending), gap=checkpoint.gap)
 
 

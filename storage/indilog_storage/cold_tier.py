@@ -53,6 +53,7 @@ from indilog.roles.role import (
 )
 from indilog_storage.batch_reads import parse_batch
 from indilog_storage.checkpoint import Covered
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import COLD_OBJECTS_MAX, Shard
 from indilog_storage.shard_parts import LocalRun
@@ -84,11 +85,9 @@ class ColdObjectsKept:
         self.released: list[Location] = []
         self.is_in_doubt = False
 
-    def note(
-        self, made: ColdObject, shards: Mapping[ShardId, Shard]
-    ) -> list[tuple[Location, Location]]:
-        """Place the batches of an object there; return where each was and is."""
-        if (shard := shards.get(made.shard)) is None:
+    def note(self, made: ColdObject, shard: Shard | None) -> list[tuple[Location, Location]]:
+        """Place the batches of an object of a shard there; return where each was and is."""
+        if shard is None:
             return []
         self.objects[made.number] = made
         return shard.move(made.first, made.end, made.number)
@@ -122,13 +121,14 @@ class ColdTier:
     def __init__(
         self,
         kept: ColdObjectsKept,
-        shards: Mapping[ShardId, Shard],
+        moved: MovedShards,
         ordering: Ordering,
         covered: Covered,
         config: NodeConfig,
     ) -> None:
         self._kept = kept
-        self._shards = shards
+        self._shards: Mapping[ShardId, Shard] = moved.shards
+        self._shard = moved.of
         self._ordering = ordering
         self._covered = covered
         self._config = config.cold
@@ -368,9 +368,12 @@ class ColdTier:
         effects: list[Effect] = []
         for _ in range(min(_WITNESSES_MAX, len(self._to_check))):
             made = self._kept.objects.get(self._to_check.pop())
-            if made is None or self._is_alive(made):
+            if made is None:
                 continue
-            if not self._shards[made.shard].cold_runs(made):
+            shard = self._shard(made.shard)
+            if shard is not None and self._is_alive(made):
+                continue
+            if shard is None or not shard.cold_runs(made):
                 effects.append(AskCold(DeleteObject(made)))  # a crash interrupted it
                 continue
             self._to_read = made
@@ -387,7 +390,7 @@ class ColdTier:
     def _on_tags(self, answer: ColdTagsRead, now: Instant) -> list[Effect]:
         self._is_asking = False
         made = self._kept.objects.get(answer.number)
-        if made is None:
+        if made is None or (shard := self._shard(made.shard)) is None:
             return []
         if answer.tags is None:
             self._to_check.insert(0, answer.number)
@@ -402,7 +405,6 @@ class ColdTier:
             return []
         effects: list[Effect] = []
         token = 0
-        shard = self._shards[made.shard]
         for first, end in shard.cold_runs(made):
             shard.discard_all(first, end)
             token = self._token()
@@ -429,7 +431,7 @@ class ColdTier:
     def on_persisted(self, token: int) -> list[Effect]:
         """Continue with an object whose note, or whose end, is written."""
         if (made := self._notes.pop(token, None)) is not None:
-            moved = self._kept.note(made, self._shards)
+            moved = self._kept.note(made, self._shard(made.shard))
             self._to_check.append(made.number)  # floors may have risen meanwhile
             self.moved_bytes += sum(before.length for before, _ in moved)
             self._moved += moved

@@ -8,20 +8,18 @@ whose records are all trimmed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from indilog.base.ids import Instant, NodeId, ShardId
+from indilog.base.ids import Instant
 from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.view import Views
 from indilog.roles.role import Effect, Location
 from indilog_storage.batch_reads import DamagedBatch
 from indilog_storage.cold_tier import FIRST_TOKEN as FIRST_COLD_TOKEN
 from indilog_storage.cold_tier import ColdTier
+from indilog_storage.moved_shards import FIRST_TOKEN as FIRST_MOVED_TOKEN
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.reclaim import FIRST_TOKEN, Reclaim
 from indilog_storage.repair import Repair
 from indilog_storage.scrub import Scrub
-from indilog_storage.shard import Shard
 
 
 class DiskCare:
@@ -33,15 +31,14 @@ class DiskCare:
 
     def __init__(
         self,
-        node: NodeId,
-        views: Views,
-        shards: Mapping[ShardId, Shard],
+        moved: MovedShards,
         floors: Trimmed,
         cold: ColdTier,
         config: NodeConfig,
     ) -> None:
-        self._shards = shards
-        self.repair = Repair(node, views, shards, config)
+        self.moved = moved
+        shards = self._shards = moved.shards
+        self.repair = Repair(moved, config)
         self.scrub = Scrub(shards, config)
         self.reclaim = Reclaim(shards, floors, config)
         self.cold = cold
@@ -67,6 +64,8 @@ class DiskCare:
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
         """Note that a repaired batch, or a note of discarded batches, was written."""
+        if token < FIRST_MOVED_TOKEN:
+            return self.moved.on_persisted(token)
         if token < FIRST_COLD_TOKEN:
             return self.cold.on_persisted(token)
         if token < FIRST_TOKEN:

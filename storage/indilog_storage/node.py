@@ -13,7 +13,7 @@ fetches them from another replica (`Repair`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -23,8 +23,9 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer, ColdBatchRead, ColdObject
 from indilog.kernel.index_schedule import NO_POSITION
-from indilog.kernel.metalog import Entry, NewWriters, Span, Trim
-from indilog.kernel.view import Views, placement_of
+from indilog.kernel.metalog import Entry, NewReplicas, NewWriters, Span, Trim
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import Views
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.leadership import Leadership
@@ -67,6 +68,7 @@ from indilog_storage.checkpoint import Covered, checkpoint_of, restore
 from indilog_storage.cold_tier import ColdObjectsKept, ColdTier
 from indilog_storage.discarded import answer_discarded
 from indilog_storage.disk_care import DiskCare
+from indilog_storage.heartbeat import Heartbeat
 from indilog_storage.history import HistoryFetch, history_for
 from indilog_storage.index_data import (
     IndexPage,
@@ -76,6 +78,7 @@ from indilog_storage.index_data import (
     index_block,
     part_of,
 )
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 from indilog_storage.ordering_journal import TOKEN as ORDERING_TOKEN
 from indilog_storage.ordering_journal import OrderingJournal
@@ -87,7 +90,6 @@ from indilog_storage.shard import Shard
 from indilog_storage.trims import (
     announce_trim,
     announce_trims,
-    announces_empty_positions,
     floors_page,
 )
 
@@ -108,12 +110,12 @@ class StorageNode:
         self._leadership = Leadership(views[-1])
         self._config = config.node
         self._aux_bytes_max = config.cluster.aux_bytes_max
-        self._shards = _shards_of(node, views)
-        self._appends = Appends(self._shards, views[-1].logspace, config)
-        self._announces_empty_positions = announces_empty_positions(node, views[-1])
+        self._moved = MovedShards(node, Placement(views[-1]))
+        self._shards: Mapping[ShardId, Shard] = self._moved.shards
+        self._appends = Appends(self._moved, views[-1].logspace, config)
         self._ordering = Ordering()
         self._cold = ColdObjectsKept()
-        self._recovery = Recovery(self._shards, self._ordering, self._cold)
+        self._recovery = Recovery(self._moved, self._ordering, self._cold)
         self._catch_up = CatchUp(
             self._ordering.reader,
             Resend(config.node.messages.resend_s, config.node.messages.resend_s_max),
@@ -140,11 +142,11 @@ class StorageNode:
             config.node.caches.aux_cache_bytes_max,
             getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES,
         )
-        cold = ColdTier(self._cold, self._shards, self._ordering, self._covered, config.node)
+        cold = ColdTier(self._cold, self._moved, self._ordering, self._covered, config.node)
         floors = self._ordering.floors
-        self._care = DiskCare(node, views, self._shards, floors, cold, config.node)
-        self._writers = _writers_of(self._shards, views)
-        self._disk_full_notifier = DiskFullNotifier([*self._writers.values()])
+        self._care = DiskCare(self._moved, floors, cold, config.node)
+        self._heartbeat = Heartbeat(views[-1], self._moved, self._ordering, config.node)
+        self._disk_full_notifier = DiskFullNotifier(views[-1].engines)
         self._blocks: list[IndexBlock] = []
         self._journal = OrderingJournal()
         self.replaced = 0
@@ -227,7 +229,7 @@ class StorageNode:
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return what must remain of a batch when its segment is rewritten (decision 0016)."""
-        return needed(self._shards, self._ordering.floors, kind, payload, location)
+        return needed(self._moved.of, self._ordering.floors, kind, payload, location)
 
     @property
     def derived(self) -> bool:
@@ -246,7 +248,7 @@ class StorageNode:
         self._saving = self._unsaved
         before = self._covered.take(self._ordering.extent)
         objects = self._cold.objects
-        return checkpoint_of(self._ordering, self._shards, self._journal, before, objects)
+        return checkpoint_of(self._ordering, self._moved, self._journal, before, objects)
 
     def checkpointed(self) -> None:
         """Note that the last checkpoint is durable; the primary is notified of what checkpoints
@@ -264,7 +266,7 @@ class StorageNode:
             MalformedFrameError: the checkpoint is of a version that this release does not know.
         """
         restore(
-            payload, gone, self._ordering, self._shards, self._covered, self._journal,
+            payload, gone, self._ordering, self._moved, self._covered, self._journal,
             self._cold.objects,
         )  # fmt: skip
         self._restored = True
@@ -279,7 +281,7 @@ class StorageNode:
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
-        effects += self._appends.conclude(self._leadership, now)
+        effects += self._appends.conclude(self._leadership, self.position, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += distribute(self._views[-1], blocks, self._ordering.last)
@@ -306,7 +308,8 @@ class StorageNode:
                 return []
             case Started(epoch):
                 self._stirred = True
-                self._appends.start(self._writers)
+                self._appends.start()
+                self._moved.start(self.position)
                 self._care.start(now, unread=self._restored)
                 self._ordering.reader.start(epoch)
                 self._history.start(epoch)
@@ -328,6 +331,7 @@ class StorageNode:
             self._stirred = True
             self._ordering.reader.begin_term(elsewhere=event.primary != before)
             self._appends.report()
+            self._heartbeat.hurry()
             self._covered.is_unreported = True
         return []
 
@@ -439,10 +443,20 @@ class StorageNode:
             term, primary = self._leadership.term, self._leadership.primary
             effects.append(Send(primary, MetalogCovered(term, position, epoch)))
         effects += self._history.conclude(now)
+        effects += self._moved.freed(self._covered.older.length)
+        if self._moved.has_freed:
+            self._moved.has_freed = False
+            self._care.cold.note_risen_floors()
+        effects += self._heartbeat.conclude(self._leadership, now)
         self._stirred = False
-        parts = (self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history)
+        parts = (
+            self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history,
+            self._heartbeat,
+        )  # fmt: skip
         times = (part.deadline() for part in parts)
         self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
+        if self._moved.is_freeing(self._covered.older.length):
+            self._upkeep_at = now
         return effects
 
     def _awaits_entries(self) -> bool:
@@ -473,9 +487,10 @@ class StorageNode:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
             effects += self._apply(entry)
-        if last and self._ordering.last != last and self._announces_empty_positions:
+        if last and self._ordering.last != last and self._moved.speaks:
             effects += announce_incarnation(self._views[-1], self._ordering)
             effects += announce_trims(self._views[-1], self._ordering)
+            effects += self._heartbeat.announce()
         if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
             effects += self._journal.flush()
         for read in self._waiting.pop_ready(self._ordering):
@@ -490,17 +505,29 @@ class StorageNode:
             self._begin_writers(entry)
             # On disk it must come before the writers' batches.
             effects += self._journal.flush()
+        elif isinstance(entry, NewReplicas):
+            self._follow_replicas()
+            effects += self._journal.flush()
+            effects += self._heartbeat.announce()
         elif isinstance(entry, Trim):
             self._stirred = True
             self._care.note_risen_floors()
-            if self._announces_empty_positions:
+            if self._moved.speaks:
                 effects += announce_trim(entry, self._views[-1], self._ordering)
         return effects
 
     def _begin_writers(self, entry: NewWriters) -> None:
         for shard, epoch in entry.writers.items():
             if (given := self._shards.get(shard)) is not None:
-                self._appends.begin(given, epoch, self._writers[shard])
+                self._appends.begin(given, epoch)
+
+    def _follow_replicas(self) -> None:
+        """Keep the shards that the applied entries give to this node."""
+        self._moved.follow(self._ordering)
+        self._appends.note_moved()
+        self._care.repair.note_moved()
+        self._heartbeat.hurry()
+        self._stirred = True
 
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
@@ -549,6 +576,8 @@ class StorageNode:
                     self._appends.order(shard, span)
             if isinstance(entry, NewWriters):
                 self._begin_writers(entry)
+            elif isinstance(entry, NewReplicas):
+                self._follow_replicas()
         self._unsaved += len(entries)
         self._journal.skip()
         base = self._history.base
@@ -567,7 +596,9 @@ class StorageNode:
         """
         replaced = self.position - position
         self.replaced += replaced
-        cut_off(position, self._ordering, self._shards)
+        cut_off(position, self._ordering, self._moved)
+        self._appends.note_moved()
+        self._care.repair.note_moved()
         self._journal.cut_off(position)
         self._blocks = [block for block in self._blocks if block.position < position]
         self._aux.clear()
@@ -586,7 +617,7 @@ class StorageNode:
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
         """Assign seqnums to records; collect the index data that this replica must send."""
-        speaks = not spans and self._announces_empty_positions
+        speaks = not spans and self._moved.speaks
         parts = []
         for span in spans:
             if (shard := self._shards.get(span.shard)) is None:
@@ -621,6 +652,7 @@ class StorageNode:
             shard,
             self._aux,
             self._ordering,
+            since=self._moved.placement.since(message.shard),
             bytes_max=self._config.messages.page_bytes_max,
         )
 
@@ -703,22 +735,3 @@ class StorageNode:
         assert not pending or pending[-1].position < self.position, "only applied entries"
         self._care.repair.check_invariants()
         assert not self._blocks, "sent at the end of the iteration"
-
-
-def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
-    """Return the shards of which `node` is a replica in any view.
-
-    It leads the shards of which it is the first replica.
-    """
-    shards: dict[ShardId, Shard] = {}
-    for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
-        placement = placement_of(views, shard)
-        assert placement is not None, "a view names the shard"
-        leading, alone = placement.replicas[0] == node, len(placement.replicas) == 1
-        shards[shard] = Shard(shard, leading=leading, alone=alone)
-    return shards
-
-
-def _writers_of(shards: Iterable[ShardId], views: Views) -> dict[ShardId, NodeId]:
-    placements = ((shard, placement_of(views, shard)) for shard in shards)
-    return {shard: placement.writer for shard, placement in placements if placement is not None}

@@ -4,7 +4,7 @@
 Entries are applied in order, without gaps; the node requests missing ones. Entries that the primary
 has replaced are cut off (`indilog.roles.metalog_reader`). Flat arrays hold the facts that index
 data needs: 24 bytes per position, 18 bytes per span, and 18 per new writer of a shard. Of each
-trim, the floors and the position are kept.
+trim, the floors and the position are kept; of each shard that was moved, its replicas.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,9 +29,12 @@ from indilog.kernel.metalog import (
     Entry,
     MetalogReplay,
     NewRecords,
+    NewReplicas,
     NewWriters,
+    Replicas,
     Span,
     Trim,
+    replicas_in,
 )
 from indilog.roles.metalog_reader import MetalogReader
 
@@ -47,6 +51,8 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[Pack, ...]
     trim_positions: tuple[Pack, ...]
     writers: tuple[Pack, ...]
+    replicas: tuple[tuple[ShardId, Replicas], ...] = ()
+    """All shards that were moved, ascending by position."""
 
 
 class OrderedColumns(NamedTuple):
@@ -65,6 +71,27 @@ class OrderedColumns(NamedTuple):
     localids: NDArray[np.uint64]
     seqnums: NDArray[np.uint64]
     lengths: NDArray[np.uint64]
+
+
+class ShardHistory(NamedTuple):
+    """What the applied entries say about one shard.
+
+    Attributes:
+        localids, seqnums: where its spans begin, ascending.
+        writers: the localid from which on each of its writers has it.
+        ordered: how many of its records are ordered.
+    """
+
+    localids: NDArray[np.uint64]
+    seqnums: NDArray[np.uint64]
+    writers: list[tuple[LocalId, Epoch]]
+    ordered: LocalId
+
+    def may_have(self, localid: LocalId, writer: Epoch) -> bool:
+        """Whether what `writer` stored at `localid` is ordered there, or may still be."""
+        index = bisect_right(self.writers, localid, key=itemgetter(0)) - 1
+        having = self.writers[index][1] if index >= 0 else NO_INCARNATION
+        return writer == having or (writer > having and localid >= self.ordered)
 
 
 _VIEW: Final = ViewNumber(1)
@@ -88,7 +115,8 @@ class Ordering:
     """
 
     __slots__ = (
-        "_lengths", "_localids", "_packs", "_replay", "_shards", "_span_ends", "_tails", "_times",
+        "_lengths", "_localids", "_moves", "_packs", "_replay", "_shards", "_span_ends", "_tails",
+        "_times",
         "_trim_positions", "_writer_epochs", "_writer_positions", "_writer_shards", "floors",
         "reader", "trimmed_at",
     )  # fmt: skip
@@ -109,6 +137,8 @@ class Ordering:
         self._writer_shards = array("H")
         self._writer_epochs = array("Q")
         """Of each new writer, the position of the entry that names it, its shard and epoch."""
+        self._moves: list[tuple[ShardId, Replicas]] = []
+        """Each shard that an entry moved, ascending by position."""
         self._packs = tuple(Packs() for _ in _COLUMNS)
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
@@ -183,6 +213,8 @@ class Ordering:
                 self._writer_positions.append(entry.position)
                 self._writer_shards.append(shard)
                 self._writer_epochs.append(writer)
+        elif isinstance(entry, NewReplicas):
+            self._moves += replicas_in(entry).items()
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans
@@ -206,6 +238,7 @@ class Ordering:
         del self._trim_positions[trims:]
         for by_writer in (self._writer_positions, self._writer_shards, self._writer_epochs):
             del by_writer[writers:]
+        self._moves = [move for move in self._moves if move[1].since < position]
         for by_position in (self._tails, self._times, self._span_ends):
             del by_position[position:]
         for by_span in (self._shards, self._localids, self._lengths):
@@ -215,6 +248,24 @@ class Ordering:
         """Return the newest writer of a shard; 0: there is none."""
         named = zip(self._writer_shards, self._writer_epochs, strict=True)
         return Epoch(max((epoch for of, epoch in named if of == shard), default=NO_INCARNATION))
+
+    @property
+    def replicas(self) -> dict[ShardId, Replicas]:
+        """The newest replicas of each shard that was moved."""
+        return dict(self._moves)
+
+    def history_of(self, shard: ShardId) -> ShardHistory:
+        """Return what the applied entries say about one shard."""
+        columns = self.columns(self.position)
+        of_shard = columns.shards == shard
+        positions, localids = columns.positions[of_shard], columns.localids[of_shard]
+        ends = localids + columns.lengths[of_shard]
+        writers: list[tuple[LocalId, Epoch]] = []
+        for position, of, epoch in self.writers(self.position).tolist():
+            if of == shard:
+                before = int(np.searchsorted(positions, position))
+                writers.append((int(ends[before - 1]) if before else 0, Epoch(epoch)))
+        return ShardHistory(localids, columns.seqnums[of_shard], writers, self.cut_of(shard))
 
     def writers_from(
         self, position: MetalogPosition, shard: ShardId
@@ -338,6 +389,8 @@ class Ordering:
             named = zip(self._writer_shards[first:end], self._writer_epochs[first:end], strict=True)
             writers = {ShardId(shard): Epoch(writer) for shard, writer in named}
             return NewWriters(position, _VIEW, epoch, writers)
+        if moves := {s: moved.nodes for s, moved in self._moves if moved.since == position}:
+            return NewReplicas(position, _VIEW, epoch, moves)
         counts = {span.shard: span.length for span in self.spans_at(position)}
         return NewRecords(position, _VIEW, epoch, counts, self._times[position])
 
@@ -352,7 +405,13 @@ class Ordering:
             packs.copied([getattr(self, name) for name in names])
             for packs, names in zip(self._packs, _COLUMNS, strict=True)
         ]
-        return lambda: OrderingColumns(*state, *(copy() for copy in copies))
+        moves = tuple(self._moves)
+
+        def packed() -> OrderingColumns:
+            positions, spans, trims, writers = (copy() for copy in copies)
+            return OrderingColumns(*state, positions, spans, trims, writers, moves)
+
+        return packed
 
     def restore(self, columns: OrderingColumns) -> None:
         """Restore a copied state.
@@ -366,6 +425,7 @@ class Ordering:
             typecodes = [getattr(self, name).typecode for name in names]
             for name, column in zip(names, packs.restore(found, typecodes), strict=True):
                 setattr(self, name, column)
+        self._moves = list(columns.replicas)
         self.reader.lineage = Lineage.restored(columns.lineage)
 
     def check_invariants(self) -> None:

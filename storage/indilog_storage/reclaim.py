@@ -111,7 +111,8 @@ class Reclaim:
         effects: list[Effect] = []
         size = 0
         while self._todo and size < _CHUNK_BYTES and len(effects) < _BATCHES_MAX:
-            if (reading := self._next(self._shards[self._todo[-1]])) is None:
+            shard = self._shards.get(self._todo[-1])
+            if shard is None or (reading := self._next(shard)) is None:
                 self._todo.pop()
                 self._at = 0
                 continue

@@ -173,8 +173,10 @@ class RecordPage(BatchTask):
         aux: Mapping[SeqNum, bytes],
         applied: AppliedEntries,
         *,
+        since: MetalogPosition = -1,
         bytes_max: int,
     ) -> None:
+        self._since = since
         self._request = message.request
         self._shard = shard.id
         self._kept = shard
@@ -266,4 +268,5 @@ class RecordPage(BatchTask):
             self._applied.trimmed_at if self._trimmed else 0,
             tuple(self._names),
             tuple(self._away),
+            self._since,
         )

@@ -7,36 +7,37 @@ from typing import Final
 
 from indilog.base.errors import DataLossError, MalformedFrameError
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, ShardId
-from indilog.kernel.cold import cold_decoded
-from indilog.kernel.metalog import Entry, NewWriters, entries_decoded
-from indilog.kernel.records import batch_header
+from indilog.kernel.cold import ColdObject, cold_decoded
+from indilog.kernel.metalog import Entry, NewReplicas, NewWriters, entries_decoded
+from indilog.kernel.records import BatchHeader, batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
-from indilog_storage.batch_reads import DamagedBatch, parse_batch
+from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch, parse_batch
 from indilog_storage.cold_tier import ColdObjectsKept
+from indilog_storage.moved_shards import LateBatch, MovedShards
 from indilog_storage.ordering import Ordering
-from indilog_storage.shard import Shard
+from indilog_storage.shard import GONE, Shard
 
 BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frame kinds whose intact header still names the records of a damaged frame."""
 
 
-def cut_off(position: MetalogPosition, ordering: Ordering, shards: Mapping[ShardId, Shard]) -> None:
+def cut_off(position: MetalogPosition, ordering: Ordering, moved: MovedShards) -> None:
     """Remove the entries from `position` on, which were replaced, and what they gave to shards."""
-    replaced = {shard: ordering.writers_from(position, shard) for shard in shards}
+    replaced = {shard: ordering.writers_from(position, shard) for shard in moved.shards}
     ordering.cut_off(position)
-    for shard in shards.values():
+    moved.follow(ordering)
+    for shard in moved.shards.values():
         ordered, writer = ordering.cut_of(shard.id), ordering.writer_of(shard.id)
-        shard.cut_off(ordering.tail, ordered, writer, replaced[shard.id])
+        shard.cut_off(ordering.tail, ordered, writer, replaced.get(shard.id, ()))
 
 
 class Recovery:
     """Replays frames in the order of the journal, and notes the losses between them."""
 
-    def __init__(
-        self, shards: Mapping[ShardId, Shard], ordering: Ordering, cold: ColdObjectsKept
-    ) -> None:
-        self._shards = shards
+    def __init__(self, moved: MovedShards, ordering: Ordering, cold: ColdObjectsKept) -> None:
+        self._moved = moved
+        self._shards: Mapping[ShardId, Shard] = moved.shards
         self._cold = cold
         self._ordering = ordering
         self._gap = False
@@ -64,9 +65,10 @@ class Recovery:
                     self._gone(payload, location)
                 case FrameKind.GONE_RECORDS | FrameKind.DISCARDED:
                     self._gone_records(kind, payload, location)
+                case FrameKind.FREED:
+                    self._freed(payload)
                 case FrameKind.COLD:
-                    moved = self._cold.note(cold_decoded(payload), self._shards)
-                    self._cold.released += [before for before, _ in moved]
+                    self._cold_object(cold_decoded(payload))
                 case (
                     FrameKind.CHECKPOINT
                     | FrameKind.MOVED
@@ -79,8 +81,15 @@ class Recovery:
 
     def _batch(self, payload: bytes, location: Location) -> None:
         header = batch_header(payload)
-        if (shard := self._shards.get(header.shard)) is not None:
+        if (shard := self._kept(header, location)) is not None:
             self._records(shard, header.first, header.end, header.epoch, location)
+
+    def _kept(self, header: BatchHeader, location: Location) -> Shard | None:
+        """Return the shard of a batch; None: it is not kept here, and the batch is noted."""
+        if (shard := self._shards.get(header.shard)) is None:
+            late = LateBatch(header.first, header.end, location, header.epoch)
+            self._moved.add_late(header.shard, late)
+        return shard
 
     def _records(
         self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
@@ -106,9 +115,13 @@ class Recovery:
 
     def _gone(self, payload: bytes, location: Location) -> None:
         """Replay the frame of a batch that was discarded."""
+        header = batch_header(payload)
+        if header.shard not in self._shards:
+            late = LateBatch(header.first, header.end, GONE, header.epoch)
+            self._moved.add_late(header.shard, late)
+            return
         self._batch(payload, location)
-        if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
-            shard.discard(header.first, location)
+        self._shards[header.shard].discard(header.first, location)
 
     def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Replay a note of discarded batches.
@@ -117,10 +130,14 @@ class Recovery:
         second case they may precede the checkpoint.
         """
         gone = gone_decoded(payload)
-        if (shard := self._shards.get(gone.shard)) is None:
-            return
         if kind is FrameKind.DISCARDED:
-            shard.discard_all(gone.first, gone.end)
+            for late in self._moved.take_late(gone.shard, gone.first, gone.end):
+                self._moved.add_late(gone.shard, late._replace(location=GONE))
+            if (shard := self._moved.of(gone.shard)) is not None:
+                shard.discard_all(gone.first, gone.end)
+            return
+        if (shard := self._shards.get(gone.shard)) is None:
+            self._moved.add_late(gone.shard, LateBatch(gone.first, gone.end, GONE, gone.epoch))
             return
         if gone.repaired:
             shard.fill(gone.first, gone.end, location)
@@ -128,14 +145,27 @@ class Recovery:
             self._records(shard, gone.first, gone.end, gone.epoch, location)
         shard.discard(gone.first, location)
 
+    def _freed(self, payload: bytes) -> None:
+        freed = gone_decoded(payload)
+        self._moved.take_late(freed.shard, freed.first, freed.end)
+        if (shard := self._moved.of(freed.shard)) is not None:
+            shard.free(freed.first, freed.end)
+
+    def _cold_object(self, made: ColdObject) -> None:
+        moved = self._cold.note(made, self._moved.of(made.shard))
+        self._cold.released += [before for before, _ in moved]
+        for late in self._moved.take_late(made.shard, made.first, made.end):
+            place = Location(FIRST_COLD_SEGMENT + made.number, late.first, late.location.length)
+            self._moved.add_late(made.shard, late._replace(location=place))
+            self._cold.released.append(late.location)
+
     def _repaired(self, payload: bytes, location: Location) -> None:
         """Replay a batch that filled a hole, or replaced a batch that was intact at the
         checkpoint.
         """
         header = batch_header(payload)
-        if (shard := self._shards.get(header.shard)) is not None and not shard.fill(
-            header.first, header.end, location
-        ):
+        shard = self._kept(header, location)
+        if shard is not None and not shard.fill(header.first, header.end, location, header.epoch):
             shard.replace(header.first, header.end, location)
 
     def _entries(self, payload: bytes, location: Location) -> None:
@@ -154,7 +184,7 @@ class Recovery:
         self._gap = False
         if entry.position < ordering.position:
             ordering.reader.lineage.cut_off(entry.position)  # replaces what was there
-            cut_off(entry.position, ordering, self._shards)
+            cut_off(entry.position, ordering, self._moved)
         if entry.position != ordering.position:
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
@@ -170,6 +200,8 @@ class Recovery:
             for shard_id, writer in entry.writers.items():
                 if (shard := self._shards.get(shard_id)) is not None:
                     shard.begin(writer)
+        elif isinstance(entry, NewReplicas):
+            self._moved.follow(self._ordering)
 
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap certainly follows the last recovered entry.
@@ -190,7 +222,7 @@ class Recovery:
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
                 self._gap = True
-            case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
+            case FrameKind.DISCARDED | FrameKind.FREED | FrameKind.CHECKPOINT | FrameKind.MOVED:
                 pass  # such a frame has no writers, and does not show where a shard ends
             case FrameKind.COLD:
                 self._cold.is_in_doubt = True

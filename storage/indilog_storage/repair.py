@@ -26,10 +26,10 @@ from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Instant, LocalId, NodeId, ShardId
 from indilog.config import NodeConfig
 from indilog.kernel.records import RecordBatch
-from indilog.kernel.view import Views, placement_of
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.messages import Batches, BatchesWanted
 from indilog_storage.batch_reads import BatchTask
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
@@ -48,11 +48,9 @@ class Repair:
         repaired: records repaired in this incarnation.
     """
 
-    def __init__(
-        self, node: NodeId, views: Views, shards: Mapping[ShardId, Shard], config: NodeConfig
-    ) -> None:
-        self._shards = shards
-        self._others = {shard: _others(node, views, shard) for shard in shards}
+    def __init__(self, moved: MovedShards, config: NodeConfig) -> None:
+        self._shards: Mapping[ShardId, Shard] = moved.shards
+        self._others = moved.others
         self._bytes_per_s = config.storage.repair_bytes_per_s
         self._patience_s = _PATIENCE * config.messages.resend_s
         self._retry_s_max = config.storage.repair_retry_s_max
@@ -87,8 +85,10 @@ class Repair:
 
     def _ask(self, now: Instant) -> list[Effect]:
         self._next_at = None
-        for shard, others in self._others.items():
-            if not others or (wanted := self._missing(self._shards[shard], now)) is None:
+        for shard in self._shards.values():
+            if not shard.holes or not (others := self._others(shard.id)):
+                continue
+            if (wanted := self._missing(shard, now)) is None:
                 continue
             self._asked = wanted
             self._next_at = Instant(now + self._patience_s)
@@ -112,23 +112,27 @@ class Repair:
         """
         key = asked.shard, asked.first
         times = self._fruitless.get(key, (0, now))[0] + 1
-        rounds, rest = divmod(times, len(self._others[asked.shard]))
+        rounds, rest = divmod(times, max(1, len(self._others(asked.shard))))
         pause_s = 0.0 if rest else min(self._retry_s_max, _RETRY_S * 2.0 ** min(rounds - 1, 30))
         self._fruitless = {hole: tried for hole, tried in self._fruitless.items() if self._is(hole)}
         self._lacking = {hole: known for hole, known in self._lacking.items() if self._is(hole)}
         self._fruitless[key] = (times, Instant(now + pause_s))
 
     def _is(self, hole: tuple[ShardId, LocalId]) -> bool:
-        return hole[1] in self._shards[hole[0]].holes
+        return hole[0] in self._shards and hole[1] in self._shards[hole[0]].holes
 
     def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
         """Give up the records that all other replicas have lost, if all have answered."""
         key = asked.shard, asked.first
         known = self._lacking.setdefault(key, {})
         known[replica] = end
-        least = min(known.values())
-        if len(known) == len(self._others[asked.shard]) and least > asked.first:
+        ends = [known.get(other, asked.first) for other in self._others(asked.shard)]
+        if (least := min(ends, default=asked.first)) > asked.first:
             self._shards[asked.shard].give_up(asked.first, least)
+
+    def note_moved(self) -> None:
+        """Forget what replicas lack: one may have got it from another that is no replica now."""
+        self._lacking.clear()
 
     def deadline(self) -> Instant | None:
         """When to send the next request."""
@@ -148,7 +152,7 @@ class Repair:
         asked = self._asked
         if asked is None or (message.shard, message.first) != (asked.shard, asked.first):
             return [Ignore(event, "batches that were not requested, or are no longer needed")]
-        if event.sender not in self._others[asked.shard]:
+        if event.sender not in self._others(asked.shard) or asked.shard not in self._shards:
             return [Ignore(event, "batches of a node that is no replica of the shard")]
         self._asked = None
         shard = self._shards[asked.shard]
@@ -183,18 +187,14 @@ class Repair:
     def on_persisted(self, token: int, location: Location) -> None:
         """Fill the hole of a repaired batch; tokens of repairs are negative."""
         shard, batch = self._persisting.pop(token)
+        if self._shards.get(shard.id) is not shard:
+            return  # dropped meanwhile
         if shard.fill(batch.header.first, batch.header.end, location):
             self.repaired += batch.header.records
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
         assert self._asked is None or self._next_at is not None, "an awaited answer has a deadline"
-
-
-def _others(node: NodeId, views: Views, shard: ShardId) -> tuple[NodeId, ...]:
-    placement = placement_of(views, shard)
-    assert placement is not None, "a view names it"
-    return tuple(replica for replica in placement.replicas if replica != node)
 
 
 class BatchPage(BatchTask):

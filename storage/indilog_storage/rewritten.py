@@ -6,7 +6,7 @@ their localids, so the other records keep their seqnums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from indilog_storage.shard import Shard
 
 
 def needed(
-    shards: Mapping[ShardId, Shard],
+    shard_of: Callable[[ShardId], Shard | None],
     floors: Trimmed,
     kind: FrameKind,
     payload: bytes,
@@ -27,13 +27,14 @@ def needed(
 ) -> bytes | None:
     """Return the part of an intact batch that must remain.
 
-    None: the batch was discarded. `ELSEWHERE`: its records are on cold storage. Records that a
-    new writer dropped, and that others replaced, are removed when the replacing records are.
+    None: the batch was discarded, or its shard is not kept here. `ELSEWHERE`: its records are on
+    cold storage. Records that a new writer dropped, and that others replaced, are removed when the
+    replacing records are.
     """
     assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
     header = batch_header(payload)
-    if (shard := shards.get(header.shard)) is None:
-        return payload
+    if (shard := shard_of(header.shard)) is None:
+        return None  # another node keeps the shard now
     if shard.is_gone(header.first) and shard.is_gone(header.end - 1):
         return None
     place = shard.location_of(header.first)

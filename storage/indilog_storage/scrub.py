@@ -70,8 +70,8 @@ class Scrub:
         effects: list[Effect] = []
         size = 0
         while self._todo and size < _CHUNK_BYTES and len(effects) < _BATCHES_MAX:
-            shard = self._shards[self._todo[-1]]
-            if (batch := shard.batch_from(self._at, local=True)) is None:
+            shard = self._shards.get(self._todo[-1])
+            if shard is None or (batch := shard.batch_from(self._at, local=True)) is None:
                 self._todo.pop()
                 self._at = 0
                 continue

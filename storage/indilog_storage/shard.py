@@ -36,6 +36,7 @@ from indilog.kernel.metalog import NO_INCARNATION, Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Location
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch
+from indilog_storage.ordering import ShardHistory
 from indilog_storage.shard_parts import BatchRows, LocalRun, ShardColumns
 
 _HOLE: Final = 0
@@ -43,6 +44,8 @@ _HOLE: Final = 0
 _GONE: Final = 2**32 - 1
 """The segment number of a discarded batch: all its records were trimmed."""
 _NOWHERE: Final = (_HOLE, _GONE)
+GONE: Final = Location(_GONE, 0, 0)
+"""The place of a discarded batch."""
 _COLD: Final = FIRST_COLD_SEGMENT
 COLD_OBJECTS_MAX: Final = _GONE - _COLD
 _ROWS_AT_ONCE: Final = 1 << 16
@@ -56,6 +59,7 @@ class Shard:
     Attributes:
         writer: the newest writer that the applied metalog entries name; 0: none.
         leading: whether this replica is the first one, which sends index data unrequested.
+        alone: whether it is the only one.
         written, stored, ordered: prefix lengths, see the module.
         bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
@@ -67,14 +71,16 @@ class Shard:
     """
 
     __slots__ = (
-        "_alone", "_firsts", "_lengths", "_offsets", "_row_packs", "_runs", "_segments",
-        "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "bytes", "damaged",
-        "given_up", "holes", "id", "leading", "ordered", "stored", "unordered", "writer", "written",
+        "_firsts", "_lengths", "_offsets", "_row_packs", "_runs", "_segments",
+        "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "alone", "bytes",
+        "damaged", "given_up", "holes", "id", "leading", "ordered", "stored", "unordered",
+        "writer", "written",
     )  # fmt: skip
 
-    def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
+    def __init__(self, shard: ShardId, *, leading: bool = False, alone: bool = False) -> None:
         self.id = shard
         self.leading = leading
+        self.alone = alone
         self.writer = NO_INCARNATION
         self.written: LocalId = 0
         self.stored: LocalId = 0
@@ -86,8 +92,6 @@ class Shard:
         self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
         self._unreadable: set[LocalId] = set()
         """First localids of holes that the next incarnation may find readable."""
-        self._alone = alone
-        """Whether this is the only replica."""
         self._runs: list[tuple[LocalId, Epoch]] = []
         """Who wrote the stored records that are not ordered: from this localid on, this writer."""
         self._firsts = array("Q")
@@ -166,6 +170,43 @@ class Shard:
             self._runs.pop()
         self.stored = end
 
+    # --- moves
+
+    def catch_up(self, history: ShardHistory) -> None:
+        """Apply what entries said about the shard while this node did not keep it.
+
+        Batches that are here stay if they are of the writer that has their localids; the other
+        records are missing.
+        """
+        for start, writer in history.writers:
+            if writer > self.writer:
+                self._order_to(start, history)
+                self.begin(writer)
+        self._order_to(history.ordered, history)
+
+    def free(self, first: LocalId, end: LocalId) -> None:
+        """Make holes of the batches within [first, end): their bytes are freed, because the shard
+        was moved to another node.
+        """
+        index = bisect_left(self._firsts, first)
+        self._row_packs.changed(index)
+        while index < len(self._firsts) and self._end_of(index) <= end:
+            self.bytes -= self._lengths[index]
+            self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
+            self.holes[self._firsts[index]] = self._end_of(index)
+            index += 1
+
+    def _order_to(self, end: LocalId, history: ShardHistory) -> None:
+        if end <= self.ordered:
+            return
+        self._drop_misplaced(end)
+        first, stop = np.searchsorted(history.localids, [self.ordered, end])
+        localids, seqnums = history.localids[first:stop], history.seqnums[first:stop]
+        jumps = np.append(0, np.flatnonzero(np.diff(seqnums - localids)) + 1)
+        self._span_localids.frombytes(localids[jumps].tobytes())
+        self._span_seqnums.frombytes(seqnums[jumps].tobytes())
+        self._note_ordered(end)
+
     # --- damage
 
     def skip_to(self, end: LocalId) -> None:
@@ -183,13 +224,13 @@ class Shard:
         The only replica of a shard keeps two kinds of damaged batches: those with damage only in
         the data of some records, and those that cannot be read now but perhaps later.
         """
-        if self._alone and not damage.readable:
+        if self.alone and not damage.readable:
             return False
         try:
             index = self._row_at(damage.location)
         except ValueError:
             return False
-        if self._alone and damage.records:
+        if self.alone and damage.records:
             first = self._firsts[index]
             known = self.damaged.get(first)
             self.damaged[first] = damage.records[0], len(damage.records)
@@ -285,12 +326,12 @@ class Shard:
 
         Their tags are lost, too.
         """
-        if not self.holes or not (self._alone or self.given_up):
+        if not self.holes or not (self.alone or self.given_up):
             return []
         return [
             (max(first, hole), min(end, hole_end))
             for hole, hole_end in self.holes.items()
-            if hole < end and hole_end > first and (self._alone or hole in self.given_up)
+            if hole < end and hole_end > first and (self.alone or hole in self.given_up)
         ]
 
     def _insert(self, index: int, first: LocalId, location: Location) -> None:
@@ -332,6 +373,11 @@ class Shard:
     def misses(self, first: LocalId, end: LocalId) -> bool:
         """Whether [first, end) lies in a hole that the writer must fill."""
         return first >= self.ordered and self.lacks(first, end)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every ordered record is stored here, but those that no replica has."""
+        return all(first >= self.ordered or first in self.given_up for first in self.holes)
 
     @property
     def missing(self) -> int:
@@ -658,12 +704,18 @@ class Shard:
 
     # --- order
 
-    def _misplaces(self, span: Span) -> bool:
-        """Whether records of a writer that no entry names are stored in the place of the span's.
-
-        The entry that named that writer was replaced.
+    def _drop_misplaced(self, end: LocalId) -> None:
+        """Drop records of a writer that no entry names, if they are stored in place of records up
+        to `end` that an entry orders. The entry that named that writer was replaced.
         """
-        return self._named_end < min(self.stored, span.first_localid + span.length)
+        if self._named_end < min(self.stored, end):
+            self.truncate(self._named_end)
+
+    def _note_ordered(self, end: LocalId) -> None:
+        self.ordered = end
+        self.skip_to(end)
+        while len(self._runs) > 1 and self._runs[1][0] <= end:
+            del self._runs[0]
 
     def order(self, span: Span) -> list[RecordBatch]:
         """Apply a span; return its batches that are still in memory.
@@ -672,15 +724,11 @@ class Shard:
         """
         end = span.first_localid + span.length
         assert span.first_localid == self.ordered < end, "entries order without gaps"
-        if self._misplaces(span):
-            self.truncate(self._named_end)
+        self._drop_misplaced(end)
         if not self._continues(span):
             self._span_seqnums.append(span.first_seqnum)
             self._span_localids.append(span.first_localid)
-        self.ordered = end
-        self.skip_to(end)
-        while len(self._runs) > 1 and self._runs[1][0] <= end:
-            del self._runs[0]
+        self._note_ordered(end)
         batches: list[RecordBatch] = []
         while self.unordered and self.unordered[0].header.first < end:
             batches.append(self.unordered.popleft())

@@ -12,16 +12,6 @@ from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
 from indilog_storage.ordering import Ordering
 
 _FLOORS_PER_PAGE: Final = 4096
-_SPEAKERS: Final = 2
-"""How many storage nodes send data that belongs to no shard, so that one of them may be down."""
-
-
-def announces_empty_positions(node: NodeId, view: View) -> bool:
-    """Whether `node` announces positions without records, and trims.
-
-    Receivers skip repeated index data and trims.
-    """
-    return node in view.storage_nodes[:_SPEAKERS]
 
 
 def announce_trim(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:

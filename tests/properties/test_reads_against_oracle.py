@@ -59,7 +59,9 @@ def cluster_with(
     aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator",
     index_replicas: int = 1,
 ) -> RoleCluster:
-    node = node_config(node_config(frame_records_max=3), **SIZES[sizes])
+    node = node_config(
+        node_config(frame_records_max=3, storage_lost_s=1e9, storage_replaced_s=1e9), **SIZES[sizes]
+    )
     view = view_of(
         engines=2,
         storage_nodes=2,

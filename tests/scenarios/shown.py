@@ -21,6 +21,7 @@ from indilog.kernel.metalog import (
     Entry,
     Floor,
     NewRecords,
+    NewReplicas,
     NewWriters,
     Trim,
     entries_decoded,
@@ -59,7 +60,7 @@ class Shown:
         match message:
             case AppendBatch(batch):
                 return f"{kind} {self.batch(batch)}"
-            case ShardProgress(term, stored):
+            case ShardProgress(term, stored, _):
                 shards = (
                     f"shard {shard} stored {length} of writer {writer}"
                     for shard, (writer, length) in sorted(stored.items())
@@ -119,6 +120,11 @@ class Shown:
             case NewWriters(writers=writers):
                 change = self._list(
                     f"shard {shard} to writer {writer}" for shard, writer in sorted(writers.items())
+                )
+            case NewReplicas(replicas=replicas):
+                change = self._list(
+                    f"shard {shard} to {', '.join(nodes)}"
+                    for shard, nodes in sorted(replicas.items())
                 )
             case Trim(number=number, floors=floors):
                 change = f"trim {number} {self._list(map(self._floor, floors))}"

@@ -14,15 +14,17 @@ from indilog.client import Client
 from indilog.testing.simulation import SimulatedCluster, Stuck
 from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
 from indilog.wire.messages import ReadRecords, RecordsRead
+from tests.simulation.elections import leading
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
 from tests.simulation.lost_batches import LostBatches
+from tests.simulation.lost_storage import Redundancy
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.operations import LOGS
 from tests.simulation.workload import Workload
 
 _HEALED_WITHIN_S: Final = 30.0
 """Simulated seconds after healing until all calls must succeed again (liveness)."""
-_LAST_FAULTS_S: Final = 0.01
+_LAST_FAULTS_S: Final = 0.25
 """Simulated seconds after healing in which an earlier failed sync may still end a process."""
 _WOKEN_WITHIN_S: Final = 5.0
 """Simulated seconds from a record to the end of the read that waits for it, without faults."""
@@ -127,6 +129,8 @@ class Aftermath:
         """
         cluster = self._cluster
         cluster.world.run_for(_LAST_FAULTS_S)
+        cluster.world.run_until(self._nothing_fails, _HEALED_WITHIN_S)
+        cluster.heal()  # a sync that failed late has ended a process
         cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
         position = 0
         for engine, node in enumerate(cluster.view.engines):
@@ -144,6 +148,7 @@ class Aftermath:
         tails = self._metalog.finish(cluster)
         if self._batches is not None:
             self._lost = self._batches.seqnums(self._metalog.shard_of(cluster))
+        Redundancy(cluster, self._violations).check()
         shown = self._replicas_agree(tails[-1])
         records = self._surviving_records() | _remembered(self._workload.history) | shown
         return Evidence(
@@ -195,6 +200,9 @@ class Aftermath:
         except IndilogError:
             return False
         return True
+
+    def _nothing_fails(self) -> bool:
+        return not any(process.failing for process in self._cluster.processes)
 
     def _without_conditional_appends(self) -> bool:
         if any(caller.housed and caller.at_work for caller in self._workload.callers):
@@ -315,9 +323,13 @@ class Aftermath:
         prober = _Prober(cluster)
         shards = self._metalog.shard_of(cluster)
         assert len(shards) == tail, "all records are committed"
-        for shard, placement in cluster.view.shards.items():
+        primary = leading(cluster)
+        assert primary is not None, "the cluster works"
+        assert primary._primary is not None, "it leads"
+        placement = primary._primary._placement
+        for shard in placement.shards:
             seqnums = [seqnum for seqnum, of in enumerate(shards) if of == shard]
-            for replica in placement.replicas:
+            for replica in placement.replicas(shard):
                 for record in self._all_of(prober, replica, shard, seqnums):
                     log, tags = names_decoded(record.names)
                     shown = (log, record.data, tuple(map(str, tags)))

@@ -15,6 +15,7 @@ from indilog.config.node import flat_settings
 from indilog.kernel.view import View
 from indilog.testing.simulation import arrangement_of
 from indilog.testing.simulation.cluster import view_for
+from tests.simulation.lost_storage import with_spare
 
 _CACHES: Final[tuple[dict[str, int], ...]] = (
     {
@@ -81,8 +82,10 @@ class Arrangement:
         return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
-def drawn(chance: random.Random, quorums: random.Random) -> Arrangement:
-    """Draw a cluster; `quorums`: draws whether two of three replicas suffice."""
+def drawn(chance: random.Random, quorums: random.Random, spares: random.Random) -> Arrangement:
+    """Draw a cluster; `quorums` draws whether two of three replicas suffice, `spares` whether
+    storage nodes are replaced.
+    """
     storage_nodes = chance.choice((1, 2, 2, 3))
     replicas, ack_quorum = min(storage_nodes, chance.choice((1, 2, 2))), 0
     if quorums.random() < _QUORUM_SHARE:
@@ -102,7 +105,7 @@ def drawn(chance: random.Random, quorums: random.Random) -> Arrangement:
         aux_bytes_max=4 * KIB,
         message_bytes_max=256 * KIB,
     )
-    config = Config(cluster=cluster, node=_node(chance))
+    config = with_spare(Config(cluster=cluster, node=_node(chance)), spares)
     view = view_for(config)
     segment_bytes = chance.choice(_SEGMENT_BYTES)
     return Arrangement(config, view, _processes(view, chance), segment_bytes)

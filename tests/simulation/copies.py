@@ -24,6 +24,8 @@ class _Seen(NamedTuple):
 
     primary: Primary
     proposed: Mapping[ShardId, LocalId]
+    counting: Mapping[ShardId, tuple[NodeId, ...]]
+    """The replicas whose reports count."""
     lives: Mapping[NodeId, Epoch]
     """The incarnations of running storage nodes that the primary knew."""
 
@@ -46,15 +48,16 @@ class CopiesNotes:
         self._note_losses(cluster)
         if before is None or now is None or before.primary is not now.primary:
             return
-        for shard, placement in cluster.view.shards.items():
+        for shard, counting in now.counting.items():
             proposed = now.proposed.get(shard, 0)
-            if proposed == before.proposed.get(shard, 0):
+            if proposed == before.proposed.get(shard, 0) or counting != before.counting[shard]:
                 continue
             short: list[Violation] = []
-            for node in placement.replicas:
+            for node in counting:
                 if (life := now.lives.get(node)) is None or before.lives.get(node) != life:
                     continue
-                stored = _storage(cluster, node)._shards[shard].stored
+                kept = _storage(cluster, node)._shards.get(shard)
+                stored = kept.stored if kept is not None else 0
                 if stored < proposed:
                     what = f"{node} has {stored} records of shard {shard}, {proposed} were ordered"
                     short.append(Violation("copies", what))
@@ -64,8 +67,8 @@ class CopiesNotes:
                 if any(start < proposed and end > first for start, end in lost):
                     what = f"{node} lost {lost} of shard {shard}, {first} to {proposed} are ordered"
                     short.append(Violation("copies", what))
-            replicas = len(placement.replicas)
-            if len(short) > replicas - cluster.config.cluster.quorum_of(replicas):
+            quorum = cluster.config.cluster.quorum_of(len(counting))
+            if len(short) > len(counting) - quorum:
                 self._violations += short
 
     def _note_losses(self, cluster: SimulatedCluster) -> None:
@@ -83,7 +86,7 @@ class CopiesNotes:
             }  # fmt: skip
             known = self._lost.setdefault((node, shell._epoch), holes)
             for shard, ranges in known.items():
-                known[shard] = [one for one in ranges if one in holes[shard]]
+                known[shard] = [one for one in ranges if one in holes.get(shard, ())]
 
     def _now(self, cluster: SimulatedCluster) -> _Seen | None:
         view = cluster.view
@@ -95,7 +98,9 @@ class CopiesNotes:
             storage = cluster.process_of(node).shell
             if storage is not None and sequencer._incarnations._newest[node] == storage._epoch:
                 lives[node] = storage._epoch
-        return _Seen(primary, dict(primary._cut), lives)
+        placement = primary._placement
+        counting = {shard: placement.counting(shard) for shard in placement.shards}
+        return _Seen(primary, dict(primary._cut), counting, lives)
 
 
 def _storage(cluster: SimulatedCluster, node: NodeId) -> StorageNode:

@@ -16,6 +16,7 @@ from indilog.runtime.journal.segment import segment_path
 from indilog.runtime.journal.segment_scan import headers_in
 from indilog.runtime.journal.segment_use import newest_noted
 from indilog.testing.simulation import LinkQuality, SimulatedCluster, SimulatedProcess
+from tests.simulation.lost_storage import loses_storage
 
 Undo: TypeAlias = Callable[[], None]
 Fault: TypeAlias = Callable[["Chaos"], tuple[Undo, float] | None]
@@ -84,13 +85,15 @@ class Chaos:
     def damaged(self) -> SimulatedProcess | None:
         """Return the one process of this run whose disk may be damaged: a minority of the copies.
 
-        It has storage nodes only, and no two replicas of a shard. None: no process is like that.
+        It has storage nodes only, never two replicas of a shard. None: no process is like that.
         """
         view = self.cluster.view
         for process in self.cluster.processes:
             kept = [shard for node in process.nodes for shard in view.shards_of(node)]
             alone = any(len(view.shards[shard].replicas) < 2 for shard in kept)
             only_storage = set(process.nodes) <= set(view.storage_nodes)
+            if len(process.nodes) > 1 and loses_storage(self.cluster.config):
+                continue  # two replicas of a shard may come together
             if only_storage and kept and not alone and len(set(kept)) == len(kept):
                 return process
         return None

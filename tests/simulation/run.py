@@ -20,6 +20,7 @@ from tests.simulation.elections import Elections
 from tests.simulation.history import Operation, Violation
 from tests.simulation.imagined_damage import ImaginedDamage, pages_of_a_byte
 from tests.simulation.lost_batches import LostBatches
+from tests.simulation.lost_storage import LostStorage
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.replaced_entries import ReplacedEntries
 from tests.simulation.sequencer_faults import SequencerLosses
@@ -82,7 +83,7 @@ class Run:
         report = self.report
         source = World(report.seed)
         chance = source.chance("arrangement")
-        drawn = arrangement.drawn(chance, source.chance("ack quorum"))
+        drawn = arrangement.drawn(chance, source.chance("ack quorum"), source.chance("spares"))
         report.arrangement = drawn.reported()
         with (
             self._metalog.watching(),
@@ -125,6 +126,7 @@ class Run:
         losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
         batches = None if self._quiet else LostBatches(cluster, chaos.injected)
         elections = None if self._quiet else Elections(cluster, chaos.injected)
+        storage = None if self._quiet else LostStorage(cluster, chaos.injected)
         cold = cold_runs.ColdAway(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
@@ -140,7 +142,7 @@ class Run:
             cold.note()
             workload.move_homeless(moving)
         workload.stopped = True
-        for one in (losses, batches, elections):
+        for one in (losses, batches, elections, storage):
             if one is not None:
                 one.end()
         chaos.end()

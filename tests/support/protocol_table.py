@@ -24,6 +24,7 @@ MODULES = (
     "indilog.wire.sequencer_messages",
     "indilog.wire.tag_messages",
     "indilog.wire.base_messages",
+    "indilog.wire.replica_messages",
     "indilog.wire.order_lookup_messages",
     "indilog.wire.conditional_messages",
     "indilog.link.link_messages",

@@ -242,6 +242,11 @@ class Operation:
             for replica in asked.replicas
         )
 
+    @property
+    def has_first(self) -> bool:
+        """Whether the first record that was found is here."""
+        return bool(self.seqnums) and self.seqnums[0] in self.records
+
     def gathered(self, bytes_max: int) -> Record | list[Record]:
         """Return the record read, or the page: up to the first gap, and bounded in bytes."""
         page: list[Record] = []

@@ -35,7 +35,8 @@ from indilog.base.log import Record
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import MetalogReplay
-from indilog.kernel.view import Views
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import View
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.messages import (
@@ -69,7 +70,8 @@ class Reads:
     def __init__(
         self,
         node: NodeId,
-        views: Views,
+        view: View,
+        placement: Placement,
         config: Config,
         cache: RecordCache,
         floors: LogFloors,
@@ -77,7 +79,7 @@ class Reads:
     ) -> None:
         self._node = node
         self._leadership = leadership
-        self._views = views
+        self._placement = placement
         self._config = config.node
         self._cache = cache
         self._floors = floors
@@ -89,12 +91,12 @@ class Reads:
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
         self._now = Instant(0.0)
-        self._storage = StorageQuestions(node, views, config.node)
+        self._storage = StorageQuestions(node, placement, config.node)
         self._tails = TailQuestions(
             Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         )
         routes = LookupRoutes(
-            views[-1], config.cluster.aggregation, pause_s=config.node.reads.lookup_timeout_s
+            view, config.cluster.aggregation, pause_s=config.node.reads.lookup_timeout_s
         )
         self._tier = TierLookups(cache, routes)
         self.questions = TagQuestions(config.node, routes, self._number)
@@ -303,9 +305,13 @@ class Reads:
     def _ask_storage(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
     ) -> list[Effect]:
-        """Ask one replica of each shard; fail if no replica has a record."""
+        """Ask one replica of each shard; fail if no replica has the first missing record, unless
+        a page can end before it.
+        """
         turn = self._next_request + 1 + operation.attempt
         if (lost := self._storage.choose(operation, missing, turn)) is not None:
+            if operation.page and operation.has_first:
+                return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
             return [self._fail(operation, lost)]
         return self._storage.ask(operation, self._request(operation), self._replay, self._now)
 
@@ -364,7 +370,8 @@ class Reads:
     ) -> list[Effect]:
         records = self._records_of(operation, message)
         if message.unknown:
-            operation.denied.update((sender, seqnum) for seqnum in message.unknown)
+            if message.since == self._placement.since(message.shard):
+                operation.denied.update((sender, seqnum) for seqnum in message.unknown)
             operation.names.update(message.names)
             operation.away.update(message.away)
             operation.records.update({r.seqnum: r for r in records})
@@ -384,6 +391,11 @@ class Reads:
                 raise AssertionError("such an operation is not waiting for records")
             case unreachable:
                 assert_never(unreachable)
+
+    def note_moved(self) -> None:
+        """Let all replicas be asked again: shards have other replicas now."""
+        for operation in self._requests.values():
+            operation.denied.clear()
 
     def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
         if operation.stage is Stage.LOOKUP:

@@ -13,7 +13,7 @@ from indilog.base.errors import DataLossError, NotReadyError
 from indilog.base.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import MetalogReplay
-from indilog.kernel.view import Views, placement_of
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Effect, Send
 from indilog.wire.messages import ReadRecords, RecordsRead
 from indilog_compute.reads.hedging import Hedges
@@ -27,9 +27,9 @@ class StorageQuestions:
         hedges: when further replicas are asked.
     """
 
-    def __init__(self, node: NodeId, views: Views, config: NodeConfig) -> None:
+    def __init__(self, node: NodeId, placement: Placement, config: NodeConfig) -> None:
         self._node = node
-        self._views = views
+        self._placement = placement
         self.hedges = Hedges(
             share_max=config.reads.hedged_reads_share_max,
             delay_s_min=config.reads.hedge_delay_s_min,
@@ -42,12 +42,18 @@ class StorageQuestions:
         """Choose for each shard a replica that may have the first missing record.
 
         The replica is asked for all missing records that it may have. Returns the error if no
-        replica has the first missing record. A replica that lacks one record may have others. A
-        replica may also have a record that its answer left out, because a page is limited in bytes.
+        replica has the first missing record of all. A shard without a replica for a later one is
+        not asked: the records before it come first. A replica that lacks one record may have
+        others. A replica may also have a record that its answer left out, because a page is limited
+        in bytes.
         """
         asked: dict[ShardId, Asked] = {}
+        firsts = {seqnums[0] for seqnums in missing.values()}
+        first = next((seqnum for seqnum in operation.seqnums if seqnum in firsts), None)
         for shard, seqnums in missing.items():
             replicas = self._left(operation, shard, seqnums[:1])
+            if not replicas and first not in (None, seqnums[0]):
+                continue
             if not replicas:
                 if seqnums[0] in operation.away:
                     return NotReadyError(
@@ -98,8 +104,7 @@ class StorageQuestions:
 
     def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
         """Return why an answer is ignored, or None."""
-        placement = placement_of(self._views, message.shard)
-        if placement is None or sender not in placement.replicas:
+        if sender not in self._placement.replicas(message.shard):
             return "records from a node that does not keep their shard"
         return operation.contradicted_by(message)
 
@@ -107,13 +112,10 @@ class StorageQuestions:
         self, operation: Operation, shard: ShardId, seqnums: Sequence[SeqNum]
     ) -> list[NodeId]:
         """Return the replicas that have called none of these records unknown."""
-        placement = placement_of(self._views, shard)
-        denied = operation.denied
-        if placement is None:
-            return []
+        replicas, denied = self._placement.replicas(shard), operation.denied
         if not denied:
-            return list(placement.replicas)
-        return [r for r in placement.replicas if all((r, s) not in denied for s in seqnums)]
+            return list(replicas)
+        return [r for r in replicas if all((r, s) not in denied for s in seqnums)]
 
     def _lost(
         self, operation: Operation, shard: ShardId, missing: Sequence[SeqNum]

@@ -366,8 +366,11 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
         **_losses(nodes),
         "view": view.number,
         "shards": {
-            str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
-            for shard, placed in view.shards.items()
+            str(shard): {
+                "writer": logs.engine.placement.writer(shard),
+                "replicas": list(logs.engine.placement.replicas(shard)),
+            }
+            for shard in view.shards
         },
         "nodes": nodes,
         "elsewhere": _elsewhere(shell),

@@ -1,8 +1,9 @@
-"""Creates the layout of a cluster at the first start; later starts may change its index tier
-(ARCHITECTURE 11).
+"""Creates the layout of a cluster at the first start; later starts may add storage nodes and change
+its index tier (ARCHITECTURE 11).
 
-The layout of shards and replicas is fixed, because they hold the records. The index tier can be
-derived from the records. So a start with another configuration may add and retire index shards,
+The first layout of shards and replicas is fixed, because they hold the records; metalog entries
+move shards (decision 0048), also to storage nodes that were added. The index tier can be derived
+from the records. So a start with another configuration may add and retire index shards,
 with a new view and a new era of the index schedule (thesis 5.6.3).
 """
 
@@ -18,7 +19,7 @@ from indilog.base.errors import ConfigError, NotReadyError
 from indilog.base.ids import MetalogPosition
 from indilog.config import Config
 from indilog.kernel.metalog import entry_decoded
-from indilog.kernel.view import View, view_of, with_index_tier_of
+from indilog.kernel.view import View, view_of, with_index_tier_of, with_storage_nodes_of
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, view_decoded
 from indilog.runtime.metadata.store import MetadataStore, Written
@@ -29,9 +30,9 @@ log = structlog.get_logger(__name__)
 async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement) -> View:
     """Return the newest view of the cluster; the first start lays it out and stores it.
 
-    Called before any node runs. If the configuration asks for another index tier, a view with that
-    tier is stored as the newest. New index shards get the positions after the last entry in the
-    journals of the sequencers.
+    Called before any node runs. If the configuration asks for more storage nodes, or for another
+    index tier, a view with them is stored as the newest. New index shards get the positions after
+    the last entry in the journals of the sequencers.
 
     Raises:
         ConfigError: the data was created with another layout of sequencers, shards or storage
@@ -48,18 +49,21 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
         raise ConfigError(
             "The data directory was created with another layout of the cluster "
             f"({_layout(view)}) than the configuration asks for ({_layout(wanted)}); "
-            "use the same, or another directory. Only the index tier may change."
+            "use the same, or another directory. Storage nodes may be added, and the index tier "
+            "may change."
         )
-    if _same_index_tier(view, wanted):
+    following = with_storage_nodes_of(view, wanted)
+    if not _same_index_tier(view, wanted):
+        position = _journaled_position(_metalog_journals(config, view, arrangement), config)
+        following = with_index_tier_of(following, wanted, position)
+    if following is view:
         return view
-    position = _journaled_position(_metalog_journals(config, view, arrangement), config)
-    following = with_index_tier_of(view, wanted, position)
     outcome = await store.compare_and_set(
         VIEW_KEY, msgspec.json.encode(following), expected_version=stored.version
     )
     if not isinstance(outcome, Written):
         raise NotReadyError("Another process changes the layout of the cluster; start again.")
-    log.info("index tier changed", view=following.number, position=position, now=_layout(following))
+    log.info("layout changed", view=following.number, now=_layout(following))
     return following
 
 
@@ -77,12 +81,15 @@ def _wanted(config: Config) -> View:
 
 
 def _same_data(view: View, wanted: View) -> bool:
-    """Whether sequencers, shards and their replicas are laid out alike."""
-    return (view.sequencers, view.shards, view.engines) == (
-        wanted.sequencers,
-        wanted.shards,
-        wanted.engines,
-    )
+    """Whether sequencers, engines and replicas are as many, and no storage node is missing."""
+    return (
+        (view.sequencers, view.engines, _replicas(view))
+        == (wanted.sequencers, wanted.engines, _replicas(wanted))
+    ) and set(view.storage_nodes) <= set(wanted.storage_nodes)
+
+
+def _replicas(view: View) -> int:
+    return len(next(iter(view.shards.values())).replicas)
 
 
 def _same_index_tier(view: View, wanted: View) -> bool:
@@ -127,10 +134,9 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
 
 
 def _layout(view: View) -> str:
-    replicas = len(next(iter(view.shards.values())).replicas)
     return (
-        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes in use, "
-        f"{replicas} replicas, {len(view.index_nodes)} index nodes in "
+        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes, "
+        f"{_replicas(view)} replicas, {len(view.index_nodes)} index nodes in "
         f"{len(view.eras[-1].shards)} shards, {len(view.aggregators)} aggregators, "
         f"{len(view.engines)} engines"
     )

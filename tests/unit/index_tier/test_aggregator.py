@@ -9,6 +9,7 @@ import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, node_config
+from indilog.kernel.metalog import Replicas
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -28,6 +29,7 @@ from indilog.wire.messages import (
     LookupResult,
     ReadRecords,
 )
+from indilog.wire.replica_messages import ReplicasAre
 from indilog_index.aggregator import Aggregator
 
 ENGINE = NodeId("engine-0")
@@ -223,3 +225,14 @@ def test_an_aggregator_is_a_role_without_a_disk() -> None:
         role.recover(FrameKind.METALOG, b"", Location(0, 0, 0))
     with pytest.raises(AssertionError):
         role.handle([FrameRead(0, None)], T0)
+
+
+def test_a_record_is_read_from_the_replicas_that_storage_has_announced() -> None:
+    node = aggregator()
+    moved = ReplicasAre({ShardId(0): Replicas(7, (NodeId("storage-1"),))})
+    node.handle([Received(NodeId("storage-1"), moved, Epoch(1))], T0)
+    for request in (2, 3):
+        answers = [answer(shard, 4, request=request) for shard in range(3)]
+        assert node.handle(answers, T0) == read(4, to="storage-1", request=request)
+    (ignored,) = node.handle([Received(ENGINE, moved, Epoch(1))], T0)
+    assert isinstance(ignored, Ignore)

@@ -6,6 +6,7 @@ import pytest
 
 from indilog.base.ids import NodeId, ShardId
 from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, PositionRange
+from indilog.kernel.placement import Placement
 from indilog.kernel.view import view_of
 from indilog.roles.role import Send
 from indilog.wire.messages import IndexBlock, IndexDataWanted
@@ -38,7 +39,8 @@ def test_sources_keep_every_shard_and_every_replica_is_asked(
     view = view_of(storage_nodes=storage_nodes, replicas=replicas, engines=engines)
     asked: set[tuple[NodeId, ShardId]] = set()
     for attempt in range(storage_nodes):
-        kept = {(node, s) for node in sources_of(view, attempt) for s in view.shards_of(node)}
+        sources = sources_of(Placement(view), view.storage_nodes, attempt)
+        kept = {(node, s) for node in sources for s in view.shards_of(node)}
         assert {shard for _, shard in kept} == set(view.shards)
         asked |= kept
     assert asked == {(n, s) for n in view.storage_nodes for s in view.shards_of(n)}
@@ -46,7 +48,8 @@ def test_sources_keep_every_shard_and_every_replica_is_asked(
 
 def test_no_more_sources_are_asked_than_needed() -> None:
     view = view_of(storage_nodes=2, replicas=2, engines=2)
-    assert [sources_of(view, attempt) for attempt in range(3)] == [(A,), (B,), (A,)]
+    sources = (sources_of(Placement(view), view.storage_nodes, n) for n in range(3))
+    assert list(sources) == [(A,), (B,), (A,)]
 
 
 def test_every_source_is_asked_for_the_first_page() -> None:

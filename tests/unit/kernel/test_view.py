@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from indilog.base.errors import ConfigError
-from indilog.base.ids import NodeId, ShardId, ViewNumber
-from indilog.kernel.view import ShardPlacement, View, placement_of, view_of
+from indilog.base.ids import NodeId
+from indilog.kernel.view import View, view_of
 
 
 def test_the_default_view_is_one_of_everything_and_two_index_shards() -> None:
@@ -67,12 +67,3 @@ def test_a_node_with_two_roles_is_refused() -> None:
 def test_a_view_survives_an_encoding_round_trip() -> None:
     view = view_of(storage_nodes=2, replicas=2, addresses={NodeId("engine-0"): "tcp://x:1"})
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
-
-
-def test_the_newest_view_with_a_shard_locates_it() -> None:
-    old = view_of(engines=2)
-    moved = ShardPlacement(replicas=(NodeId("storage-7"),), writer=NodeId("engine-0"))
-    new = msgspec.structs.replace(old, number=ViewNumber(2), shards={ShardId(0): moved})
-    assert placement_of((old, new), ShardId(0)) == moved
-    assert placement_of((old, new), ShardId(1)) == old.shards[ShardId(1)]
-    assert placement_of((old, new), ShardId(2)) is None

@@ -6,6 +6,7 @@ import pytest
 
 from indilog.base.ids import Epoch, NodeId, ShardId
 from indilog.config import ClusterConfig
+from indilog.kernel.placement import Placement
 from indilog.kernel.view import View, view_of
 from indilog_ordering.progress import Reports, ShardReports
 
@@ -19,7 +20,7 @@ def two_replicas() -> View:
 def reports_of(view: View) -> Reports:
     """Return reports about shards whose writer is 1."""
     writers = dict.fromkeys(view.shards, Epoch(1))
-    return Reports(view, ClusterConfig(), writers, entries_may_be_lost=False)
+    return Reports(Placement(view), ClusterConfig(), writers, entries_may_be_lost=False)
 
 
 def test_progress_is_the_minimum_over_all_replicas_of_a_shard() -> None:
@@ -69,7 +70,7 @@ def test_reports_begin_anew_with_a_new_writer() -> None:
 def test_a_shard_is_ordered_when_its_replicas_have_reported_nothing_beyond() -> None:
     view = two_replicas()
     writers = {ShardId(0): Epoch(1)}
-    reports = Reports(view, ClusterConfig(), writers, entries_may_be_lost=False)
+    reports = Reports(Placement(view), ClusterConfig(), writers, entries_may_be_lost=False)
     ordered = [reports.is_ordered(ShardId(0), 3)]
     for replica, stored in ((A, 5), (B, 3)):
         reports.note(replica, ShardId(0), Epoch(1), stored)
@@ -87,7 +88,9 @@ def test_a_shard_gets_another_writer_while_a_replica_is_away(
     """Unless entries may be lost: then the missing report may be about acknowledged records."""
     view = view_of(storage_nodes=3, replicas=3)
     config = ClusterConfig(storage_nodes=3, replicas=3, ack_quorum=2)
-    reports = Reports(view, config, {ShardId(0): Epoch(1)}, entries_may_be_lost=may_be_lost)
+    reports = Reports(
+        Placement(view), config, {ShardId(0): Epoch(1)}, entries_may_be_lost=may_be_lost
+    )
     for replica, stored in ((A, 5), (B, 3)):
         reports.note(replica, ShardId(0), Epoch(1), stored)
     assert reports.pop_changed() == [(ShardId(0), 3)]
@@ -107,7 +110,7 @@ def test_a_repeated_or_late_report_changes_nothing() -> None:
     ("replica", "shard", "epoch", "stored", "reason"),
     [
         (A, 9, 1, 1, "a shard that is not in this view"),
-        (C, 0, 1, 1, "a node that is no replica of the shard"),
+        (C, 0, 1, 1, "a node that is no counting replica of the shard"),
         (A, 0, 1, -1, "an epoch below 1 or a prefix below 0"),
         (A, 0, 0, 1, "an epoch below 1 or a prefix below 0"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ViewNumber
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Floor, Span, Trim
+from indilog.kernel.placement import Placement
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Location, Send
 from indilog.wire.messages import (
@@ -21,6 +22,7 @@ from indilog.wire.messages import (
     ShardTags,
 )
 from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.moved_shards import MovedShards
 from indilog_storage.repair import Repair
 from indilog_storage.shard import Shard
 from tests.support.metalog_messages import entries_message
@@ -232,7 +234,9 @@ def test_records_declared_lost_are_requested_although_newer_ones_are_not_ordered
     shard.given_up.add(0)
     shard.ordered = 4
     view = view_of(storage_nodes=2, replicas=2)
-    repair = Repair(A, [view], {SHARD: shard}, config_of().node)
+    moved = MovedShards(A, Placement(view))
+    moved.shards[SHARD] = shard
+    repair = Repair(moved, config_of().node)
     (request,) = repair.conclude(Instant(1.0))
     assert isinstance(request, Send)
     assert request.message == BatchesWanted(SHARD, 0, 2)

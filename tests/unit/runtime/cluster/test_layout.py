@@ -103,14 +103,16 @@ def test_a_changed_layout_of_the_data_is_refused(tmp_path: Path, change: dict[st
     uvloop.run(story())
 
 
-def test_a_refused_layout_counts_the_storage_nodes_that_have_a_shard(tmp_path: Path) -> None:
-    """Two storage nodes, of which one has the only replica of the only shard."""
-
+def test_storage_nodes_may_be_added_and_not_removed(tmp_path: Path) -> None:
     async def story() -> None:
-        async with embedded(config_in(tmp_path)):
-            pass
-        with pytest.raises(ConfigError, match=r"asks for \(3 sequencers, 1 storage nodes in use,"):
-            async with embedded(config_in(tmp_path, sequencers=3, storage_nodes=2)):
+        async with embedded(config_in(tmp_path)) as platform:
+            await appended(platform)
+        async with embedded(config_in(tmp_path, storage_nodes=2)) as platform:
+            assert platform.view.number == 2
+            assert platform.view.spares == (NodeId("storage-1"),)
+            assert await seqnums(platform, "odd") == list(range(1, RECORDS, 2))
+        with pytest.raises(ConfigError, match=r"asks for \(1 sequencers, 1 storage nodes,"):
+            async with embedded(config_in(tmp_path)):
                 pass
 
     uvloop.run(story())

@@ -1,0 +1,84 @@
+"""Which storage nodes keep which shard (decision 0048).
+
+The view says where shards are at first. A metalog entry (`NewReplicas`) moves a shard away from a
+storage node that is lost. Each role keeps a `Placement` of its own, because roles apply the same
+entry at different times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from indilog.base.ids import MetalogPosition, NodeId, ShardId
+from indilog.kernel.metalog import Replicas
+from indilog.kernel.view import View
+
+_SPEAKERS: Final = 2
+"""How many storage nodes send data that belongs to no shard, so that one of them may be down."""
+
+
+class Placement:
+    """The replicas of all shards as one role knows them.
+
+    The first replicas of a shard are its *counting* ones, as many as the view gives it: their
+    reports decide what is ordered. Those after them only have older records, which the counting
+    ones may still lack.
+
+    Attributes:
+        moved: the replicas that metalog entries name, by shard; the other shards are where the view
+            has them.
+    """
+
+    __slots__ = ("_view", "moved")
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.moved: dict[ShardId, Replicas] = {}
+
+    @property
+    def shards(self) -> Collection[ShardId]:
+        """All shards."""
+        return self._view.shards.keys()
+
+    def replicas(self, shard: ShardId) -> tuple[NodeId, ...]:
+        """Return all replicas of a shard, in order of preference; empty: it is not known."""
+        if (moved := self.moved.get(shard)) is not None:
+            return moved.nodes
+        placed = self._view.shards.get(shard)
+        return placed.replicas if placed is not None else ()
+
+    def counting(self, shard: ShardId) -> tuple[NodeId, ...]:
+        """Return the replicas of a shard whose reports decide what is ordered."""
+        return self.replicas(shard)[: len(self._view.shards[shard].replicas)]
+
+    def since(self, shard: ShardId) -> MetalogPosition:
+        """Return the position of the entry that moved a shard last; -1: it was never moved."""
+        moved = self.moved.get(shard)
+        return moved.since if moved is not None else -1
+
+    def writer(self, shard: ShardId) -> NodeId:
+        """Return the engine that writes a shard."""
+        return self._view.shards[shard].writer
+
+    def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
+        """Return the shards of which `node` is a replica, ascending."""
+        return tuple(shard for shard in sorted(self.shards) if node in self.replicas(shard))
+
+    @property
+    def speakers(self) -> tuple[NodeId, ...]:
+        """The storage nodes that announce what belongs to no shard: positions without records, and
+        trims. Receivers skip repeated announcements.
+        """
+        counting = {node for shard in self.shards for node in self.counting(shard)}
+        return tuple(sorted(counting)[:_SPEAKERS])
+
+    def move(self, replicas: Mapping[ShardId, Replicas]) -> None:
+        """Note new replicas; those of an older entry than the one that is known are ignored."""
+        for shard, moved in replicas.items():
+            if moved.since >= self.since(shard):
+                self.moved[shard] = moved
+
+    def restore(self, replicas: Mapping[ShardId, Replicas]) -> None:
+        """Put what entries name in place of what was known of them."""
+        self.moved = dict(replicas)

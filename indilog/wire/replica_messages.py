@@ -1,0 +1,36 @@
+"""The messages about the replicas of shards (decision 0048).
+
+`indilog.wire.messages` says how to read them.
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Epoch, MetalogPosition, ShardId
+from indilog.kernel.metalog import Replicas
+from indilog.wire.wire_message import WireMessage
+
+
+class StorageAlive(WireMessage, frozen=True):
+    """storage → primary: the heartbeat of a storage node.
+
+    `position` entries are applied. `complete`: shards of which the node has every record that these
+    entries ordered, but those that no replica has. `term` is the newest one that the sender knows.
+    Lost: without any for `storage_lost_s`, the node counts as lost.
+    Repeated: absolute.
+    """
+
+    term: Epoch
+    position: MetalogPosition
+    complete: tuple[ShardId, ...]
+
+
+class ReplicasAre(WireMessage, frozen=True):
+    """storage → index, aggregator: the replicas of the shards that metalog entries moved.
+
+    Two storage nodes send it when they apply such an entry, and periodically.
+    Lost: the next one is equal or newer. Until then reads are sent to a replica that may be lost,
+    and repeated by the engine.
+    Repeated: of a shard, the replicas of the latest entry hold.
+    """
+
+    replicas: dict[ShardId, Replicas]

@@ -1,0 +1,150 @@
+"""Which storage nodes replace lost ones (`indilog_ordering.replacement`)."""
+
+from __future__ import annotations
+
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
+from indilog.config import ClusterConfig, Config, node_config
+from indilog.kernel.metalog import Replicas
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import view_of
+from indilog.wire.replica_messages import StorageAlive
+from indilog_ordering.replacement import Replacements
+
+A, B, C, D = (NodeId(f"storage-{number}") for number in range(4))
+SHARD = ShardId(0)
+LOST_S, REPLACED_S = 5.0, 60.0
+
+
+class Cluster:
+    """Replacements, and storage nodes that send heartbeats while they are up."""
+
+    def __init__(
+        self, nodes: int = 4, replicas: int = 2, quorum: int = 0, engines: int = 1
+    ) -> None:
+        self.view = view_of(sequencers=3, storage_nodes=nodes, replicas=replicas, engines=engines)
+        cluster = ClusterConfig(storage_nodes=nodes, replicas=replicas, ack_quorum=quorum)
+        node = node_config(storage_lost_s=LOST_S, storage_replaced_s=REPLACED_S)
+        self.now = Instant(100.0)
+        self.placement = Placement(self.view)
+        self.position = 10
+        config = Config(cluster=cluster, node=node)
+        nodes_of = self.view.storage_nodes
+        self.replacements = Replacements(self.placement, nodes_of, config, self.now)
+        self.copying: set[NodeId] = set()
+
+    def pass_s(self, seconds: float, *down: NodeId) -> None:
+        """Let time pass, with heartbeats of all other nodes, and move what is wanted."""
+        for _ in range(int(seconds)):
+            self.now = Instant(self.now + 1.0)
+            for node in self.view.storage_nodes:
+                if node not in down:
+                    self.alive(node)
+            if self.replacements.is_due(self.now):
+                self.move()
+
+    def alive(self, node: NodeId) -> None:
+        kept = self.placement.shards_of(node) if node not in self.copying else ()
+        message = StorageAlive(Epoch(1), self.position, kept)
+        assert self.replacements.on_alive(node, message, self.now)
+
+    def move(self) -> None:
+        wanted = self.replacements.wanted(self.now)
+        self.placement.move({s: Replicas(self.position, nodes) for s, nodes in wanted.items()})
+        self.position += 1
+
+    @property
+    def replicas(self) -> tuple[NodeId, ...]:
+        return self.placement.replicas(SHARD)
+
+
+def test_a_spare_counts_for_a_lost_node_which_stays_until_all_is_copied() -> None:
+    cluster = Cluster()
+    cluster.copying = {C}
+    cluster.pass_s(LOST_S - 1, A)
+    before = cluster.replicas
+    cluster.pass_s(2, A)
+    while_copying = cluster.replicas
+    cluster.pass_s(30, A)
+    cluster.copying.clear()
+    still = cluster.replicas
+    cluster.pass_s(LOST_S + 1, A)
+    assert (before, while_copying, still) == ((A, B), (B, C, A), (B, C, A))
+    assert cluster.replicas == (B, C)
+
+
+def test_what_a_node_said_before_it_knew_of_the_move_does_not_make_it_complete() -> None:
+    cluster = Cluster()
+    cluster.pass_s(LOST_S + 1, A)
+    late = StorageAlive(Epoch(1), cluster.placement.since(SHARD), (SHARD,))
+    cluster.replacements.on_alive(B, late, cluster.now)
+    cluster.replacements.on_alive(C, late, cluster.now)
+    assert cluster.replacements.wanted(cluster.now) == {}
+    cluster.pass_s(2, A)
+    assert cluster.replicas == (B, C)
+
+
+def test_a_node_that_restarted_is_not_complete_until_it_says_so() -> None:
+    cluster = Cluster()
+    cluster.copying = {C}
+    cluster.pass_s(LOST_S + 1, A)
+    cluster.copying.clear()
+    cluster.alive(B)
+    cluster.alive(C)
+    cluster.replacements.forget(B)
+    before = cluster.replacements.wanted(cluster.now)
+    cluster.alive(B)
+    assert (before, cluster.replacements.wanted(cluster.now)) == ({}, {SHARD: (B, C)})
+
+
+def test_a_shard_that_goes_on_with_fewer_replicas_is_copied_late_and_reordered_at_once() -> None:
+    cluster = Cluster(replicas=3, quorum=2)
+    cluster.copying = {D}
+    cluster.pass_s(LOST_S + 1, A)
+    soon = cluster.replicas
+    cluster.pass_s(REPLACED_S, A)
+    assert (soon, cluster.replicas) == ((B, C, A), (B, C, D, A))
+
+
+def test_two_lost_nodes_of_three_are_replaced_at_once() -> None:
+    cluster = Cluster(nodes=5, replicas=3, quorum=2)
+    cluster.copying = {D}
+    cluster.pass_s(LOST_S + 1, A, B)
+    assert cluster.replicas == (C, D, NodeId("storage-4"), A, B)
+
+
+def test_without_a_spare_lost_replicas_go_to_the_end_and_come_back() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.pass_s(LOST_S + 1, A)
+    assert cluster.replicas == (B, A)
+    cluster.pass_s(LOST_S + 1)
+    assert cluster.replicas == cluster.placement.counting(SHARD) == (B, A)
+
+
+def test_a_node_that_comes_back_during_the_copy_is_used_when_the_spare_is_lost() -> None:
+    cluster = Cluster(nodes=3)
+    cluster.copying = {C}
+    cluster.pass_s(LOST_S + 1, A)
+    assert cluster.replicas == (B, C, A)
+    cluster.copying = {A, C}
+    cluster.pass_s(LOST_S + 1, C)
+    assert cluster.replicas == (B, A, C)
+
+
+def test_shards_go_to_the_nodes_with_the_fewest() -> None:
+    cluster = Cluster(nodes=4, replicas=1, engines=4)
+    cluster.pass_s(LOST_S + 1, A)
+    moved = {cluster.placement.counting(ShardId(shard)) for shard in range(4)}
+    assert moved == {(B,), (C,), (D,)}
+    assert cluster.replicas == (B,), "it has no more than the others, and comes first"
+
+
+def test_nothing_moves_while_every_storage_node_is_heard() -> None:
+    cluster = Cluster()
+    cluster.pass_s(3 * REPLACED_S)
+    assert cluster.placement.moved == {}
+
+
+def test_a_heartbeat_of_a_node_that_is_no_storage_node_is_refused() -> None:
+    cluster = Cluster()
+    message = StorageAlive(Epoch(1), 0, ())
+    assert not cluster.replacements.on_alive(NodeId("engine-0"), message, cluster.now)
