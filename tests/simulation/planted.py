@@ -562,6 +562,67 @@ BUGS: Final = (
         "if kept is None or kept.policy != policy:",
         "if kept is None:",
     ),
+    # --- moved shards
+    Bug(
+        "reports of nodes count that do not know of a move",
+        "ordering/indilog_ordering/progress.py",
+        "        if position <= self._placement.since(shard):",
+        "        if position < 0:",
+    ),
+    Bug(
+        "a lost storage node is dropped before the others are complete",
+        "ordering/indilog_ordering/replacement.py",
+        "            return counting if complete else before",
+        "            return counting",
+    ),
+    Bug(
+        "a node is complete by what it said before the move",
+        "ordering/indilog_ordering/replacement.py",
+        "            and known.position > self._placement.since(shard)\n",
+        "",
+    ),
+    Bug(
+        "all replicas count, also those that are kept only until the copy is complete",
+        "indilog/kernel/placement.py",
+        "        return self.replicas(shard)[: len(self._view.shards[shard].replicas)]",
+        "        return self.replicas(shard)",
+    ),
+    Bug(
+        "bytes of a dropped shard are freed before the checkpoints have the entry",
+        "storage/indilog_storage/moved_shards.py",
+        "        return bool(self.dropped) and self.dropped[0].position < covered",
+        "        return bool(self.dropped)",
+    ),
+    Bug(
+        "a restart forgets batches whose entry comes later",
+        "storage/indilog_storage/moved_shards.py",
+        "            self._late.setdefault(shard, []).append(batch)\n",
+        "            self._late.setdefault(shard, [])\n",
+    ),
+    Bug(
+        "freed records count as trimmed",
+        "storage/indilog_storage/recovery.py",
+        "            shard.free(freed.first, freed.end)",
+        "            shard.discard_all(freed.first, freed.end)",
+    ),
+    Bug(
+        "a replica that lacked a record before a move makes it lost after the move",
+        "compute/indilog_compute/reads/reads.py",
+        "            if message.since == self._placement.since(message.shard):",
+        "            if message.since > -2:",
+    ),
+    Bug(
+        "a record is given up by what replicas lacked before a move",
+        "storage/indilog_storage/repair.py",
+        "        self._lacking.clear()\n",
+        "        self._lacking.pop(None, None)\n",
+    ),
+    Bug(
+        "a lost record is reported before an earlier one of another shard",
+        "compute/indilog_compute/reads/storage_questions.py",
+        "            if not replicas and first not in (None, seqnums[0]):",
+        "            if not replicas and first == -1:",
+    ),
     # --- shell and journal
     Bug(
         "the shell writes and does not sync",
