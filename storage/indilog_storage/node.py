@@ -494,7 +494,7 @@ class StorageNode:
         if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
             effects += self._journal.flush()
         for read in self._waiting.pop_ready(self._ordering):
-            effects += self._start(event, self._page(read))
+            effects += self._start_read(event, read)
         return effects
 
     def _apply(self, entry: Entry) -> list[Effect]:
@@ -640,14 +640,15 @@ class StorageNode:
         if not message.seqnums or min(message.seqnums) < 0:
             return [Ignore(event, "a read of nothing, or of negative seqnums")]
         if (awaited := unmet(message, self._ordering)) is None:
-            return self._start(event, self._page(message))
+            return self._start_read(event, message)
         if not self._waiting.add(message, awaited, now):
             return [Ignore(event, "too many reads wait for their metalog position")]
         return []
 
-    def _page(self, message: ReadRecords) -> RecordPage:
-        shard = self._shards[message.shard]
-        return RecordPage(
+    def _start_read(self, event: Received, message: ReadRecords) -> list[Effect]:
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "a read of a shard that was moved while it waited")]
+        page = RecordPage(
             message,
             shard,
             self._aux,
@@ -655,6 +656,7 @@ class StorageNode:
             since=self._moved.placement.since(message.shard),
             bytes_max=self._config.messages.page_bytes_max,
         )
+        return self._start(event, page)
 
     def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
         if message.start < 0 or message.step < 1:

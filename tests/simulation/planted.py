@@ -564,12 +564,6 @@ BUGS: Final = (
     ),
     # --- moved shards
     Bug(
-        "reports of nodes count that do not know of a move",
-        "ordering/indilog_ordering/progress.py",
-        "        if position <= self._placement.since(shard):",
-        "        if position < 0:",
-    ),
-    Bug(
         "a lost storage node is dropped before the others are complete",
         "ordering/indilog_ordering/replacement.py",
         "            return counting if complete else before",

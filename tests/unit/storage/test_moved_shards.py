@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import Epoch, NodeId, ViewNumber
-from indilog.kernel.metalog import NewReplicas, Replicas
+from indilog.kernel.metalog import NewReplicas, Replicas, Trim
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -11,6 +11,7 @@ from indilog.wire.messages import (
     BatchesWanted,
     Message,
     MetalogEntries,
+    ReadRecords,
     ShardProgress,
     ShardStored,
 )
@@ -139,6 +140,16 @@ def test_a_dropped_shard_is_not_served_and_its_bytes_are_freed_after_two_checkpo
     places = [place for kind, _, place in machine.frames if kind is FrameKind.RECORDS]
     assert (before, machine.discarded) == ([], places)
     assert not machine.node.shards
+
+
+def test_a_read_that_waits_for_a_position_is_dropped_with_its_shard() -> None:
+    machine = Nodes().nodes[A]
+    position = machine.node.position
+    machine.tell(ReadRecords(1, ENGINE, SHARD, (0,), trims=1))
+    moved = NewReplicas(position, ViewNumber(1), Epoch(1), {SHARD: (B, C)})
+    trim = Trim(position + 1, ViewNumber(1), Epoch(1), 0, ())
+    machine.tell(entries_message((moved, trim)), sender=PRIMARY)
+    assert machine.ignored == ["a read of a shard that was moved while it waited"]
 
 
 def test_a_shard_that_comes_back_has_its_batches_and_fetches_only_the_others() -> None:

@@ -1,0 +1,107 @@
+"""Measures for how long appends pause when a storage node is lost (decision 0048; Scalog 4.4).
+
+Three sequencers, three storage nodes and the compute node are processes of their own; this one is
+the compute node. Some callers append without a rest. In each round the first replica of the shard
+hangs (SIGSTOP). With 2 replicas the third node replaces it; with 3 replicas and an ack quorum of 2
+appends need the others only. The pause is the longest time without an acknowledgement.
+
+    python -m bench.cluster.lost_storage [--lost-s 0.5] [--rounds 5] [--appenders 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+
+from bench.cluster.failover import ENGINE, Appenders
+from bench.support.harness import Report, command, latency, table_of
+from bench.support.platforms import configured
+from indilog.base.ids import ShardId
+from indilog.base.log import Log
+from indilog.base.telemetry import configure_logging
+from indilog.runtime.cluster.assembly import joined, logs_of
+from indilog.runtime.cluster.node_process import node_running
+from indilog.runtime.cluster.supervisor import Supervisor, supervised
+from indilog_compute.engine import Engine
+
+SHARD = ShardId(0)
+POLICIES = {
+    "replaced (2 replicas, a spare)": {"replicas": 2},
+    "not needed (ack quorum 2 of 3)": {"replicas": 3, "ack_quorum": 2},
+}
+_BEFORE_S, _AFTER_S = 1.0, 3.0
+_BACK_S = 60.0
+"""Seconds within which all replicas have all records again."""
+
+
+async def one_round(cluster: Supervisor, engine: Engine, log: Log, callers: int) -> float:
+    """Lose the first replica under load; return the seconds for which appends paused."""
+    placement = engine.placement
+    appenders = Appenders(log, callers)
+    await asyncio.sleep(_BEFORE_S)
+    pid = cluster.processes[placement.replicas(SHARD)[0]].pid
+    assert pid is not None, "the storage node runs"
+    lost_at = time.perf_counter()
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(_AFTER_S)
+    await appenders.stop()
+    os.kill(pid, signal.SIGCONT)
+    async with asyncio.timeout(_BACK_S):
+        while placement.replicas(SHARD) != placement.counting(SHARD):
+            await log.append(b"", tags=["copied"])  # the metalog goes on
+            await asyncio.sleep(0.05)
+    return appenders.pause_s(lost_at)
+
+
+async def with_policy(policy: dict[str, int], asked: argparse.Namespace) -> list[float]:
+    """Return the pauses of all rounds."""
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        config = configured(
+            path,
+            processes=True,
+            cluster={"storage_nodes": 3, **policy},
+            node={"storage_lost_s": asked.lost_s, "hang_s": 600.0},
+        )
+        async with supervised(config, left_out=[ENGINE]) as cluster:
+            address = cluster.metadata_address
+            async with node_running(ENGINE, address, _raise) as node:
+                logs = logs_of(node.shell, ENGINE, node.start.config)
+                assert logs is not None, "the node is an engine"
+                await joined(logs)
+                log, engine = logs.log("bench"), logs.engine
+                return [
+                    await one_round(cluster, engine, log, asked.appenders)
+                    for _ in range(asked.rounds)
+                ]
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Lose storage nodes under each policy."""
+    configure_logging("console", "error")
+    report = Report("lost_storage", asked)
+    title = f"appends pause, storage_lost_s = {asked.lost_s:g}, {asked.appenders} callers"
+    table = table_of(title, "the storage node is", "median", "largest")
+    for name, policy in POLICIES.items():
+        pauses = await with_policy(policy, asked)
+        table.add_row(name, latency(statistics.median(pauses)), latency(max(pauses)))
+        report.keep(name, pauses)
+    report.show(table)
+    report.write()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+if __name__ == "__main__":
+    command(
+        main,
+        __doc__,
+        lost_s={"type": float, "default": 0.5, "help": "storage_lost_s"},
+        appenders={"type": int, "default": 4, "help": "callers that append"},
+    )
