@@ -588,34 +588,10 @@ BUGS: Final = (
         "        return bool(self.dropped)",
     ),
     Bug(
-        "a restart forgets batches whose entry comes later",
-        "storage/indilog_storage/moved_shards.py",
-        "            self._late.setdefault(shard, []).append(batch)\n",
-        "            self._late.setdefault(shard, [])\n",
-    ),
-    Bug(
         "freed records count as trimmed",
         "storage/indilog_storage/recovery.py",
         "            shard.free(freed.first, freed.end)",
         "            shard.discard_all(freed.first, freed.end)",
-    ),
-    Bug(
-        "a replica that lacked a record before a move makes it lost after the move",
-        "compute/indilog_compute/reads/reads.py",
-        "            if message.since == self._placement.since(message.shard):",
-        "            if message.since > -2:",
-    ),
-    Bug(
-        "a record is given up by what replicas lacked before a move",
-        "storage/indilog_storage/repair.py",
-        "        self._lacking.clear()\n",
-        "        self._lacking.pop(None, None)\n",
-    ),
-    Bug(
-        "a lost record is reported before an earlier one of another shard",
-        "compute/indilog_compute/reads/storage_questions.py",
-        "            if not replicas and first not in (None, seqnums[0]):",
-        "            if not replicas and first == -1:",
     ),
     # --- shell and journal
     Bug(
