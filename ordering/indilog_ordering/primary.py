@@ -147,6 +147,7 @@ class Primary:
         """Note the time, which holds for all answers and proposals of the iteration."""
         self._clock.advance(now)
         self._now = now
+        self._replacements.note_time(now)
 
     def on_received(self, event: Received, message: ForSequencer) -> list[Effect]:
         """Handle one message; `advance` acts on all messages of the iteration."""

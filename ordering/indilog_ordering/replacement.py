@@ -52,8 +52,17 @@ class Replacements:
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
         self._due = Instant(now + self._lost_s)
+        self._ran = now
+        """When this node ran last."""
         self._changed = False
         """Whether a node has become alive or complete since the last look."""
+
+    def note_time(self, now: Instant) -> None:
+        """Note that this node runs. If it did not for a while, heartbeats may wait to be read."""
+        if now - self._ran > self._lost_s / 2:
+            for node in self._nodes.values():
+                node.heard = now
+        self._ran = now
 
     def on_alive(self, sender: NodeId, message: StorageAlive, now: Instant) -> bool:
         """Note a heartbeat; False: the sender is no storage node."""

@@ -7,6 +7,7 @@ This module has its own random source: without these losses a seed gives the sam
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import Final
 
@@ -87,7 +88,7 @@ class Redundancy:
         self._violations = violations
 
     def check(self) -> None:
-        """Run the cluster until nothing is moved any more."""
+        """Run the cluster until nothing has to be moved; from then on, nothing is."""
         world = self._cluster.world
         end_s = world.now_s + _COMPLETE_WITHIN_S
         while (missing := self._missing()) is not None:
@@ -95,6 +96,11 @@ class Redundancy:
                 self._violations.append(Violation("redundancy", missing))
                 return
             world.run_for(0.1)
+        sequencer = leading(self._cluster)
+        assert sequencer is not None, "it was asked where shards are"
+        assert sequencer._primary is not None, "it leads"
+        replacements = sequencer._primary._replacements
+        replacements._lost_s = replacements._replaced_s = math.inf
 
     def _missing(self) -> str | None:
         cluster = self._cluster

@@ -582,12 +582,6 @@ BUGS: Final = (
         "        return self.replicas(shard)",
     ),
     Bug(
-        "bytes of a dropped shard are freed before the checkpoints have the entry",
-        "storage/indilog_storage/moved_shards.py",
-        "        return bool(self.dropped) and self.dropped[0].position < covered",
-        "        return bool(self.dropped)",
-    ),
-    Bug(
         "freed records count as trimmed",
         "storage/indilog_storage/recovery.py",
         "            shard.free(freed.first, freed.end)",

@@ -703,8 +703,11 @@ def with_a_spare() -> tuple[Sequencer, Instant]:
     node, _ = elected(view_of(sequencers=3, storage_nodes=3, replicas=2))
     node.handle([persisted(1), stored(1)], T0)
     node.handle([progress(4, sender=sender) for sender in (A, B)], T0)
-    later = Instant(T0 + LOST_S)
-    node.handle([persisted(2), stored(2), *(alive(sender, 2) for sender in (B, C))], later)
+    node.handle([persisted(2), stored(2)], T0)
+    later = T0
+    while later < T0 + LOST_S:
+        later = Instant(later + 1.0)
+        node.handle([alive(sender, 2) for sender in (B, C)], later)
     node.handle([persisted(3), stored(3)], later)
     return node, later
 

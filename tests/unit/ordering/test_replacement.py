@@ -36,6 +36,7 @@ class Cluster:
         """Let time pass, with heartbeats of all other nodes, and move what is wanted."""
         for _ in range(int(seconds)):
             self.now = Instant(self.now + 1.0)
+            self.replacements.note_time(self.now)
             for node in self.view.storage_nodes:
                 if node not in down:
                     self.alive(node)
@@ -142,6 +143,19 @@ def test_nothing_moves_while_every_storage_node_is_heard() -> None:
     cluster = Cluster()
     cluster.pass_s(3 * REPLACED_S)
     assert cluster.placement.moved == {}
+
+
+def test_a_paused_primary_counts_no_node_as_lost() -> None:
+    cluster = Cluster()
+    cluster.pass_s(2)
+    cluster.now = Instant(cluster.now + REPLACED_S)
+    cluster.replacements.note_time(cluster.now)
+    cluster.alive(C)
+    assert cluster.replacements.wanted(cluster.now) == {}
+    cluster.pass_s(LOST_S - 1, A)
+    before = cluster.replicas
+    cluster.pass_s(2, A)
+    assert (before, cluster.replicas[:2]) == ((A, B), (B, C))
 
 
 def test_a_heartbeat_of_a_node_that_is_no_storage_node_is_refused() -> None:
