@@ -19,7 +19,7 @@ from indilog.kernel.cold import ColdObject
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import entries_decoded, entries_encoded
-from indilog_storage.moved_shards import MovedShards
+from indilog_storage.moved_shards import LateBatch, MovedShards
 from indilog_storage.ordering import Ordering, OrderingColumns
 from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.shard import Shard
@@ -41,6 +41,8 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
     columns: ShardColumns
     dropped: MetalogPosition = -1
     """The position of the entry that moved the shard away from this node; -1: the node keeps it."""
+    late: tuple[LateBatch, ...] = ()
+    """See `MovedShards`."""
 
 
 class Covered:
@@ -116,8 +118,11 @@ def checkpoint_of(
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
     trimmed_at = ordering.trimmed_at
-    copies = [(shard.id, shard.copied(), -1) for shard in moved.shards.values()]
-    copies += [(one.shard.id, one.shard.copied(), one.position) for one in moved.dropped]
+    kept = [(shard.id, shard.copied()) for shard in moved.shards.values()]
+    dropped = [
+        (one.shard.id, one.shard.copied(), one.position, moved.late_of(one.shard.id))
+        for one in moved.dropped
+    ]
 
     made = tuple(objects.values())
 
@@ -127,7 +132,10 @@ def checkpoint_of(
             _Floors(*(column.tobytes() for column in logs)),
             _Floors(*(column.tobytes() for column in tags)),
             trimmed_at,
-            tuple(_ShardPart(shard, copy(), dropped) for shard, copy, dropped in copies),
+            (
+                *(_ShardPart(shard, copy()) for shard, copy in kept),
+                *(_ShardPart(shard, copy(), at, late) for shard, copy, at, late in dropped),
+            ),
             entries_encoded(pending),
             gap,
             before,
@@ -171,6 +179,8 @@ def restore(
         if part.dropped >= 0:
             shard = Shard(part.shard)
             moved.set_aside(shard, part.dropped)
+            for late in part.late:
+                moved.add_late(part.shard, late)
         elif (kept := moved.shards.get(part.shard)) is not None:
             shard = kept
         else:

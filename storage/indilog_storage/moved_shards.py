@@ -15,6 +15,7 @@ from indilog.kernel.metalog import NO_INCARNATION
 from indilog.kernel.placement import Placement
 from indilog.kernel.tombstones import GoneRecords, gone_encoded
 from indilog.roles.role import Discard, Effect, FrameKind, Location, Persist
+from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
@@ -127,11 +128,17 @@ class MovedShards:
 
     def take_late(self, shard: ShardId, first: LocalId, end: LocalId) -> list[LateBatch]:
         """Remove and return the late batches within [first, end)."""
-        batches = self._late.get(shard, [])
-        taken = [batch for batch in batches if first <= batch.first and batch.end <= end]
+        taken: list[LateBatch] = []
+        left: list[LateBatch] = []
+        for batch in self._late.get(shard, ()):
+            (taken if first <= batch.first and batch.end <= end else left).append(batch)
         if taken:
-            self._late[shard] = [batch for batch in batches if batch not in taken]
+            self._late[shard] = left
         return taken
+
+    def late_of(self, shard: ShardId) -> tuple[LateBatch, ...]:
+        """Return the late batches of a shard, for a checkpoint."""
+        return tuple(self._late.get(shard, ()))
 
     def start(self, position: MetalogPosition) -> None:
         """Let the bytes of shards that did not come back be freed after recovery."""
@@ -174,7 +181,9 @@ class MovedShards:
         while self.is_freeing(covered) and len(effects) < _NOTES_AT_ONCE:
             dropped = self.dropped[0]
             if late := self._late.get(dropped.shard.id):
-                effects.append(self._freed(dropped.shard.id, *late.pop()[:3]))
+                first, end, location, _ = late.pop()
+                if location.segment < FIRST_COLD_SEGMENT:
+                    effects.append(self._freed(dropped.shard.id, first, end, location))
                 continue
             if (batch := dropped.shard.batch_from(dropped.at, local=True)) is None:
                 del self.dropped[0]

@@ -179,6 +179,31 @@ def test_batches_survive_a_restart_that_has_lost_the_entry_which_gave_the_shard(
     assert all_of(again, RECORDS + 2) == expected(RECORDS + 2)
 
 
+def test_such_batches_are_in_a_checkpoint_too() -> None:
+    nodes = Nodes()
+    nodes.move(B, C, A)
+    machine = nodes.nodes[C]
+    machine.frames = [frame for frame in machine.frames if frame[0] is not FrameKind.ORDERING]
+    nodes.restart(C).take_checkpoint()
+    again = nodes.restart(C)
+    nodes.down = {A, B}
+    again.tell(nodes_history(nodes.nodes[B]), sender=PRIMARY)
+    assert all_of(again, RECORDS) == expected(RECORDS)
+
+
+def test_such_batches_are_freed_if_the_shard_does_not_come_back() -> None:
+    nodes = Nodes()
+    nodes.move(B, C, A)
+    machine = nodes.nodes[C]
+    places = [place for kind, _, place in machine.frames if kind is FrameKind.REPAIRED]
+    machine.frames = [frame for frame in machine.frames if frame[0] is not FrameKind.ORDERING]
+    nodes.down = {A, B}
+    again = nodes.restart(C)
+    again.tell(entries_message((new_writers(0),)), sender=PRIMARY)
+    cover(again)
+    assert sorted(again.discarded) == sorted(places)
+
+
 def nodes_history(machine: Machine) -> MetalogEntries:
     return entries_message(machine.node.ordering.entries(0, machine.node.position))
 
