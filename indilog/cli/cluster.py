@@ -1,18 +1,26 @@
-"""The commands `indilog cluster init | key`: the keys of a cluster's nodes."""
+"""The commands `indilog cluster`: `init` and `key` make the keys of nodes; `status`, `nodes`,
+`shards` and `views` show a running cluster.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from indilog.cli import show
-from indilog.cli.gateway import explain_mistakes
+from indilog.cli.cluster_health import Cluster, Shard
+from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes
 
-cluster = typer.Typer(help="Make the keys of a cluster's nodes.", no_args_is_help=True)
+cluster = typer.Typer(
+    help="Show a cluster's nodes and shards; make the keys of its nodes.", no_args_is_help=True
+)
 
 Keys = Annotated[Path, typer.Argument(help="The directory of the cluster's keys.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @cluster.command()
@@ -42,3 +50,138 @@ def key(keys: Keys, node: Annotated[str, typer.Argument(help="Name of the node."
 
     with explain_mistakes():
         show.line(f"{make_node_keys(keys, node)}: set node_keys of {node} to a copy of it.")
+
+
+@cluster.command()
+def status(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
+    """Say whether the cluster is healthy; exit code 1 if it is not."""
+    found = _cluster(url)
+    health = found.health
+    if as_json:
+        show.value(_summary(found))
+    else:
+        show.pairs(_overview(found))
+        for sentence in health.heals:
+            show.line(f"Heals by itself: {sentence}")
+        for sentence in health.needs_operator:
+            show.line(f"Needs the operator: {sentence}")
+        if health.healthy:
+            show.line("healthy")
+    if not health.healthy:
+        raise typer.Exit(FAILURE)
+
+
+@cluster.command()
+def nodes(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
+    """List the nodes with their roles and states."""
+    found = _cluster(url).nodes
+    if as_json:
+        show.value([node._asdict() for node in found])
+    else:
+        columns = ("node", "role", "state", "position", "term", "records", "bytes")
+        show.table("Nodes", columns, found)
+
+
+@cluster.command()
+def shards(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
+    """List the shards with their replicas, and what these still lack."""
+    found = _cluster(url).shards
+    if as_json:
+        show.value([asdict(shard) for shard in found])
+    else:
+        columns = ("shard", "writer", "state", "replicas", "further", "missing records")
+        show.table("Shards", columns, [_row(shard) for shard in found])
+
+
+@cluster.command()
+def views(*, as_json: AsJson = False, url: Url = DEFAULT) -> None:
+    """Show the view: its nodes by role, and the index schedule. There is one view at a time."""
+    view = _cluster(url).view
+    if as_json:
+        show.value(view)
+        return
+    eras = [f"positions from {e['start']:,}: {_names(e['shards'])}" for e in view["index_eras"]]
+    show.pairs(
+        {
+            "view": f"{view['view']}; there is one view at a time",
+            "sequencers": _names(view["sequencers"]),
+            "storage nodes": _names(view["storage_nodes"]),
+            "spares now": _names(view["spares"]),
+            **{
+                f"index shard {number}": _names(replicas)
+                for number, replicas in view["index_shards"].items()
+            },
+            **{f"index era {number}": era for number, era in enumerate(eras)},
+            "aggregators": _names(view["aggregators"]),
+            "compute nodes": _names(view["engines"]),
+        }
+    )
+
+
+def _cluster(url: str) -> Cluster:
+    return Cluster(Gateway(url).get("/status"))
+
+
+def _summary(found: Cluster) -> dict[str, Any]:
+    health = found.health
+    return {
+        "healthy": health.healthy,
+        "heals": health.heals,
+        "needs_operator": health.needs_operator,
+        "primary": found.primary,
+        "term": found.term,
+        "sequencers": len(found.sequencers),
+        "sequencers_counting": len(found.sequencers_counting),
+        "majority": found.majority,
+        "lost_storage_nodes": found.lost,
+        "silent": sorted(found.silent),
+        "shards": _states(found.shards),
+        "lost_records": found.lost_records,
+        "read_only": found.read_only,
+    }
+
+
+def _overview(found: Cluster) -> Mapping[str, str]:
+    counting, needed = len(found.sequencers_counting), found.majority
+    states = _states(found.shards)
+    return {
+        "primary": "none" if found.primary is None else f"{found.primary}, term {found.term}",
+        "sequencers": f"{counting} of {len(found.sequencers)} count; "
+        + (f"a majority ({needed})" if counting >= needed else f"no majority ({needed})"),
+        "storage nodes": _heard(found, found.storage_nodes, "lost"),
+        "shards": f"{states['complete']} complete, {states['copying']} being copied, "
+        f"{states['lost']} with a lost replica",
+        "index nodes": _heard(found, found.index_nodes),
+        "aggregators": _heard(found, found.aggregators),
+        "compute nodes": _heard(found, found.engines),
+        "lost records": f"{found.lost_records:,}",
+        "read-only": "yes" if found.read_only else "no",
+    }
+
+
+def _states(shards: Iterable[Shard]) -> dict[str, int]:
+    states = [shard.state for shard in shards]
+    return {state: states.count(state) for state in ("complete", "copying", "lost")}
+
+
+def _heard(found: Cluster, nodes: list[str], missing: str = "silent") -> str:
+    heard = found.heard(nodes)
+    others = [node for node in nodes if node not in heard]
+    text = f"{len(heard)} of {len(nodes)} heard"
+    return f"{text}; {missing}: {_names(others)}" if others else text
+
+
+def _row(shard: Shard) -> tuple[object, ...]:
+    missing = [f"{node} {count:,}" for node, count in shard.missing.items()]
+    return (
+        shard.shard,
+        shard.writer,
+        shard.state,
+        shard.counting,
+        _names(shard.further),
+        _names(missing),
+    )
+
+
+def _names(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items)) or "-"

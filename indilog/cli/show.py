@@ -114,6 +114,14 @@ def _cell(cell: object) -> str:
     return shown if len(shown) <= _DATA_SHOWN_MAX else f"{shown[:_DATA_SHOWN_MAX]}…"
 
 
+def pairs(given: Mapping[str, str]) -> None:
+    """Print names and what they stand for, one pair per line."""
+    widest = max(map(len, given))
+    console = Console(highlight=False, soft_wrap=True)
+    for name, text in given.items():
+        console.print(Text.assemble((f"{name:{widest}}", "bold"), "  ", text))
+
+
 def status(found: Mapping[str, Any]) -> None:
     """Print a platform's status, one table per part."""
     console = Console(highlight=False)

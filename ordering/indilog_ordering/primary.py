@@ -143,6 +143,16 @@ class Primary:
         """How many seconds the time of entries lagged the wall clock at the start."""
         return round(self._clock.behind_s)
 
+    @property
+    def lost_storage_nodes(self) -> list[NodeId]:
+        """The storage nodes without a recent heartbeat, ascending; empty where no shard can
+        move, because storage nodes then send no heartbeats.
+        """
+        if not self._view.moves_shards:
+            return []
+        alive = self._replacements.alive(self._now)
+        return [node for node in self._view.storage_nodes if node not in alive]
+
     def begin_iteration(self, now: Instant) -> None:
         """Note the time, which holds for all answers and proposals of the iteration."""
         self._clock.advance(now)

@@ -8,7 +8,7 @@ ends when a message of a newer term arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
@@ -109,9 +109,11 @@ class Sequencer:
         leader = self._core.leader if self._core is not None else None
         return leader.silent if leader is not None else ()
 
-    def status(self) -> dict[str, int]:
-        """Return figures for operators; the primary also gives the tail."""
-        figures = {
+    def status(self) -> dict[str, Any]:
+        """Return figures for operators; the primary also gives the tail, and the names of the
+        storage nodes that are lost.
+        """
+        figures: dict[str, Any] = {
             "length": self.length,
             "committed": self.committed,
             "learner": int(self.learner),
@@ -120,7 +122,11 @@ class Sequencer:
         if self._core is not None:
             figures["term"] = self._core.member.term
         if self._primary is not None:
-            figures |= {"tail": self._primary.tail, "time_behind_s": self._primary.time_behind_s}
+            figures |= {
+                "tail": self._primary.tail,
+                "time_behind_s": self._primary.time_behind_s,
+                "lost_storage_nodes": self._primary.lost_storage_nodes,
+            }
         return figures
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:

@@ -8,6 +8,8 @@ whose records are all trimmed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from indilog.base.ids import Instant
 from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
@@ -92,9 +94,11 @@ class DiskCare:
         times = (part.deadline() for part in parts)
         return min((time for time in times if time is not None), default=None)
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, Any]:
         """Return figures for operators.
 
+        `missing_by_shard` has the missing records of each shard that is being fetched from other
+        replicas.
         `lost_records` are missing records that no replica has. They are counted also after a trim,
         because their log is unknown. `first_lost_seqnum` is given if there are lost records.
         """
@@ -102,6 +106,11 @@ class DiskCare:
         return {
             "damaged_batches": self.damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "missing_by_shard": {
+                str(shard.id): shard.missing
+                for shard in self._shards.values()
+                if not (shard.alone or shard.is_complete)
+            },
             "lost_records": sum(shard.lost for shard in self._shards.values()),
             **({"first_lost_seqnum": min(first_lost)} if first_lost else {}),
             "reclaiming": int(self.reclaim.busy),

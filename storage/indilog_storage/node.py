@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from cachetools import LRUCache
 
@@ -188,7 +188,7 @@ class StorageNode:
         """How many metalog entries are applied."""
         return self._ordering.position
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, Any]:
         """Return figures for operators; `bytes` are those of the stored batches."""
         return {
             "records": self.records,

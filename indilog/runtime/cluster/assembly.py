@@ -353,6 +353,8 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     `ready`: this compute node serves calls. `read_only`: a full disk prevents appends. `nodes` has
     the status of roles; other processes publish that of their roles periodically.
     `elsewhere` names the nodes in other processes, `silent` those without a recent status.
+    `shards` has all replicas of each shard, and those whose reports decide what is ordered
+    (`counting`). `layout` has the nodes of the view, and the index schedule.
     `lost_records` is the number of records that no replica has any more; if it is not 0, there is a
     `warning`.
     """
@@ -369,13 +371,27 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
             str(shard): {
                 "writer": logs.engine.placement.writer(shard),
                 "replicas": list(logs.engine.placement.replicas(shard)),
+                "counting": list(logs.engine.placement.counting(shard)),
             }
             for shard in view.shards
         },
+        "layout": _layout(view),
         "nodes": nodes,
         "elsewhere": _elsewhere(shell),
         "silent": published.silent,
         "engine": engine,
+    }
+
+
+def _layout(view: View) -> dict[str, Any]:
+    """Return the nodes of a view by role, and its index schedule."""
+    return {
+        "sequencers": list(view.sequencers),
+        "storage_nodes": list(view.storage_nodes),
+        "index_shards": {str(n): list(nodes) for n, nodes in enumerate(view.index_shards)},
+        "index_eras": [{"start": era.start, "shards": list(era.shards)} for era in view.eras],
+        "aggregators": list(view.aggregators),
+        "engines": list(view.engines),
     }
 
 

@@ -732,6 +732,13 @@ def test_a_spare_replaces_a_storage_node_that_is_silent() -> None:
     assert moved(node) == {ShardId(0): (B, C, A)}
 
 
+def test_the_status_names_the_storage_nodes_that_are_silent_now() -> None:
+    node, now = with_a_spare()
+    while_silent = node.status()["lost_storage_nodes"]
+    node.handle([alive(A, 3)], now)
+    assert (while_silent, node.status()["lost_storage_nodes"]) == ([A], [])
+
+
 def test_only_reports_of_nodes_that_know_of_the_move_count() -> None:
     node, now = with_a_spare()
     late = [progress(9, sender=sender) for sender in (A, B, C)]
@@ -771,3 +778,4 @@ def test_a_sole_sequencer_moves_nothing() -> None:
     start(node)
     assert node.handle([], Instant(T0 + 100.0)) == []
     assert node.deadline() is None
+    assert node.status()["lost_storage_nodes"] == [], "it gets no heartbeats"

@@ -78,8 +78,10 @@ def test_a_wiped_replica_answers_unknown_until_it_is_repaired() -> None:
     machine.tell(all_entries({SHARD: 6}), sender=PRIMARY)
     assert read(machine, 0, 5).unknown == (0, 5)
     assert machine.node.status()["missing_records"] == 6
+    assert machine.node.status()["missing_by_shard"] == {str(SHARD): 6}
     pair.settle()
     assert all_of(machine, 6) == expected(6)
+    assert machine.node.status()["missing_by_shard"] == {}
     pair.restart(A)
     assert all_of(pair.nodes[A], 6) == expected(6)
 
@@ -318,6 +320,7 @@ def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
     assert machine.node.status()["damaged_batches"] == 1
     assert machine.node.status()["lost_records"] == 1
     assert machine.node.status()["first_lost_seqnum"] == 1
+    assert machine.node.status()["missing_by_shard"] == {}, "there is nothing to copy it from"
     machine.tell(AppendBatch(batch(3)))
     assert machine.node.records == 4
 

@@ -1,0 +1,263 @@
+"""What the status of a platform (`GET /status`) says of its cluster: nodes, shards, the view, and
+what is wrong.
+
+A node is *silent* if its process has not published a status for 10 s. A storage node is *lost* if
+the primary gets no heartbeats from it (`storage_lost_s`); its process may still run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+
+class Node(NamedTuple):
+    """One node; None: the status does not have the figure."""
+
+    node: str
+    role: str
+    state: Literal["running", "silent", "lost"]
+    position: int | None
+    """Metalog entries that the node has applied; of a sequencer: those that are committed."""
+    term: int | None
+    records: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where one shard is."""
+
+    shard: int
+    writer: str
+    state: Literal["complete", "copying", "lost"]
+    counting: list[str]
+    """The replicas whose reports decide what is ordered."""
+    further: list[str]
+    """Replicas that are kept until those that count have every record."""
+    missing: dict[str, int]
+    """Records that are still to be copied, by replica that counts."""
+    lost: list[str]
+    """Replicas that count, and are lost or silent."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is wrong with a cluster, in whole sentences."""
+
+    heals: list[str]
+    """What the platform repairs by itself."""
+    needs_operator: list[str]
+    """What stays until the operator does something."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.heals or self.needs_operator)
+
+
+class Cluster:
+    """A cluster as one status shows it.
+
+    Args:
+        status: the answer of `GET /status`.
+    """
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+        self._figures: Mapping[str, Mapping[str, Any]] = status["nodes"]
+        layout = status["layout"]
+        self.sequencers: list[str] = layout["sequencers"]
+        self.storage_nodes: list[str] = layout["storage_nodes"]
+        self.index_nodes: list[str] = [*chain(*layout["index_shards"].values())]
+        self.aggregators: list[str] = layout["aggregators"]
+        self.engines: list[str] = layout["engines"]
+        self.silent = frozenset[str](status["silent"])
+
+    # --- the metalog
+
+    @property
+    def primary(self) -> str | None:
+        """The primary of the newest term; None: no sequencer that runs is a primary."""
+        leading = [node for node in self.sequencers if "tail" in self._figures.get(node, {})]
+        return max(leading, key=lambda node: self._figures[node]["term"], default=None)
+
+    @property
+    def term(self) -> int | None:
+        """The term of the primary."""
+        return None if (primary := self.primary) is None else self._figures[primary]["term"]
+
+    @property
+    def sequencers_counting(self) -> list[str]:
+        """The sequencers that run and may have lost no entry (`learner` is 0)."""
+        figures = self._figures
+        return [n for n in self.sequencers if n in figures and not figures[n]["learner"]]
+
+    @property
+    def majority(self) -> int:
+        """How many sequencers must count."""
+        return len(self.sequencers) // 2 + 1
+
+    # --- storage
+
+    @property
+    def lost(self) -> list[str]:
+        """The storage nodes that the primary holds for lost, or that are silent."""
+        primary = self.primary
+        lost = self._figures[primary]["lost_storage_nodes"] if primary is not None else []
+        return [node for node in self.storage_nodes if node in lost or node in self.silent]
+
+    @property
+    def spares(self) -> list[str]:
+        """The storage nodes that no shard uses now."""
+        used = {n for shard in self._status["shards"].values() for n in shard["replicas"]}
+        return [node for node in self.storage_nodes if node not in used]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All shards, ascending."""
+        found = self._status["shards"]
+        return [self._shard(name, found[name]) for name in sorted(found, key=int)]
+
+    def _shard(self, name: str, found: Mapping[str, Any]) -> Shard:
+        counting = found["counting"]
+        further = [node for node in found["replicas"] if node not in counting]
+        missing = {
+            node: count
+            for node in counting
+            if (count := self._figures.get(node, {}).get("missing_by_shard", {}).get(name))
+        }
+        lost = [node for node in counting if node in self.lost]
+        return Shard(
+            shard=int(name),
+            writer=found["writer"],
+            state="lost" if lost else "copying" if further or missing else "complete",
+            counting=counting,
+            further=further,
+            missing=missing,
+            lost=lost,
+        )
+
+    # --- nodes
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, by role."""
+        roles = (
+            ("sequencer", self.sequencers),
+            ("storage", self.storage_nodes),
+            ("index", self.index_nodes),
+            ("aggregator", self.aggregators),
+            ("compute", self.engines),
+        )
+        return [self._node(node, role) for role, nodes in roles for node in nodes]
+
+    def _node(self, node: str, role: str) -> Node:
+        figures = self._figures.get(node, {})
+        if node == self._answering:
+            figures = self._status["engine"]["progress"]
+        lost = role == "storage" and node in self.lost
+        return Node(
+            node=node,
+            role="primary" if node == self.primary else role,
+            state="silent" if node in self.silent else "lost" if lost else "running",
+            position=figures.get("committed" if role == "sequencer" else "position"),
+            term=figures.get("term"),
+            records=figures.get("records"),
+            bytes=figures.get("bytes"),
+        )
+
+    @property
+    def _answering(self) -> str | None:
+        """The compute node that answered."""
+        elsewhere = self._status["elsewhere"]
+        return next((node for node in self.engines if node not in elsewhere), None)
+
+    def heard(self, nodes: Iterable[str]) -> list[str]:
+        """Return those of `nodes` that are neither silent nor lost."""
+        return [node for node in nodes if node not in self.silent and node not in self.lost]
+
+    # --- the view
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The view's number and nodes, the eras of its index schedule, and spares."""
+        return {"view": self._status["view"], **self._status["layout"], "spares": self.spares}
+
+    # --- what is wrong
+
+    @property
+    def lost_records(self) -> int:
+        """How many records are permanently lost."""
+        return int(self._status["lost_records"])
+
+    @property
+    def read_only(self) -> bool:
+        """Whether a full disk prevents appends."""
+        return bool(self._status["read_only"])
+
+    @property
+    def health(self) -> Health:
+        """What is wrong, and who repairs it."""
+        health = Health([], [])
+        self._judge_sequencers(health)
+        self._judge_shards(health)
+        others = self.sequencers + self.index_nodes + self.aggregators + self.engines
+        silent = [node for node in others if node in self.silent]
+        used = {node for shard in self.shards for node in shard.lost}
+        silent += [node for node in self.lost if node not in used]
+        if silent:
+            health.heals.append(
+                f"No heartbeat of {_names(silent)}: the supervisor restarts a process that ended "
+                "or hangs."
+            )
+        if not self._status["ready"]:
+            health.needs_operator.append(
+                f"{self._answering} has failed: read platform.log, and restart it."
+            )
+        if self.read_only:
+            health.needs_operator.append("A disk is full: free space; appends then go on.")
+        if self.lost_records:
+            health.needs_operator.append(
+                f"{self.lost_records:,} records are lost permanently: `warning` in "
+                "`indilog status` says where."
+            )
+        return health
+
+    def _judge_sequencers(self, health: Health) -> None:
+        counting, all_ = self.sequencers_counting, self.sequencers
+        if len(counting) < self.majority:
+            health.needs_operator.append(
+                f"Only {len(counting)} of {len(all_)} sequencers count, and appends need "
+                f"{self.majority}: bring the others back, with their disks, unless the supervisor "
+                "does."
+            )
+            return
+        if learners := [n for n in all_ if n in self._figures and n not in counting]:
+            health.heals.append(f"{_names(learners)} fetches the metalog entries that it lacks.")
+        if self.primary is None:
+            health.heals.append("There is no primary: a sequencer takes over.")
+
+    def _judge_shards(self, health: Health) -> None:
+        moves = len(self.sequencers) > 1
+        for shard in self.shards:
+            spares = self.heard(self.spares + shard.further) if moves else []
+            if shard.lost and spares:
+                health.heals.append(
+                    f"Shard {shard.shard} has lost {_names(shard.lost)}; it gets another replica."
+                )
+            elif shard.lost:
+                health.needs_operator.append(
+                    f"Shard {shard.shard} has lost {_names(shard.lost)}, and no spare can replace "
+                    "it: bring it back, with its disk, unless the supervisor does."
+                )
+            elif shard.state == "copying":
+                left = sum(shard.missing.values())
+                known = f"; {left:,} records are missing" if left else ""
+                health.heals.append(f"Shard {shard.shard} is being copied{known}.")
+
+
+def _names(nodes: Iterable[str]) -> str:
+    return ", ".join(nodes)
