@@ -6,9 +6,10 @@ does not slow down the others. Only ordered records are requested and given: rep
 about those. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
 continues after a restart.
 
-Replicas are asked in rotation. If none has a batch, it is requested again after a pause that
-doubles up to `repair_retry_s_max`. Another replica may have repaired itself by then, and such
-requests are cheap.
+Replicas are asked in rotation, those that did not answer the last request after the others: a
+moved shard is copied while one of its replicas is lost (decision 0048). If none has a batch, it is
+requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may have
+repaired itself by then, and such requests are cheap.
 
 A replica that lost a requested batch reports this if its disk shows the loss
 (`Batches.lacking_to`). If all other replicas have reported it, or there are no others, the records
@@ -56,6 +57,9 @@ class Repair:
         self._retry_s_max = config.storage.repair_retry_s_max
         self._turn = 0
         self._asked: BatchesWanted | None = None
+        self._asked_node: NodeId | None = None
+        self._silent: set[NodeId] = set()
+        """Replicas that did not answer the last request."""
         self._next_at: Instant | None = None
         """When to send the next request or resend; None: nothing can be requested."""
         self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
@@ -76,7 +80,7 @@ class Repair:
         if self._next_at is not None and now < self._next_at:
             return []
         if self._asked is not None:
-            self._failed(self._asked, now)
+            self._unanswered(self._asked, now)
             self._asked = None
         if self._persisting or self.paused:
             self._next_at = None
@@ -90,11 +94,19 @@ class Repair:
                 continue
             if (wanted := self._missing(shard, now)) is None:
                 continue
-            self._asked = wanted
+            self._asked, self._asked_node = wanted, self._next_replica(wanted, others)
             self._next_at = Instant(now + self._patience_s)
-            self._turn += 1
-            return [Send(others[self._turn % len(others)], wanted)]
+            return [Send(self._asked_node, wanted)]
         return []
+
+    def _next_replica(self, wanted: BatchesWanted, others: Sequence[NodeId]) -> NodeId:
+        """Return which replica is asked next: each before any is asked again for the same hole."""
+        times = self._fruitless.get((wanted.shard, wanted.first), (0, None))[0]
+        if not times:
+            self._turn += 1
+        start = self._turn % len(others)
+        rotated = (*others[start:], *others[:start])
+        return sorted(rotated, key=self._silent.__contains__)[times % len(others)]
 
     def _missing(self, shard: Shard, now: Instant) -> BatchesWanted | None:
         """Return the next missing range that may be requested now."""
@@ -105,6 +117,16 @@ class Repair:
                 return BatchesWanted(shard.id, first, min(end, shard.ordered))
             self._next_at = min(self._next_at or when, when)
         return None
+
+    def _unanswered(self, asked: BatchesWanted, now: Instant) -> None:
+        """Note that a replica did not answer. Its first silence does not count as a failure,
+        because it only changes the order in which replicas are asked.
+        """
+        node = self._asked_node
+        assert node is not None, "a request was sent to it"
+        if node in self._silent:
+            self._failed(asked, now)
+        self._silent.add(node)
 
     def _failed(self, asked: BatchesWanted, now: Instant) -> None:
         """Note that a replica had nothing. The next replica is asked at once; after all were asked,
@@ -133,6 +155,7 @@ class Repair:
     def note_moved(self) -> None:
         """Forget what replicas lack: one may have got it from another that is no replica now."""
         self._lacking.clear()
+        self._silent.clear()
 
     def deadline(self) -> Instant | None:
         """When to send the next request."""
@@ -150,6 +173,7 @@ class Repair:
         discarded them.
         """
         asked = self._asked
+        self._silent.discard(event.sender)
         if asked is None or (message.shard, message.first) != (asked.shard, asked.first):
             return [Ignore(event, "batches that were not requested, or are no longer needed")]
         if event.sender not in self._others(asked.shard) or asked.shard not in self._shards:

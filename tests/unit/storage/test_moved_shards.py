@@ -38,9 +38,9 @@ RECORDS = 6
 class Nodes:
     """Three storage nodes whose messages reach each other, unless they are down."""
 
-    def __init__(self, *, records: int = RECORDS) -> None:
-        config = config_of(record_cache_bytes_max=0)
-        self.nodes = {name: Machine(VIEW, config, name) for name in (A, B, C)}
+    def __init__(self, *, records: int = RECORDS, **limits: float) -> None:
+        self.config = config_of(record_cache_bytes_max=0, **limits)
+        self.nodes = {name: Machine(VIEW, self.config, name) for name in (A, B, C)}
         self.down: set[NodeId] = set()
         self.sent: list[Send] = []
         self.open(1)
@@ -256,3 +256,26 @@ def test_index_nodes_learn_of_replicas_at_once_and_periodically() -> None:
     nodes.wait()
     again = {send.to for send in nodes.sent if send.message == known}
     assert told == again == {*VIEW.index_nodes, *VIEW.aggregators}
+
+
+def test_a_copy_waits_for_the_lost_replica_once() -> None:
+    nodes = Nodes(records=40, page_bytes_max=1)
+    nodes.down = {A}
+    nodes.sent.clear()
+    nodes.move(B, C, A)
+    for _ in range(4):
+        nodes.wait()
+    asked = [send.to for send in nodes.sent if isinstance(send.message, BatchesWanted)]
+    assert (asked.count(A), nodes.nodes[C].node.status()["missing_records"]) == (1, 0)
+
+
+def test_a_lost_replica_is_asked_again_for_what_the_others_lack() -> None:
+    nodes = Nodes(page_bytes_max=1)
+    nodes.nodes[B] = Machine(VIEW, nodes.config, B)
+    nodes.down = {A}
+    nodes.move(B, C, A)
+    nodes.down = {B}
+    nodes.wait()
+    nodes.down = set()
+    nodes.wait()
+    assert all_of(nodes.nodes[C], RECORDS) == expected(RECORDS)
