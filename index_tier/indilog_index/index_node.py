@@ -580,7 +580,7 @@ class IndexNode:
         else:
             effects = [Send(lookup.aggregator, answer)]
         if exact:
-            replicas = self._placement.replicas(shards[0])
+            replicas = self._placement.counting(shards[0])
             assert replicas, "only records of known shards are indexed"
             replica = replicas[lookup.request % len(replicas)]
             read = ReadRecords(

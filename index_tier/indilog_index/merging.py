@@ -156,7 +156,7 @@ class Merging:
                 lookup.floor, lookup.log_floor, lookup.position, lost,
             )  # fmt: skip
             return [Send(answer.origin, result)]
-        replicas = self._placement.replicas(shards[0])
+        replicas = self._placement.counting(shards[0])
         if not replicas:
             return [Ignore(answer, "a match in a shard that no view knows")]
         replica = replicas[answer.request % len(replicas)]

@@ -49,8 +49,11 @@ class Placement:
         return placed.replicas if placed is not None else ()
 
     def counting(self, shard: ShardId) -> tuple[NodeId, ...]:
-        """Return the replicas of a shard whose reports decide what is ordered."""
-        return self.replicas(shard)[: len(self._view.shards[shard].replicas)]
+        """Return the replicas of a shard whose reports decide what is ordered; empty: the shard is
+        not known.
+        """
+        placed = self._view.shards.get(shard)
+        return self.replicas(shard)[: len(placed.replicas)] if placed is not None else ()
 
     def since(self, shard: ShardId) -> MetalogPosition:
         """Return the position of the entry that moved a shard last; -1: it was never moved."""

@@ -578,7 +578,7 @@ BUGS: Final = (
     Bug(
         "all replicas count, also those that are kept only until the copy is complete",
         "indilog/kernel/placement.py",
-        "        return self.replicas(shard)[: len(self._view.shards[shard].replicas)]",
+        "        return self.replicas(shard)[: len(placed.replicas)] if placed is not None else ()",
         "        return self.replicas(shard)",
     ),
     Bug(

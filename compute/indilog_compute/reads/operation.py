@@ -83,17 +83,18 @@ class Operation:
         floor_awaited: a floor that a lookup reported, and the position of its trim, which this read
             waits for; None: no lookup reported one.
         trimmed: those of `seqnums` that turned out to be trimmed.
+        turn: which of the replicas is asked next; None: none was asked yet.
         denied: pairs of a replica and a seqnum that it called unknown.
         names: the names of records whose data is damaged at a replica that sent their names.
         away: seqnums of records on cold storage that a replica could not read in time.
     """
 
     __slots__ = (
-        "asked", "asked_at", "attempt", "away", "bound", "count", "created", "denied", "direction",
+        "asked", "asked_at", "away", "bound", "count", "created", "denied", "direction",
         "floor_awaited", "fresh",
         "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
         "route", "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims",
-        "waiter",
+        "turn", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -124,7 +125,7 @@ class Operation:
         self.page = page
         self.log_names = log_names
         self.created = self.started = Instant(0.0)
-        self.attempt = 0
+        self.turn: int | None = None
         self.fresh = fresh
         self.stage = Stage.TAIL if fresh else Stage.POSITION
         self.probed = False

@@ -308,8 +308,10 @@ class Reads:
         """Ask one replica of each shard; fail if no replica has the first missing record, unless
         a page can end before it.
         """
-        turn = self._next_request + 1 + operation.attempt
-        if (lost := self._storage.choose(operation, missing, turn)) is not None:
+        # Each question of a read goes to another replica, and so do consecutive reads.
+        operation.turn = self._next_request + 1 if operation.turn is None else operation.turn + 1
+        lost = self._storage.choose(operation, missing, operation.turn, self._now)
+        if lost is not None:
             if operation.page and operation.has_first:
                 return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
             return [self._fail(operation, lost)]
@@ -352,6 +354,7 @@ class Reads:
 
     def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
         """Take in records from storage; a late answer to an earlier try is ignored."""
+        self._storage.silent.answered(sender)
         operation = self._requests.get(message.request)
         if operation is None:
             return []
@@ -528,8 +531,9 @@ class Reads:
             if operation.started + self._config.reads.lookup_timeout_s > now:
                 break
             del self._requests[request]
-            operation.attempt += 1
-            if operation.stage is Stage.LOOKUP and operation.route is not None:
+            if operation.stage is not Stage.LOOKUP:
+                self._storage.timed_out(operation, now)
+            elif operation.route is not None:
                 self._tier.routes.timed_out(operation.route, now)
             if now >= operation.created + self._config.reads.read_timeout_s:
                 effects.append(self._fail(operation, self._unavailable()))

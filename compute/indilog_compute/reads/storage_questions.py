@@ -1,7 +1,8 @@
 """Chooses the replicas that a compute node asks for records (ARCHITECTURE 9).
 
 The node asks one replica of each shard, and a second one if the first is slow
-(`indilog_compute.reads.hedging`).
+(`indilog_compute.reads.hedging`). Replicas that do not answer are asked after the others
+(`indilog_compute.reads.silent_replicas`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from indilog.roles.role import Effect, Send
 from indilog.wire.messages import ReadRecords, RecordsRead
 from indilog_compute.reads.hedging import Hedges
 from indilog_compute.reads.operation import Asked, Operation
+from indilog_compute.reads.silent_replicas import SilentReplicas
 
 
 class StorageQuestions:
@@ -25,6 +27,7 @@ class StorageQuestions:
 
     Attributes:
         hedges: when further replicas are asked.
+        silent: replicas that did not answer in time.
     """
 
     def __init__(self, node: NodeId, placement: Placement, config: NodeConfig) -> None:
@@ -35,9 +38,14 @@ class StorageQuestions:
             delay_s_min=config.reads.hedge_delay_s_min,
             delay_s_max=config.reads.lookup_timeout_s,
         )
+        self.silent = SilentReplicas(config.reads.lookup_timeout_s)
 
     def choose(
-        self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
+        self,
+        operation: Operation,
+        missing: Mapping[ShardId, Sequence[SeqNum]],
+        turn: int,
+        now: Instant,
     ) -> DataLossError | NotReadyError | None:
         """Choose for each shard a replica that may have the first missing record.
 
@@ -61,7 +69,7 @@ class StorageQuestions:
                         "answer; try again."
                     )
                 return self._lost(operation, shard, seqnums)
-            replica = replicas[turn % len(replicas)]
+            replica = self.silent.pick(replicas, turn, now)
             wanted = tuple(s for s in seqnums if (replica, s) not in operation.denied)
             asked[shard] = Asked((replica,), wanted)
         operation.asked = asked
@@ -97,10 +105,15 @@ class StorageQuestions:
             for shard, (replicas, seqnums) in list(operation.asked.items()):
                 left = [r for r in self._left(operation, shard, seqnums) if r not in replicas]
                 if left:
-                    further = left[request % len(left)]
+                    further = self.silent.pick(left, request, now)
                     operation.asked[shard] = Asked((*replicas, further), seqnums)
                     effects.append(Send(further, self._wanted(request, shard, seqnums, replay)))
         return effects
+
+    def timed_out(self, operation: Operation, now: Instant) -> None:
+        """Note which of the asked replicas did not answer in time."""
+        for replicas, _ in operation.asked.values():
+            self.silent.timed_out(replicas, operation.asked_at, now)
 
     def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
         """Return why an answer is ignored, or None."""

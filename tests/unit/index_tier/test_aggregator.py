@@ -236,3 +236,16 @@ def test_a_record_is_read_from_the_replicas_that_storage_has_announced() -> None
         assert node.handle(answers, T0) == read(4, to="storage-1", request=request)
     (ignored,) = node.handle([Received(ENGINE, moved, Epoch(1))], T0)
     assert isinstance(ignored, Ignore)
+
+
+def test_a_record_is_not_read_from_a_replica_that_does_not_count() -> None:
+    """It may be lost, and stays in the list until the others have all records."""
+    node = aggregator()
+    nodes = tuple(NodeId(f"storage-{number}") for number in range(3))
+    moved = ReplicasAre({ShardId(0): Replicas(7, nodes)})
+    node.handle([Received(NodeId("storage-1"), moved, Epoch(1))], T0)
+    asked = set()
+    for request in range(2, 8):
+        sent = node.handle([answer(shard, 4, request=request) for shard in range(3)], T0)
+        asked |= {effect.to for effect in sent if isinstance(effect, Send)}
+    assert asked == set(nodes[:2])

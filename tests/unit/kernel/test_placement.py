@@ -23,7 +23,7 @@ def test_a_shard_is_where_the_view_has_it_until_an_entry_moves_it() -> None:
     assert before == ((A, B), (A, B), -1)
     assert after == ((B, C, A), (B, C), 7)
     assert placement.shards_of(A) == placement.shards_of(C) == (SHARD,)
-    assert placement.replicas(ShardId(9)) == ()
+    assert placement.replicas(ShardId(9)) == placement.counting(ShardId(9)) == ()
 
 
 def test_an_older_entry_than_the_known_one_moves_nothing() -> None:
