@@ -36,7 +36,10 @@ class Group:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value < (0 if field.name in self.may_be_zero else 1e-9):
+            if field.name in self.may_be_zero:
+                if value < 0:
+                    raise ConfigError(f"{field.name} must be at least 0, not {value}.")
+            elif value < 1e-9:
                 raise ConfigError(f"{field.name} must be greater than 0, not {value}.")
         for lower, upper in self.ordered:
             check_order(lower, getattr(self, lower), upper, getattr(self, upper))

@@ -60,6 +60,7 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"node": {"port": 65536}}, "port is 0"),
         ({"node": {"resend_s": 0}}, "resend_s must be greater than 0"),
         ({"node": {"frames_in_flight_max": -1}}, "frames_in_flight_max must be greater"),
+        ({"cluster": {"ack_quorum": -1}}, "^ack_quorum must be at least 0, not -1.$"),
         ({"node": {"segment_bytes": 1000}}, "segment_bytes must be at least"),
         (
             {"node": {"tag_cache_seqnums_max": 5}},
