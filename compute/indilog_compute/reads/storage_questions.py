@@ -2,7 +2,7 @@
 
 The node asks one replica of each shard, and a second one if the first is slow
 (`indilog_compute.reads.hedging`). Replicas that do not answer are asked after the others
-(`indilog_compute.reads.silent_replicas`).
+(`indilog_compute.reads.silent_nodes`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indilog.roles.role import Effect, Send
 from indilog.wire.messages import ReadRecords, RecordsRead
 from indilog_compute.reads.hedging import Hedges
 from indilog_compute.reads.operation import Asked, Operation
-from indilog_compute.reads.silent_replicas import SilentReplicas
+from indilog_compute.reads.silent_nodes import SilentNodes
 
 
 class StorageQuestions:
@@ -38,7 +38,7 @@ class StorageQuestions:
             delay_s_min=config.reads.hedge_delay_s_min,
             delay_s_max=config.reads.lookup_timeout_s,
         )
-        self.silent = SilentReplicas(config.reads.lookup_timeout_s)
+        self.silent = SilentNodes(config.reads.lookup_timeout_s)
 
     def choose(
         self,
@@ -69,7 +69,7 @@ class StorageQuestions:
                         "answer; try again."
                     )
                 return self._lost(operation, shard, seqnums)
-            replica = self.silent.pick(replicas, turn, now)
+            replica, _ = self.silent.pick(replicas, turn, now)
             wanted = tuple(s for s in seqnums if (replica, s) not in operation.denied)
             asked[shard] = Asked((replica,), wanted)
         operation.asked = asked
@@ -105,7 +105,7 @@ class StorageQuestions:
             for shard, (replicas, seqnums) in list(operation.asked.items()):
                 left = [r for r in self._left(operation, shard, seqnums) if r not in replicas]
                 if left:
-                    further = self.silent.pick(left, request, now)
+                    further, _ = self.silent.pick(left, request, now)
                     operation.asked[shard] = Asked((*replicas, further), seqnums)
                     effects.append(Send(further, self._wanted(request, shard, seqnums, replay)))
         return effects

@@ -54,22 +54,22 @@ def test_the_retry_of_a_lookup_asks_none_of_the_nodes_that_did_not_answer() -> N
     assert second.aggregator != first.aggregator
 
 
-def test_a_lookup_tries_one_avoided_node_and_its_answer_clears_it() -> None:
+def test_a_lookup_tries_one_silent_node_and_its_answer_clears_it() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
-    assert kept.avoided == 3
+    assert kept.silent == 3
     trial = kept.choose(6, Instant(T0 + 2))
     assert trial.replicas == ("index-0-0", "index-1-1")
     kept.answered(trial)
-    assert kept.avoided == 2
+    assert kept.silent == 2
 
 
-def test_a_silent_avoided_node_is_tried_with_growing_pauses_and_alone_blamed() -> None:
+def test_a_silent_node_is_tried_with_growing_pauses_and_alone_blamed() -> None:
     kept = routes()
     kept.timed_out(kept.choose(0, T0), Instant(T0 + 1))
     trial = kept.choose(6, Instant(T0 + 2))
     kept.timed_out(trial, Instant(T0 + 3))
-    assert kept.avoided == 3, "the nodes asked beside the avoided one are not blamed"
+    assert kept.silent == 3, "the nodes asked beside the silent one are not blamed"
     assert kept.choose(6, Instant(T0 + 4.5)).replicas == ("index-0-1", "index-1-0")
     assert DEAD in kept.choose(6, Instant(T0 + 5)).replicas
 
@@ -82,7 +82,7 @@ def test_lookups_under_way_when_a_node_died_log_it_once() -> None:
     assert DEAD in kept.choose(0, Instant(T0 + 2)).replicas
 
 
-def test_without_another_choice_an_avoided_node_is_asked() -> None:
+def test_without_another_choice_a_silent_node_is_asked() -> None:
     kept = LookupRoutes(ALONE, "aggregator", pause_s=1.0)
     route = kept.choose(0, T0)
     kept.timed_out(route, T0)

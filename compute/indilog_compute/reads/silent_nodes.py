@@ -1,8 +1,9 @@
-"""Storage nodes that did not answer a read in time.
+"""Nodes that did not answer in time: index nodes, aggregators and storage nodes.
 
 They are asked after the others, because the shards of a lost storage node may be copied for hours
-(decision 0048). After a pause one read tries such a node again; the pause doubles while it does not
-answer. If only silent nodes could answer, one of them is asked.
+(decision 0048), and a lost index node may come back late. After a pause one question tries such a
+node again; the pause doubles while it does not answer. If only silent nodes could answer, one of
+them is asked: avoiding nodes may unbalance the load, but never prevents an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class _Silence:
     """The silence of one node.
 
     Attributes:
-        since: when a read of the node last timed out.
+        since: when a question to the node last timed out.
         tried_again: when the node is tried again.
         pause_s: the pause between the two, seconds.
     """
@@ -32,8 +33,8 @@ class _Silence:
         self.tried_again = Instant(now + pause_s)
 
 
-class SilentReplicas:
-    """Chooses replicas in turn, those that answer before the silent ones.
+class SilentNodes:
+    """Chooses nodes in turn, those that answer before the silent ones.
 
     Args:
         pause_s: how long a node is not asked after its first timeout, seconds; doubled up to 32
@@ -45,6 +46,14 @@ class SilentReplicas:
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
         self._silent: dict[NodeId, _Silence] = {}
+
+    def __len__(self) -> int:
+        """How many nodes are silent."""
+        return len(self._silent)
+
+    def __contains__(self, node: NodeId) -> bool:
+        """Whether a node is silent."""
+        return node in self._silent
 
     def answered(self, node: NodeId) -> None:
         """Note an answer of a node, however late."""
@@ -62,17 +71,27 @@ class SilentReplicas:
                 silence.pause_s = min(2 * silence.pause_s, longest)
                 silence.since, silence.tried_again = now, Instant(now + silence.pause_s)
 
-    def pick(self, replicas: Sequence[NodeId], turn: int, now: Instant) -> NodeId:
-        """Return one of `replicas`, of which there is at least one."""
-        first = turn % len(replicas)
+    def pick(
+        self, nodes: Sequence[NodeId], turn: int, now: Instant, *, trial: bool = False
+    ) -> tuple[NodeId, bool]:
+        """Return one of `nodes`, of which there is at least one, and whether a silent node is tried
+        again. `trial`: the question tries another one already.
+        """
+        first = turn % len(nodes)
         if not self._silent:
-            return replicas[first]
-        in_turn = (*replicas[first:], *replicas[:first])
+            return nodes[first], trial
+        in_turn = (*nodes[first:], *nodes[:first])
         for node in in_turn:
             silence = self._silent.get(node)
             if silence is None:
-                return node
-            if silence.tried_again <= now:
+                return node, trial
+            if not trial and silence.tried_again <= now:
                 silence.tried_again = Instant(now + silence.pause_s)
-                return node
-        return min(in_turn, key=lambda node: self._silent[node].tried_again)
+                return node, True
+        return min(in_turn, key=lambda node: self._silent[node].tried_again), trial
+
+    def check_invariants(self) -> None:
+        """Assert that pauses are bounded."""
+        for silence in self._silent.values():
+            assert self._pause_s <= silence.pause_s <= self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
+            assert silence.since <= silence.tried_again, "a node is tried after its pause"

@@ -1,10 +1,10 @@
-"""Claims about reads while a replica does not answer (`indilog_compute.reads.silent_replicas`)."""
+"""Claims about reads while a replica does not answer (`indilog_compute.reads.silent_nodes`)."""
 
 from __future__ import annotations
 
 from indilog.base.ids import Instant, NodeId
 from indilog.wire.messages import ReadRecords, RecordsRead
-from indilog_compute.reads.silent_replicas import SilentReplicas
+from indilog_compute.reads.silent_nodes import SilentNodes
 from tests.unit.compute.engine_driver import (
     SHARD,
     A,
@@ -95,8 +95,8 @@ def test_replicas_that_are_all_silent_are_asked_in_turn() -> None:
 
 
 def test_an_earlier_question_that_times_out_does_not_lengthen_the_pause() -> None:
-    replicas = SilentReplicas(1.0)
+    replicas = SilentNodes(1.0)
     replicas.timed_out((A,), Instant(0.0), Instant(1.0))
     replicas.timed_out((A,), Instant(0.5), Instant(1.5))
-    assert replicas.pick((A, B), 0, Instant(1.9)) == B
-    assert replicas.pick((A, B), 0, Instant(2.0)) == A
+    assert replicas.pick((A, B), 0, Instant(1.9)) == (B, False)
+    assert replicas.pick((A, B), 0, Instant(2.0)) == (A, True)
