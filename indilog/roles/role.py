@@ -391,6 +391,15 @@ class NotesCheckpoints(Protocol):
 
 
 @runtime_checkable
+class WantsCheckpoints(Protocol):
+    """A role that frees disk space only after further checkpoints."""
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a checkpoint is to be written now. It must become False after two of them."""
+
+
+@runtime_checkable
 class TakesCopies(Protocol):
     """A role that can replace lost frames from `ORDERING` frames of the same journal."""
 

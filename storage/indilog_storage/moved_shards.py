@@ -209,3 +209,7 @@ class MovedShards:
     def is_freeing(self, covered: MetalogPosition) -> bool:
         """Whether bytes of dropped shards can be freed now."""
         return bool(self.dropped) and self.dropped[0].position < covered
+
+    def awaits(self, covered: MetalogPosition, applied: MetalogPosition) -> bool:
+        """Whether the bytes of a dropped shard wait for checkpoints at the `applied` position."""
+        return bool(self.dropped) and covered <= self.dropped[-1].position < applied

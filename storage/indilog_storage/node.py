@@ -241,6 +241,13 @@ class StorageNode:
         """How many applied entries are neither journaled nor in a durable checkpoint."""
         return self._unsaved
 
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether bytes of a dropped shard are freed only after a further checkpoint. A spare
+        writes little, so its journal makes none due for a long time.
+        """
+        return self._moved.awaits(self._covered.older.length, self.position)
+
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy the state of the node; the returned function encodes the copy and may run in any
         thread.

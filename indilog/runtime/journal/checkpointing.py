@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from indilog.roles.role import Checkpoints, NotesCheckpoints, Role
+from indilog.roles.role import Checkpoints, NotesCheckpoints, Role, WantsCheckpoints
 from indilog.runtime.journal.checkpoint_files import Checkpoint, FileUse, Place, write_checkpoint
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
@@ -62,6 +62,7 @@ class Checkpointing:
     ) -> None:
         self._journal = journal
         self._roles = {s: role for s, role in roles.items() if isinstance(role, Checkpoints)}
+        self._wanting = [r for r in self._roles.values() if isinstance(r, WantsCheckpoints)]
         self._wake_after = wake_after
         self._frames_max = frames
         self._frames_at = 0
@@ -106,6 +107,10 @@ class Checkpointing:
 
     def _due(self) -> bool:
         journal = self._journal
+        # Without new frames, the last one failed to be written: it is not retried at once.
+        has_new = journal.frames > self._frames_at and not journal.starved
+        if has_new and any(role.wants_checkpoint for role in self._wanting):
+            return True
         unsaved = self._unsaved() - self._unsaved_at
         frames = journal.frames - self._frames_at + unsaved
         filled = journal.files.active != self._segment_at and frames > 0

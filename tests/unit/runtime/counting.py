@@ -28,6 +28,7 @@ class Counter:
         restored: what the checkpoint said; None: there was none.
         gone: segments that were missing. lost: frames that could not be read.
         unsaved: its state that no frame holds.
+        wants_checkpoint: whether it wants one now.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class Counter:
         self.gone: set[int] = set()
         self.lost_frames: list[Lost] = []
         self.unsaved = 0
+        self.wants_checkpoint = False
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
         if kind is FrameKind.RECORDS:

@@ -279,3 +279,28 @@ def test_a_lost_replica_is_asked_again_for_what_the_others_lack() -> None:
     nodes.down = set()
     nodes.wait()
     assert all_of(nodes.nodes[C], RECORDS) == expected(RECORDS)
+
+
+def test_a_dropped_shard_wants_two_checkpoints_so_that_its_bytes_are_freed() -> None:
+    nodes = Nodes()
+    nodes.move(B, C, A)
+    nodes.move(B, C)
+    machine = nodes.nodes[A]
+    wanted = [machine.node.wants_checkpoint]
+    for _ in range(2):
+        machine.take_checkpoint()
+        machine.node.checkpointed()
+        wanted.append(machine.node.wants_checkpoint)
+    assert wanted == [True, True, False]
+    assert not nodes.nodes[B].node.wants_checkpoint
+    machine.wait(10.0)
+    assert machine.discarded
+
+
+def test_checkpoints_that_would_not_have_the_entry_are_not_wanted() -> None:
+    nodes = Nodes()
+    nodes.move(B, C, A)
+    nodes.move(B, C)
+    machine = nodes.nodes[A]
+    machine.node._moved.dropped[-1].position = machine.node.position
+    assert not machine.node.wants_checkpoint

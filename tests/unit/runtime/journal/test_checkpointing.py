@@ -75,6 +75,21 @@ def test_a_checkpoint_is_due_when_a_segment_is_full(tmp_path: Path) -> None:
     life.end()
 
 
+def test_a_checkpoint_that_a_role_wants_is_written_after_the_next_frame(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.write(3)
+    assert not life.checkpointing.due
+    life.role.wants_checkpoint = True
+    written = []
+    for _ in range(2):
+        for _ in range(3):
+            life.turn()
+        written.append((life.checkpointing.written, life.checkpointing.due))
+        life.write()
+    assert written == [(1, False), (2, False)]
+    life.end()
+
+
 def test_no_checkpoint_is_taken_before_the_role_has_handled_its_persisted_frames(
     tmp_path: Path,
 ) -> None:
