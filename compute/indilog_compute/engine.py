@@ -495,7 +495,8 @@ class Engine:
         shard = view.shard_written_by(self._node)
         if shard is not None:
             replicas = self.placement.replicas(shard)
-            self._writer = ShardWriter(shard, replicas, epoch, self._config)
+            copies = len(self.placement.counting(shard))
+            self._writer = ShardWriter(shard, replicas, epoch, self._config, copies=copies)
             effects += self._want_shard(self._writer, now)
         return effects
 
@@ -523,7 +524,7 @@ class Engine:
         self._reads.joined(self._local, self._replay)
         effects = self._reads.advanced(now)
         if (writer := self._writer) is not None:
-            writer.replicas = self.placement.replicas(writer.shard)
+            effects += writer.move(self.placement.replicas(writer.shard))
             epoch = message.writers.get(writer.shard, NO_INCARNATION)
             effects += writer.joined(epoch, self._replay.cut.get(writer.shard, 0))
             effects += self._want_shard(writer, now)
@@ -599,7 +600,7 @@ class Engine:
                 cut = self._replay.cut.get(writer.shard, 0)
                 effects += writer.named(entry.writers[writer.shard], cut)
             elif isinstance(entry, NewReplicas) and writer.shard in entry.replicas:
-                writer.move(entry.replicas[writer.shard])
+                effects += writer.move(entry.replicas[writer.shard])
         return effects
 
     def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:

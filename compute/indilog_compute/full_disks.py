@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from indilog.base.errors import DiskFullError
 from indilog.base.ids import Instant, NodeId
@@ -23,12 +23,19 @@ class FullDisks:
     def __init__(self) -> None:
         self.until: dict[NodeId, Instant] = {}
 
-    def leave(self, replicas: Sequence[NodeId], quorum: int) -> bool:
-        """Whether the disks of `quorum` of the replicas have room, and those of all other nodes."""
+    def leave(self, replicas: Sequence[NodeId], copies: int, quorum: int) -> bool:
+        """Whether the disks that appends need have room: those of `quorum` of the first `copies`
+        replicas, and that of the primary. The other replicas do not count.
+        """
         if not self.until:
             return True
-        full = sum(replica in self.until for replica in replicas)
-        return full == len(self.until) and full <= len(replicas) - quorum
+        full = sum(replica in self.until for replica in replicas[:copies])
+        return self.until.keys() <= set(replicas) and full <= copies - quorum
+
+    def forget(self, nodes: Collection[NodeId]) -> None:
+        """Drop the notifications of nodes that are no replicas any more."""
+        for node in nodes:
+            self.until.pop(node, None)
 
     def note(self, node: NodeId, *, full: bool, now: Instant) -> None:
         """Note whether the disk of `node` is full."""

@@ -109,14 +109,22 @@ class ShardWriter:
     """Owns one shard under one epoch."""
 
     def __init__(
-        self, shard: ShardId, replicas: Sequence[NodeId], epoch: Epoch, config: Config
+        self,
+        shard: ShardId,
+        replicas: Sequence[NodeId],
+        epoch: Epoch,
+        config: Config,
+        *,
+        copies: int | None = None,
     ) -> None:
+        """`copies`: how many replicas count, the first ones; None: all."""
         node = config.node
         self.shard = shard
         self.epoch = epoch
         self.takeover = Takeover.ASKING
         self.replicas = tuple(replicas)
-        self._quorum = config.cluster.quorum_of(len(replicas))
+        self._copies = copies or len(replicas)
+        self._quorum = config.cluster.quorum_of(self._copies)
         self._frame_records_max = node.appends.frame_records_max
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
         self._frame_bytes = min(node.appends.frame_bytes, config.cluster.batch_bytes_max)
@@ -158,7 +166,7 @@ class ShardWriter:
         """Whether disks that appends need are full: too few replicas have room, or the primary has
         none.
         """
-        return not self._full_disks.leave(self.replicas, self._quorum)
+        return not self._full_disks.leave(self.replicas, self._copies, self._quorum)
 
     # --- appends
 
@@ -337,12 +345,17 @@ class ShardWriter:
             self.takeover = Takeover.ASKING
         return effects + self.named(epoch, cut)
 
-    def move(self, replicas: Sequence[NodeId]) -> None:
-        """Send batches to other replicas from now on. A new one says what it has when it is ready,
-        and then gets the batches in flight.
+    def move(self, replicas: Sequence[NodeId]) -> list[Effect]:
+        """Send batches to other replicas from now on. A new one is asked what it has, and then gets
+        the batches in flight.
         """
+        added = [replica for replica in replicas if replica not in self.replicas]
+        self._full_disks.forget([node for node in self.replicas if node not in replicas])
         self.replicas = tuple(replicas)
         self._sent_again = {r: sent for r, sent in self._sent_again.items() if r in replicas}
+        if self.takeover is not Takeover.OPEN:
+            return []
+        return [Send(replica, ShardStoredWanted(self.shard, self.epoch)) for replica in added]
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
         """Resend the batches that a replica lacks, unless a newer writer has the shard.

@@ -14,7 +14,7 @@ from indilog.base.ids import MetalogPosition, NodeId, ShardId
 from indilog.kernel.metalog import Replicas
 from indilog.kernel.view import View
 
-_SPEAKERS: Final = 2
+_ANNOUNCERS: Final = 2
 """How many storage nodes send data that belongs to no shard, so that one of them may be down."""
 
 
@@ -22,8 +22,8 @@ class Placement:
     """The replicas of all shards as one role knows them.
 
     The first replicas of a shard are its *counting* ones, as many as the view gives it: their
-    reports decide what is ordered. Those after them only have older records, which the counting
-    ones may still lack.
+    reports decide what is ordered. Those after them are kept until the counting ones have every
+    record; new batches go to them, too.
 
     Attributes:
         moved: the replicas that metalog entries name, by shard; the other shards are where the view
@@ -69,12 +69,12 @@ class Placement:
         return tuple(shard for shard in sorted(self.shards) if node in self.replicas(shard))
 
     @property
-    def speakers(self) -> tuple[NodeId, ...]:
+    def announcers(self) -> tuple[NodeId, ...]:
         """The storage nodes that announce what belongs to no shard: positions without records, and
         trims. Receivers skip repeated announcements.
         """
         counting = {node for shard in self.shards for node in self.counting(shard)}
-        return tuple(sorted(counting)[:_SPEAKERS])
+        return tuple(sorted(counting)[:_ANNOUNCERS])
 
     def move(self, replicas: Mapping[ShardId, Replicas]) -> None:
         """Note new replicas; those of an older entry than the one that is known are ignored."""

@@ -14,7 +14,8 @@ class StorageAlive(WireMessage, frozen=True):
     """storage → primary: the heartbeat of a storage node.
 
     `position` entries are applied. `complete`: shards of which the node has every record that these
-    entries ordered, but those that no replica has. `term` is the newest one that the sender knows.
+    entries ordered, but those that no replica has. `has_room`: whether its disk takes batches.
+    `term` is the newest one that the sender knows.
     Lost: without any for `storage_lost_s`, the node counts as lost.
     Repeated: absolute.
     """
@@ -22,6 +23,7 @@ class StorageAlive(WireMessage, frozen=True):
     term: Epoch
     position: MetalogPosition
     complete: tuple[ShardId, ...]
+    has_room: bool = True
 
 
 class ReplicasAre(WireMessage, frozen=True):

@@ -122,6 +122,8 @@ class Primary:
         self._wanted: dict[ShardId, Epoch] = {}
         """Writers that wait for their shards."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
+        widest = max(len(placed.replicas) for placed in view.shards.values())
+        self._histories_min = max(2, widest)
         self._covered = dict.fromkeys(view.storage_nodes, Extent(NO_INCARNATION, 0))
         """What both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0
@@ -217,7 +219,7 @@ class Primary:
     def deadline(self) -> Instant | None:
         """When to repeat a disk-full notification, or a storage node may be lost."""
         due = self._disk_full_notifier.deadline()
-        if not self._view.moves_shards:
+        if not (self._view.moves_shards and self._leader.settled and self._leader.has_room):
             return due
         lost = self._replacements.deadline()
         return lost if due is None else min(lost, due)
@@ -268,9 +270,13 @@ class Primary:
         """Note what a storage node covers; only what equals the metalog here counts."""
         self._covered[node] = covered
         agreement = self._metalog.agreement
-        moves = self._view.moves_shards
-        alive = self._replacements.alive(self._now) if moves else self._covered
-        lengths = [agreement(*self._covered[node]) for node in alive]
+        nodes = frozenset(self._covered)
+        if self._view.moves_shards:
+            alive = self._replacements.alive(self._now)
+            # So many nodes keep the history of old entries for those that come back.
+            if len(alive) >= min(len(nodes), self._histories_min):
+                nodes = alive
+        lengths = [agreement(*self._covered[node]) for node in nodes]
         self._covered_by_all = min(lengths, default=0)
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:

@@ -26,12 +26,13 @@ from indilog.wire.replica_messages import StorageAlive
 class _Node:
     """What the primary knows of one storage node."""
 
-    __slots__ = ("complete", "heard", "position")
+    __slots__ = ("complete", "has_room", "heard", "position")
 
     def __init__(self, heard: Instant) -> None:
         self.heard = heard
         self.position: MetalogPosition = 0
         self.complete: frozenset[ShardId] = frozenset()
+        self.has_room = True
 
 
 class Replacements:
@@ -58,8 +59,10 @@ class Replacements:
         """Whether a node has become alive or complete since the last look."""
 
     def note_time(self, now: Instant) -> None:
-        """Note that this node runs. If it did not for a while, heartbeats may wait to be read."""
-        if now - self._ran > self._lost_s / 2:
+        """Note that this node runs. If it did not when it should have, heartbeats may wait to be
+        read.
+        """
+        if now - max(self._ran, self._due) > self._lost_s / 2:
             for node in self._nodes.values():
                 node.heard = now
         self._ran = now
@@ -72,6 +75,7 @@ class Replacements:
         complete = frozenset(message.complete)
         self._changed = self._changed or back or complete != node.complete
         node.heard, node.position, node.complete = now, message.position, complete
+        node.has_room = message.has_room
         return True
 
     def forget(self, node: NodeId) -> None:
@@ -110,7 +114,9 @@ class Replacements:
         for shard in sorted(self._placement.shards):
             before = self._placement.replicas(shard)
             replicas = self._replicas(shard, load, now)
-            if replicas != before and len(found) < MOVES_MAX:
+            if replicas != before and len(found) == MOVES_MAX:
+                self._changed = True  # the others follow with the next entry
+            elif replicas != before:
                 found[shard] = replicas
                 for node in replicas:
                     load[node] = load.get(node, 0) + (node not in before)
@@ -131,10 +137,24 @@ class Replacements:
         after_s = self._lost_s if stalled else self._replaced_s
         vacant = sum(self._is_lost(node, now, after_s) for node in missing)
         vacant -= len(alive) - (len(counting) - len(missing))  # others that have a copy
-        spares = [n for n in self._nodes if n not in before and not self._is_lost(n, now)]
-        spares.sort(key=lambda node: (load[node], node))
+        spares = self._spares(before, load, now)
         chosen = spares[: max(0, min(vacant, REPLICAS_MAX - len(before)))]
         return (*alive, *chosen, *lost)
+
+    def _spares(
+        self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
+    ) -> list[NodeId]:
+        """Return the nodes that can replace one of `replicas`, the best first: those that have
+        applied as much of the metalog as the others, then those with the fewest shards.
+        """
+        known = self._nodes
+        current = [known[node].position for node in replicas if not self._is_lost(node, now)]
+        least = min(current, default=0)
+        spares = [
+            node for node, state in known.items()
+            if node not in replicas and state.has_room and not self._is_lost(node, now)
+        ]  # fmt: skip
+        return sorted(spares, key=lambda n: (known[n].position < least, load[n], n))
 
     def _is_complete(self, node: NodeId, shard: ShardId) -> bool:
         """Whether a node has all that was ordered before the shard was moved."""

@@ -176,15 +176,13 @@ def restore(
     moved.forget_all()
     moved.sync()
     for part in checkpoint.shards:
-        if part.dropped >= 0:
-            shard = Shard(part.shard)
-            moved.set_aside(shard, part.dropped)
-            for late in part.late:
-                moved.add_late(part.shard, late)
-        elif (kept := moved.shards.get(part.shard)) is not None:
+        if part.dropped < 0 and (kept := moved.shards.get(part.shard)) is not None:
             shard = kept
         else:
-            continue
+            shard = Shard(part.shard)
+            moved.set_aside(shard, part.dropped if part.dropped >= 0 else ordering.position)
+            for late in part.late:
+                moved.add_late(part.shard, late)
         shard.restore(part.columns)
         shard.lose_segments(gone)
     journal.restore(entries_decoded(checkpoint.pending), gap=checkpoint.gap)

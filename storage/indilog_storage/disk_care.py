@@ -65,7 +65,7 @@ class DiskCare:
         return asked.on_read(token, payload)
 
     def on_persisted(self, token: int, location: Location) -> list[Effect]:
-        """Note that a repaired batch, or a note of discarded batches, was written."""
+        """Note that a repaired batch, or a note of discarded or freed batches, was written."""
         if token < FIRST_MOVED_TOKEN:
             return self.moved.on_persisted(token)
         if token < FIRST_COLD_TOKEN:

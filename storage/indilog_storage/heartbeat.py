@@ -30,6 +30,7 @@ class Heartbeat:
         self._ordering = ordering
         self._pause_s = config.ordering.storage_lost_s / HEARTBEATS
         self._receivers = (*view.index_nodes, *view.aggregators)
+        self.has_room = True
         self._due = Instant(0.0) if view.moves_shards else None
 
     def hurry(self) -> None:
@@ -43,13 +44,13 @@ class Heartbeat:
             return []
         self._due = Instant(now + self._pause_s)
         complete = self._moved.complete
-        alive = StorageAlive(leadership.term, self._ordering.position, complete)
+        alive = StorageAlive(leadership.term, self._ordering.position, complete, self.has_room)
         return [Send(leadership.primary, alive), *self.announce()]
 
     def announce(self) -> list[Effect]:
         """Return what index nodes must know of replicas, if this node announces it."""
         moved = self._moved
-        if not moved.placement.moved or not moved.speaks:
+        if not moved.placement.moved or not moved.announces:
             return []
         replicas = ReplicasAre(moved.placement.moved)
         return [Send(node, replicas) for node in self._receivers]

@@ -17,19 +17,20 @@ from indilog.kernel.tombstones import GoneRecords, gone_encoded
 from indilog.roles.role import Discard, Effect, FrameKind, Location, Persist
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT
 from indilog_storage.ordering import Ordering
-from indilog_storage.shard import Shard
+from indilog_storage.shard import GONE, Shard
 
 FIRST_TOKEN: Final = -(2**62)
 """Tokens of notes about freed bytes begin below it."""
-_NOTES_AT_ONCE: Final = 256
-"""Batches of dropped shards whose bytes are freed in one iteration."""
+_NOTES_MAX: Final = 256
+"""Notes about freed batches that are not durable yet."""
 
 
 class DroppedShard:
     """A shard that is not kept here any more, and whose bytes are to be freed.
 
     Attributes:
-        position: of the entry that moved it away.
+        position: of the entry that moved it away, or the position of the node when it found the
+            batches after a restart.
         at: from which localid on the bytes are not freed yet.
     """
 
@@ -73,14 +74,14 @@ class MovedShards:
         self.has_freed = False
         self._noted: dict[int, Location] = {}
         self._last_token = FIRST_TOKEN
-        self._speaks = False
+        self._announces = False
         self.sync()
 
-    def sync(self, ordering: Ordering | None = None) -> list[Shard]:
+    def sync(self, ordering: Ordering | None = None, *, drops: bool = True) -> list[Shard]:
         """Add and drop shards; return those that were added.
 
         `ordering`: the applied entries, from which new shards learn what is ordered. None: they are
-        restored otherwise.
+        restored otherwise. `drops`: whether shards are dropped now; otherwise the next move does.
         """
         added: list[Shard] = []
         placement, node = self.placement, self._node
@@ -88,7 +89,7 @@ class MovedShards:
             replicas = placement.replicas(shard_id)
             shard = self.shards.get(shard_id)
             if node not in replicas:
-                if shard is not None:
+                if shard is not None and drops:
                     del self.shards[shard_id]
                     self.set_aside(shard, placement.since(shard_id))
                 continue
@@ -102,7 +103,7 @@ class MovedShards:
                         if history.may_have(late.first, late.writer):
                             shard.fill(*late)
             shard.leading, shard.alone = replicas[0] == node, len(replicas) == 1
-        self._speaks = node in placement.speakers
+        self._announces = node in placement.announcers
         return added
 
     def set_aside(self, shard: Shard, position: MetalogPosition) -> None:
@@ -114,6 +115,7 @@ class MovedShards:
         if (back := self._aside.pop(shard, None)) is None:
             return Shard(shard)
         self.dropped = [one for one in self.dropped if one.shard is not back]
+        back.written = back.stored  # what was being written when it was dropped does not count
         return back
 
     def of(self, shard: ShardId) -> Shard | None:
@@ -154,15 +156,15 @@ class MovedShards:
         self._aside.clear()
         self._late.clear()
 
-    def follow(self, ordering: Ordering) -> list[Shard]:
+    def follow(self, ordering: Ordering, *, drops: bool = True) -> list[Shard]:
         """Keep what the applied entries say; return the added shards."""
         self.placement.restore(ordering.replicas)
-        return self.sync(ordering)
+        return self.sync(ordering, drops=drops)
 
     @property
-    def speaks(self) -> bool:
-        """Whether this node announces what belongs to no shard (`Placement.speakers`)."""
-        return self._speaks
+    def announces(self) -> bool:
+        """Whether this node announces what belongs to no shard (`Placement.announcers`)."""
+        return self._announces
 
     def others(self, shard: ShardId) -> tuple[NodeId, ...]:
         """Return the other replicas of a shard."""
@@ -174,26 +176,32 @@ class MovedShards:
         return tuple(shard.id for shard in self.shards.values() if shard.is_complete)
 
     def freed(self, covered: MetalogPosition) -> list[Effect]:
-        """Note that bytes of dropped shards are to be freed; both checkpoints have the entries
-        below `covered`. They are freed when the note is durable.
+        """Note that batches of dropped shards are to be freed; both checkpoints have the entries
+        below `covered`. Their bytes are freed when the note is durable.
+
+        Batches on cold storage are noted, too. Their objects are deleted when the shard is no
+        longer set aside (`has_freed`).
         """
         effects: list[Effect] = []
-        while self.is_freeing(covered) and len(effects) < _NOTES_AT_ONCE:
+        while self.dropped and self.dropped[0].position < covered:
+            if len(self._noted) >= _NOTES_MAX:
+                break
             dropped = self.dropped[0]
             if late := self._late.get(dropped.shard.id):
                 first, end, location, _ = late.pop()
-                if location.segment < FIRST_COLD_SEGMENT:
+                if location != GONE:
                     effects.append(self._freed(dropped.shard.id, first, end, location))
                 continue
-            if (batch := dropped.shard.batch_from(dropped.at, local=True)) is None:
-                del self.dropped[0]
-                self._aside.pop(dropped.shard.id, None)
-                self.has_freed = True
+            if (batch := dropped.shard.batch_from(dropped.at)) is not None:
+                first, dropped.at, location = batch
+                dropped.shard.free(first, dropped.at)
+                effects.append(self._freed(dropped.shard.id, first, dropped.at, location))
                 continue
-            first, end, location = batch
-            dropped.shard.free(first, end)
-            dropped.at = end
-            effects.append(self._freed(dropped.shard.id, first, end, location))
+            if self._noted:
+                break  # until all of it is durable, the shard may come back by a restart
+            del self.dropped[0]
+            self._aside.pop(dropped.shard.id, None)
+            self.has_freed = True
         return effects
 
     def _freed(self, shard: ShardId, first: LocalId, end: LocalId, location: Location) -> Effect:
@@ -204,11 +212,8 @@ class MovedShards:
 
     def on_persisted(self, token: int) -> list[Effect]:
         """Free a batch whose note is durable."""
-        return [Discard(self._noted.pop(token))]
-
-    def is_freeing(self, covered: MetalogPosition) -> bool:
-        """Whether bytes of dropped shards can be freed now."""
-        return bool(self.dropped) and self.dropped[0].position < covered
+        location = self._noted.pop(token)
+        return [Discard(location)] if location.segment < FIRST_COLD_SEGMENT else []
 
     def awaits(self, covered: MetalogPosition, applied: MetalogPosition) -> bool:
         """Whether the bytes of a dropped shard wait for checkpoints at the `applied` position."""

@@ -246,7 +246,8 @@ class StorageNode:
         """Whether bytes of a dropped shard are freed only after a further checkpoint. A spare
         writes little, so its journal makes none due for a long time.
         """
-        return self._moved.awaits(self._covered.older.length, self.position)
+        waits = self._moved.awaits(self._covered.older.length, self.position)
+        return waits and not self._ordering.reader.behind
 
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy the state of the node; the returned function encodes the copy and may run in any
@@ -312,6 +313,7 @@ class StorageNode:
                 self._appends.room = room
                 self._care.repair.paused = room is not None
                 self._disk_full_notifier.changed(full=room is not None, now=now)
+                self._heartbeat.has_room = room is None
                 return []
             case Started(epoch):
                 self._stirred = True
@@ -450,7 +452,8 @@ class StorageNode:
             term, primary = self._leadership.term, self._leadership.primary
             effects.append(Send(primary, MetalogCovered(term, position, epoch)))
         effects += self._history.conclude(now)
-        effects += self._moved.freed(self._covered.older.length)
+        if not self._ordering.reader.behind:  # otherwise a shard may come back
+            effects += self._moved.freed(self._covered.older.length)
         if self._moved.has_freed:
             self._moved.has_freed = False
             self._care.cold.note_risen_floors()
@@ -462,8 +465,6 @@ class StorageNode:
         )  # fmt: skip
         times = (part.deadline() for part in parts)
         self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
-        if self._moved.is_freeing(self._covered.older.length):
-            self._upkeep_at = now
         return effects
 
     def _awaits_entries(self) -> bool:
@@ -494,7 +495,7 @@ class StorageNode:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
             effects += self._apply(entry)
-        if last and self._ordering.last != last and self._moved.speaks:
+        if last and self._ordering.last != last and self._moved.announces:
             effects += announce_incarnation(self._views[-1], self._ordering)
             effects += announce_trims(self._views[-1], self._ordering)
             effects += self._heartbeat.announce()
@@ -519,7 +520,7 @@ class StorageNode:
         elif isinstance(entry, Trim):
             self._stirred = True
             self._care.note_risen_floors()
-            if self._moved.speaks:
+            if self._moved.announces:
                 effects += announce_trim(entry, self._views[-1], self._ordering)
         return effects
 
@@ -624,7 +625,7 @@ class StorageNode:
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
         """Assign seqnums to records; collect the index data that this replica must send."""
-        speaks = not spans and self._moved.speaks
+        announces = not spans and self._moved.announces
         parts = []
         for span in spans:
             if (shard := self._shards.get(span.shard)) is None:
@@ -632,9 +633,9 @@ class StorageNode:
             batches = self._appends.order(shard, span)
             self._stirred = self._stirred or bool(shard.holes)
             if shard.leading:
-                speaks = True
+                announces = True
                 parts.append(part_of(span, map(columns_of, batches)))
-        if speaks:
+        if announces:
             self._blocks.append(
                 index_block(self._views[-1], position, self._ordering, spans, parts)
             )

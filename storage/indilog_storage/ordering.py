@@ -256,16 +256,18 @@ class Ordering:
 
     def history_of(self, shard: ShardId) -> ShardHistory:
         """Return what the applied entries say about one shard."""
-        columns = self.columns(self.position)
-        of_shard = columns.shards == shard
-        positions, localids = columns.positions[of_shard], columns.localids[of_shard]
-        ends = localids + columns.lengths[of_shard]
+        rows = np.flatnonzero(np.frombuffer(self._shards, np.uint16) == shard)
+        lengths = np.frombuffer(self._lengths, np.uint64)
+        seqnums = np.cumsum(lengths)[rows] - lengths[rows]
+        localids = np.frombuffer(self._localids, np.uint64)[rows]
+        positions = np.searchsorted(np.frombuffer(self._span_ends, np.uint64), rows, side="right")
+        ends = localids + lengths[rows]
         writers: list[tuple[LocalId, Epoch]] = []
         for position, of, epoch in self.writers(self.position).tolist():
             if of == shard:
                 before = int(np.searchsorted(positions, position))
                 writers.append((int(ends[before - 1]) if before else 0, Epoch(epoch)))
-        return ShardHistory(localids, columns.seqnums[of_shard], writers, self.cut_of(shard))
+        return ShardHistory(localids, seqnums, writers, self.cut_of(shard))
 
     def writers_from(
         self, position: MetalogPosition, shard: ShardId

@@ -26,7 +26,7 @@ def cut_off(position: MetalogPosition, ordering: Ordering, moved: MovedShards) -
     """Remove the entries from `position` on, which were replaced, and what they gave to shards."""
     replaced = {shard: ordering.writers_from(position, shard) for shard in moved.shards}
     ordering.cut_off(position)
-    moved.follow(ordering)
+    moved.follow(ordering, drops=False)  # an entry that was cut off may come again
     for shard in moved.shards.values():
         ordered, writer = ordering.cut_of(shard.id), ordering.writer_of(shard.id)
         shard.cut_off(ordering.tail, ordered, writer, replaced.get(shard.id, ()))

@@ -111,7 +111,13 @@ async def _an_image_holds(
             with pytest.raises(DataLossError):
                 await expected(story, Path(folder, "oracle"), 0)
             return
-        reads = await expected(story, Path(folder, "oracle"), image.tail)
+        try:
+            reads = await expected(story, Path(folder, "oracle"), image.tail)
+        except DataLossError:
+            assert damaged, (
+                "only damage of most copies of the metalog keeps a platform from starting"
+            )
+            return
         compare(story, image, reads)
         assert tree(story.directory) == before
         if not damaged:

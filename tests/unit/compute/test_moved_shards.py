@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
-from indilog.kernel.metalog import NewRecords, NewReplicas, Replicas
+from indilog.kernel.metalog import Base, NewRecords, NewReplicas, Replicas
 from indilog.kernel.view import view_of
 from indilog.roles.role import Effect, Started
+from indilog.wire.base_messages import MetalogBase
 from indilog.wire.messages import (
     AppendBatch,
     IndexBlock,
     IndexData,
+    MetalogWanted,
     ReadRecords,
     RecordsRead,
     ShardStored,
+    ShardStoredWanted,
     ShardTags,
     TailIs,
+    TailWanted,
 )
 from indilog_compute.engine import Engine
 from indilog_compute.reads.operation import Answered
@@ -60,6 +66,24 @@ def test_batches_go_to_the_new_replica_when_it_says_what_it_has() -> None:
     assert (early, sends(effects, AppendBatch)) == ([], [(C, batch)])
     driver.engine.append(b"two", carrying(LOG, TAG), "waiter")
     assert [to for to, _ in sends(driver.turn(), AppendBatch)] == [B, C, A]
+
+
+def test_a_node_that_joins_again_after_a_move_forgets_what_it_sent_to_the_old_replica() -> None:
+    driver = joined()
+    driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
+    driver.turn()
+    driver.hear(A, ShardStored(SHARD, Epoch(1), 0))
+    base = MetalogBase(Base(position=4, last=Epoch(1), replicas={SHARD: Replicas(3, (B, C))}), 0)
+    driver.now += 3.0
+    ((_, wanted),) = sends(driver.turn(), MetalogWanted)
+    assert isinstance(wanted, MetalogWanted)
+    effects = driver.hear(PRIMARY, msgspec.structs.replace(base, request=wanted.request))
+    ((_, tail),) = sends(effects, TailWanted)
+    assert isinstance(tail, TailWanted)
+    replicas = {SHARD: Replicas(3, (B, C))}
+    known = TailIs(tail.request, 4, 0, {}, Epoch(1), 0, 0, {SHARD: Epoch(1)}, replicas)
+    asked = sends(driver.hear(PRIMARY, known), ShardStoredWanted)
+    assert [to for to, _ in asked] == [C]
 
 
 def test_a_node_that_joins_knows_the_replicas() -> None:

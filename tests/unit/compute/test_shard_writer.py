@@ -159,6 +159,21 @@ def test_appends_go_on_while_the_ack_quorum_has_room() -> None:
     assert [*full, shard.is_read_only] == [False, True, False, True]
 
 
+def test_the_disk_of_a_replica_that_does_not_count_does_not_matter() -> None:
+    config = Config(cluster=ClusterConfig(storage_nodes=3, replicas=2))
+    shard = ShardWriter(SHARD, (A, B), EPOCH, config, copies=2)
+    shard.named(EPOCH, 0)
+    assert shard.move((B, C, A)) == [Send(C, ASKED)]
+    shard.on_disk_full(A, full=True, now=at(1))
+    full = [shard.is_read_only]
+    shard.on_disk_full(C, full=True, now=at(1))
+    full.append(shard.is_read_only)
+    shard.move((B, A))
+    assert [*full, shard.is_read_only] == [False, True, True]
+    shard.move((B,))
+    assert not shard.is_read_only
+
+
 def test_a_node_without_recent_disk_full_notifications_is_tried_again() -> None:
     shard = opened()
     shard.on_disk_full(A, full=True, now=at(1))

@@ -33,8 +33,8 @@ def test_an_older_entry_than_the_known_one_moves_nothing() -> None:
     assert placement.replicas(SHARD) == (B, C)
 
 
-def test_counting_replicas_speak_for_what_belongs_to_no_shard() -> None:
+def test_counting_replicas_announce_what_belongs_to_no_shard() -> None:
     placement = placed()
-    before = placement.speakers
+    before = placement.announcers
     placement.move({SHARD: Replicas(7, (C, B, A))})
-    assert (before, placement.speakers) == ((A, B), (B, C))
+    assert (before, placement.announcers) == ((A, B), (B, C))

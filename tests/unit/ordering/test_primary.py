@@ -11,7 +11,12 @@ from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NewRecords, NewReplicas, NewWriters, entry_decoded, entry_encoded
+from indilog.kernel.metalog import (
+    NewRecords,
+    NewWriters,
+    entry_decoded,
+    entry_encoded,
+)  # fmt: skip
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
     Effect,
@@ -24,7 +29,6 @@ from indilog.roles.role import (
     Send,
     SpaceChanged,
 )
-from indilog.wire.base_messages import MetalogCovered
 from indilog.wire.messages import (
     DiskFull,
     MetalogEntries,
@@ -36,7 +40,6 @@ from indilog.wire.messages import (
     TailWanted,
     TermIs,
 )
-from indilog.wire.replica_messages import StorageAlive
 from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored, Seal, Sealed
 from indilog_ordering.sequencer import Sequencer
 from tests.support import metalog_messages
@@ -690,92 +693,3 @@ def test_a_tail_has_the_minimal_time_of_the_next_entry() -> None:
         Send(ENGINE, TailIs(7, 0, 0, {}, time_us=1_003_500_000, writers=WRITERS))
     ]
     assert stamp_of(node.handle([progress(1)], Instant(1003.0))) == 1_003_500_000
-
-
-# --- lost storage nodes (decision 0048)
-
-A, B, C = (NodeId(f"storage-{number}") for number in range(3))
-LOST_S = 5.0
-
-
-def with_a_spare() -> tuple[Sequencer, Instant]:
-    """A primary whose third entry lets the spare replace the first of two storage nodes."""
-    node, _ = elected(view_of(sequencers=3, storage_nodes=3, replicas=2))
-    node.handle([persisted(1), stored(1)], T0)
-    node.handle([progress(4, sender=sender) for sender in (A, B)], T0)
-    node.handle([persisted(2), stored(2)], T0)
-    later = T0
-    while later < T0 + LOST_S:
-        later = Instant(later + 1.0)
-        node.handle([alive(sender, 2) for sender in (B, C)], later)
-    node.handle([persisted(3), stored(3)], later)
-    return node, later
-
-
-def alive(sender: NodeId, position: int, *complete: int) -> Received:
-    shards = tuple(map(ShardId, complete))
-    return Received(sender, StorageAlive(Epoch(5), position, shards), Epoch(1))
-
-
-def moved(node: Sequencer) -> dict[ShardId, tuple[NodeId, ...]]:
-    return {shard: found.nodes for shard, found in tail_of(node).replicas.items()}
-
-
-def tail_of(node: Sequencer) -> TailIs:
-    node.handle([Received(ENGINE, TailWanted(1), Epoch(1))], T0)
-    effects = node.handle([sealed(3), sealed(3, sender=SECOND)], T0)
-    return sent(effects, TailIs)[0][1]
-
-
-def test_a_spare_replaces_a_storage_node_that_is_silent() -> None:
-    node, _ = with_a_spare()
-    assert moved(node) == {ShardId(0): (B, C, A)}
-
-
-def test_the_status_names_the_storage_nodes_that_are_silent_now() -> None:
-    node, now = with_a_spare()
-    while_silent = node.status()["lost_storage_nodes"]
-    node.handle([alive(A, 3)], now)
-    assert (while_silent, node.status()["lost_storage_nodes"]) == ([A], [])
-
-
-def test_only_reports_of_nodes_that_know_of_the_move_count() -> None:
-    node, now = with_a_spare()
-    late = [progress(9, sender=sender) for sender in (A, B, C)]
-    effects = node.handle(late, now)
-    assert sent(effects, MetalogAppend) == []
-    ignorant = "progress of a node that does not know of the move of the shard"
-    assert reasons(effects) == [ignorant] * 3
-    known = ShardProgress(Epoch(5), {ShardId(0): (Epoch(1), 6)}, 3)
-    effects = node.handle([Received(sender, known, Epoch(1)) for sender in (A, B)], now)
-    assert sent(effects, MetalogAppend) == []
-    assert reasons(effects) == ["progress of a node that is no counting replica of the shard"]
-    effects = node.handle([Received(C, known, Epoch(1))], now)
-    ((_, message),) = sent(effects, MetalogAppend)
-    assert message.entries == (entry(3, {0: 2}, at=now),)
-
-
-def test_the_lost_node_is_dropped_when_the_others_have_everything() -> None:
-    node, now = with_a_spare()
-    effects = node.handle([alive(B, 3, 0), alive(C, 3)], now)
-    before = sent(effects, MetalogAppend)
-    effects = node.handle([alive(C, 3, 0)], now)
-    ((_, message),) = sent(effects, MetalogAppend)
-    expected = NewReplicas(3, ViewNumber(1), Epoch(5), {ShardId(0): (B, C)})
-    assert (before, message.entries) == ([], (expected,))
-
-
-def test_the_metalog_is_folded_without_what_a_lost_node_covers() -> None:
-    node, now = with_a_spare()
-    covered = [Received(s, MetalogCovered(Epoch(5), 3, Epoch(5)), Epoch(1)) for s in (B, C)]
-    node.handle(covered, now)
-    assert node._primary is not None
-    assert node._primary._covered_by_all == 3
-
-
-def test_a_sole_sequencer_moves_nothing() -> None:
-    node = started(view_of(storage_nodes=3, replicas=2))
-    start(node)
-    assert node.handle([], Instant(T0 + 100.0)) == []
-    assert node.deadline() is None
-    assert node.status()["lost_storage_nodes"] == [], "it gets no heartbeats"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import ClusterConfig, Config, node_config
-from indilog.kernel.metalog import Replicas
+from indilog.kernel.metalog import MOVES_MAX, Replicas
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import view_of
 from indilog.wire.replica_messages import StorageAlive
@@ -162,3 +162,38 @@ def test_a_heartbeat_of_a_node_that_is_no_storage_node_is_refused() -> None:
     cluster = Cluster()
     message = StorageAlive(Epoch(1), 0, ())
     assert not cluster.replacements.on_alive(NodeId("engine-0"), message, cluster.now)
+
+
+def test_a_spare_has_room_and_is_current_if_another_is() -> None:
+    cluster = Cluster(nodes=5)
+    full = StorageAlive(Epoch(1), 100, (), has_room=False)
+    for _ in range(int(LOST_S) + 1):
+        cluster.now = Instant(cluster.now + 1.0)
+        cluster.replacements.note_time(cluster.now)
+        for node, position in ((B, 10), (D, 0), (NodeId("storage-4"), 10)):
+            message = StorageAlive(Epoch(1), position, ())
+            cluster.replacements.on_alive(node, message, cluster.now)
+        cluster.replacements.on_alive(C, full, cluster.now)
+    assert cluster.replacements.wanted(cluster.now)[SHARD] == (B, NodeId("storage-4"), A)
+
+
+def test_all_storage_nodes_are_lost_when_none_is_heard() -> None:
+    cluster = Cluster()
+    cluster.now = Instant(cluster.now + LOST_S)
+    cluster.replacements.note_time(cluster.now)  # its own deadline
+    assert cluster.replacements.alive(cluster.now) == frozenset()
+
+
+def test_more_shards_than_fit_into_one_entry_follow_at_once() -> None:
+    cluster = Cluster(nodes=2, replicas=1, engines=2 * (MOVES_MAX + 1))
+    while cluster.replacements.alive(cluster.now) != {B}:
+        cluster.now = Instant(cluster.now + 1.0)
+        cluster.replacements.note_time(cluster.now)
+        cluster.alive(B)
+    cluster.move()
+    assert (len(cluster.placement.moved), cluster.replacements.is_due(cluster.now)) == (
+        MOVES_MAX,
+        True,
+    )
+    cluster.move()
+    assert len(cluster.placement.moved) == MOVES_MAX + 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from indilog.base.ids import Epoch, NodeId, ViewNumber
-from indilog.kernel.metalog import NewReplicas, Replicas, Trim
+from indilog.kernel.metalog import NewRecords, NewReplicas, Replicas, Trim
+from indilog.kernel.tombstones import gone_decoded
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
 from indilog.wire.messages import (
@@ -96,8 +97,16 @@ def heartbeat(machine: Machine) -> StorageAlive:
     return [message for message in sent if isinstance(message, StorageAlive)][-1]
 
 
+def confirm(machine: Machine) -> None:
+    """Let the primary answer that there are no more entries."""
+    machine.node.ordering.reader.mark_unconfirmed()
+    machine.wait(10.0)
+    machine.nothing_more()
+
+
 def cover(machine: Machine) -> None:
-    """Take two checkpoints, as a node does while its journal grows."""
+    """Take two checkpoints, as a node does while its journal grows, and all entries are known."""
+    confirm(machine)
     for _ in range(2):
         machine.take_checkpoint()
         machine.node.checkpointed()
@@ -150,6 +159,20 @@ def test_a_read_that_waits_for_a_position_is_dropped_with_its_shard() -> None:
     trim = Trim(position + 1, ViewNumber(1), Epoch(1), 0, ())
     machine.tell(entries_message((moved, trim)), sender=PRIMARY)
     assert machine.ignored == ["a read of a shard that was moved while it waited"]
+
+
+def test_batches_on_cold_storage_are_noted_before_their_object_is_deleted() -> None:
+    """A restart before the deletion must not find them in the object."""
+    nodes = Nodes()
+    machine = nodes.nodes[A]
+    shard = machine.node.shards[SHARD]
+    shard.move(0, RECORDS, 1)
+    nodes.move(B, C, A)
+    nodes.move(B, C)
+    cover(machine)
+    freed = [gone_decoded(data) for kind, data, _ in machine.frames if kind is FrameKind.FREED]
+    assert [(gone.first, gone.end) for gone in freed] == [(0, 2), (2, 4), (4, 6)]
+    assert machine.discarded == []
 
 
 def test_a_shard_that_comes_back_has_its_batches_and_fetches_only_the_others() -> None:
@@ -235,6 +258,36 @@ def test_a_dropped_shard_comes_back_from_a_checkpoint_with_its_batches() -> None
     assert all_of(nodes.nodes[A], RECORDS) == expected(RECORDS)
 
 
+def test_a_batch_that_was_being_written_when_its_shard_was_dropped_is_taken_again() -> None:
+    nodes = Nodes()
+    machine = nodes.nodes[A]
+    machine.holding = True
+    machine.tell(AppendBatch(batch(RECORDS, [b"new"])))
+    for replicas in ((B, C), (B, A, C)):
+        entry = NewReplicas(machine.node.position, ViewNumber(1), Epoch(1), {SHARD: replicas})
+        machine.tell(entries_message((entry,)), sender=PRIMARY)
+    machine.holding = False
+    machine.confirm()
+    machine.tell(AppendBatch(batch(RECORDS, [b"new"])))
+    assert machine.node.shards[SHARD].stored == RECORDS + 1
+
+
+def test_an_entry_that_was_replaced_drops_no_shard() -> None:
+    """It may come again, and what it gave to the node may be acknowledged."""
+    nodes = Nodes()
+    nodes.move(B, C, A)
+    machine = nodes.nodes[C]
+    position = machine.node.position - 1
+    other = NewRecords(position, ViewNumber(1), Epoch(2), {})
+    machine.node.ordering.reader.mark_unconfirmed()
+    machine.wait(10.0)
+    assert machine.asked is not None
+    corrected = MetalogEntries(position, Epoch(1), (other,), position + 1, machine.asked.request)
+    machine.tell(corrected, sender=PRIMARY, life=2)
+    assert machine.node.replaced == 1
+    assert (set(machine.node.shards), machine.discarded) == ({SHARD}, [])
+
+
 def test_an_unordered_batch_of_an_earlier_writer_does_not_come_back() -> None:
     nodes = Nodes()
     nodes.move(B, C, A)
@@ -286,6 +339,7 @@ def test_a_dropped_shard_wants_two_checkpoints_so_that_its_bytes_are_freed() -> 
     nodes.move(B, C, A)
     nodes.move(B, C)
     machine = nodes.nodes[A]
+    confirm(machine)
     wanted = [machine.node.wants_checkpoint]
     for _ in range(2):
         machine.take_checkpoint()
