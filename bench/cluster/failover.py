@@ -18,22 +18,38 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import AsyncIterator
 
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.ids import NodeId
 from indilog.base.log import Log
 from indilog.base.telemetry import configure_logging
+from indilog.config import Config
 from indilog.runtime.cluster.assembly import joined, logs_of
 from indilog.runtime.cluster.node_process import node_running
 from indilog.runtime.cluster.supervisor import Supervisor, supervised
 from indilog_compute.engine import Engine
+from indilog_compute.local_log import LocalLogs
 
 ENGINE = NodeId("engine-0")
 WAYS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP, "stopped": signal.SIGTERM}
 _BEFORE_S, _AFTER_S = 1.0, 3.0
 _BACK_S = 60.0
 """Seconds within which a lost sequencer is back."""
+
+
+@contextlib.asynccontextmanager
+async def engine_of(config: Config) -> AsyncIterator[tuple[Supervisor, LocalLogs]]:
+    """Run a platform, with its compute node in this process; yield both."""
+    async with (
+        supervised(config, left_out=[ENGINE]) as cluster,
+        node_running(ENGINE, cluster.metadata_address, _raise) as node,
+    ):
+        logs = logs_of(node.shell, ENGINE, node.start.config)
+        assert logs is not None, "the node is an engine"
+        await joined(logs)
+        yield cluster, logs
 
 
 class Appenders:
@@ -89,16 +105,11 @@ async def main(asked: argparse.Namespace) -> None:
         config = configured(
             path, processes=True, node={"primary_lost_s": asked.lost_s, "hang_s": 600.0}
         )
-        async with supervised(config, left_out=[ENGINE]) as cluster:
-            address = cluster.metadata_address
-            async with node_running(ENGINE, address, _raise) as node:
-                logs = logs_of(node.shell, ENGINE, node.start.config)
-                assert logs is not None, "the node is an engine"
-                await joined(logs)
-                for _ in range(asked.rounds):
-                    for how, found in pauses.items():
-                        log, engine = logs.log("bench"), logs.engine
-                        found.append(await one_round(cluster, engine, log, how, asked.appenders))
+        async with engine_of(config) as (cluster, logs):
+            for _ in range(asked.rounds):
+                for how, found in pauses.items():
+                    log, engine = logs.log("bench"), logs.engine
+                    found.append(await one_round(cluster, engine, log, how, asked.appenders))
     title = f"appends pause, primary_lost_s = {asked.lost_s:g}, {asked.appenders} callers"
     table = table_of(title, "the primary is", "median", "largest")
     for how, found in pauses.items():

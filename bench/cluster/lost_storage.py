@@ -18,15 +18,13 @@ import statistics
 import tempfile
 import time
 
-from bench.cluster.failover import ENGINE, Appenders
+from bench.cluster.failover import Appenders, engine_of
 from bench.support.harness import Report, command, latency, table_of
 from bench.support.platforms import configured
 from indilog.base.ids import ShardId
 from indilog.base.log import Log
 from indilog.base.telemetry import configure_logging
-from indilog.runtime.cluster.assembly import joined, logs_of
-from indilog.runtime.cluster.node_process import node_running
-from indilog.runtime.cluster.supervisor import Supervisor, supervised
+from indilog.runtime.cluster.supervisor import Supervisor
 from indilog_compute.engine import Engine
 
 SHARD = ShardId(0)
@@ -67,17 +65,11 @@ async def with_policy(policy: dict[str, int], asked: argparse.Namespace) -> list
             cluster={"storage_nodes": 3, **policy},
             node={"storage_lost_s": asked.lost_s, "hang_s": 600.0},
         )
-        async with supervised(config, left_out=[ENGINE]) as cluster:
-            address = cluster.metadata_address
-            async with node_running(ENGINE, address, _raise) as node:
-                logs = logs_of(node.shell, ENGINE, node.start.config)
-                assert logs is not None, "the node is an engine"
-                await joined(logs)
-                log, engine = logs.log("bench"), logs.engine
-                return [
-                    await one_round(cluster, engine, log, asked.appenders)
-                    for _ in range(asked.rounds)
-                ]
+        async with engine_of(config) as (cluster, logs):
+            log, engine = logs.log("bench"), logs.engine
+            return [
+                await one_round(cluster, engine, log, asked.appenders) for _ in range(asked.rounds)
+            ]
 
 
 async def main(asked: argparse.Namespace) -> None:
@@ -92,10 +84,6 @@ async def main(asked: argparse.Namespace) -> None:
         report.keep(name, pauses)
     report.show(table)
     report.write()
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 if __name__ == "__main__":

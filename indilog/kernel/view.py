@@ -1,8 +1,9 @@
 """The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
 
-Every message carries the number of its sender's view. Reads walk the chain of views, newest first,
-because a shard stays where the view that created it placed it. A start whose configuration names
-another index tier stores the next view; no view is installed while the cluster runs.
+Every message carries the number of its sender's view. A view says where shards are at first;
+metalog entries move them (`indilog.kernel.placement`). A start whose configuration names more
+storage nodes or another index tier stores the next view; no view is installed while the cluster
+runs.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Views: TypeAlias = Sequence[View]
-"""The chain of views, oldest first."""
+"""The view of a process, as a list of one: there is one view at a time."""
 
 
 def view_of(

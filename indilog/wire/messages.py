@@ -225,8 +225,9 @@ class TermIs(WireMessage, frozen=True):
 class ShardWanted(WireMessage, frozen=True):
     """engine → primary: the writer `epoch` wants its shard.
 
-    The primary first orders what all replicas have stored of the previous writer, and then proposes
-    `NewWriters`. That entry is the answer.
+    The primary first orders what the ack quorum has stored of the previous writer, and then
+    proposes `NewWriters`. That entry is the answer. A sole sequencer waits for the reports of all
+    replicas.
     Lost: resent until the entry, or `TailIs.writers`, names the writer.
     Repeated: nothing changes once the entry is proposed.
     """

@@ -15,12 +15,16 @@ new records.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from indilog.base.ids import Instant, MetalogPosition, NodeId, ShardId
 from indilog.config import Config
 from indilog.kernel.metalog import MOVES_MAX, REPLICAS_MAX
 from indilog.kernel.placement import Placement
 from indilog.wire.replica_messages import StorageAlive
+
+_LOOKS: Final = 4
+"""How often the primary looks in the time after which a storage node counts as lost."""
 
 
 class _Node:
@@ -52,20 +56,26 @@ class Replacements:
         self._lost_s = config.node.ordering.storage_lost_s
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
-        self._due = Instant(now + self._lost_s)
+        self._due = self._next_look(now)
         self._ran = now
         """When this node ran last."""
         self._changed = False
         """Whether a node has become alive or complete since the last look."""
 
     def note_time(self, now: Instant) -> None:
-        """Note that this node runs. If it did not when it should have, heartbeats may wait to be
-        read.
+        """Note that this node runs, as it does at every deadline. If it did not for a while,
+        heartbeats may wait to be read.
         """
-        if now - max(self._ran, self._due) > self._lost_s / 2:
+        if now - self._ran > self._lost_s / 2:
             for node in self._nodes.values():
                 node.heard = now
         self._ran = now
+
+    def _next_look(self, now: Instant) -> Instant:
+        """When this node runs next, although it hears nothing: otherwise it would take the silence
+        for a pause of its own.
+        """
+        return Instant(now + self._lost_s / _LOOKS)
 
     def on_alive(self, sender: NodeId, message: StorageAlive, now: Instant) -> bool:
         """Note a heartbeat; False: the sender is no storage node."""
@@ -105,7 +115,7 @@ class Replacements:
             for after_s in (self._lost_s, self._replaced_s)
             if node.heard + after_s > now
         ]
-        self._due = min(times, default=Instant(now + self._lost_s))
+        self._due = min((*times, self._next_look(now)))
         found: dict[ShardId, tuple[NodeId, ...]] = {}
         load = dict.fromkeys(self._nodes, 0)
         for shard in self._placement.shards:
@@ -166,5 +176,5 @@ class Replacements:
         )
 
     def deadline(self) -> Instant:
-        """When a node may be lost."""
+        """When to look again."""
         return self._due

@@ -58,6 +58,7 @@ class MovedShards:
 
     Attributes:
         shards: the shards that the node keeps; other parts of the node hold this dictionary, too.
+        announces: whether it announces what belongs to no shard (`Placement.announcers`).
         dropped: shards that it does not keep any more, the oldest first.
         has_freed: whether all bytes of a shard were freed since this was last cleared.
     """
@@ -74,16 +75,15 @@ class MovedShards:
         self.has_freed = False
         self._noted: dict[int, Location] = {}
         self._last_token = FIRST_TOKEN
-        self._announces = False
+        self.announces = False
         self.sync()
 
-    def sync(self, ordering: Ordering | None = None, *, drops: bool = True) -> list[Shard]:
-        """Add and drop shards; return those that were added.
+    def sync(self, ordering: Ordering | None = None, *, drops: bool = True) -> None:
+        """Add and drop shards.
 
         `ordering`: the applied entries, from which new shards learn what is ordered. None: they are
         restored otherwise. `drops`: whether shards are dropped now; otherwise the next move does.
         """
-        added: list[Shard] = []
         placement, node = self.placement, self._node
         for shard_id in sorted(placement.shards):
             replicas = placement.replicas(shard_id)
@@ -95,7 +95,6 @@ class MovedShards:
                 continue
             if shard is None:
                 shard = self.shards[shard_id] = self._take_back(shard_id)
-                added.append(shard)
                 if ordering is not None:
                     history = ordering.history_of(shard_id)
                     shard.catch_up(history)
@@ -103,8 +102,7 @@ class MovedShards:
                         if history.may_have(late.first, late.writer):
                             shard.fill(*late)
             shard.leading, shard.alone = replicas[0] == node, len(replicas) == 1
-        self._announces = node in placement.announcers
-        return added
+        self.announces = node in placement.announcers
 
     def set_aside(self, shard: Shard, position: MetalogPosition) -> None:
         """Keep a shard that the entry at `position` moved away, until its bytes are freed."""
@@ -125,7 +123,8 @@ class MovedShards:
     def add_late(self, shard: ShardId, batch: LateBatch) -> None:
         """Note a replayed batch of a shard that the node does not keep."""
         if shard in self.placement.shards:
-            self._aside.setdefault(shard, Shard(shard))
+            if shard not in self._aside:
+                self._aside[shard] = Shard(shard)
             self._late.setdefault(shard, []).append(batch)
 
     def take_late(self, shard: ShardId, first: LocalId, end: LocalId) -> list[LateBatch]:
@@ -156,15 +155,10 @@ class MovedShards:
         self._aside.clear()
         self._late.clear()
 
-    def follow(self, ordering: Ordering, *, drops: bool = True) -> list[Shard]:
-        """Keep what the applied entries say; return the added shards."""
+    def follow(self, ordering: Ordering, *, drops: bool = True) -> None:
+        """Keep what the applied entries say."""
         self.placement.restore(ordering.replicas)
-        return self.sync(ordering, drops=drops)
-
-    @property
-    def announces(self) -> bool:
-        """Whether this node announces what belongs to no shard (`Placement.announcers`)."""
-        return self._announces
+        self.sync(ordering, drops=drops)
 
     def others(self, shard: ShardId) -> tuple[NodeId, ...]:
         """Return the other replicas of a shard."""

@@ -88,8 +88,8 @@ class LookupRoutes:
         return self._aggregation == "master-slave"
 
     def check_invariants(self) -> None:
-        """Assert that pauses are bounded."""
-        self._silent.check_invariants()
+        """Assert that only nodes of the view are silent, for bounded pauses."""
+        self._silent.check_invariants((*self._view.index_nodes, *self._view.aggregators))
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
         """Return one of the nodes asked; a silent one only if all are silent."""

@@ -90,8 +90,9 @@ class SilentNodes:
                 return node, True
         return min(in_turn, key=lambda node: self._silent[node].tried_again), trial
 
-    def check_invariants(self) -> None:
-        """Assert that pauses are bounded."""
+    def check_invariants(self, nodes: Collection[NodeId]) -> None:
+        """Assert that only these nodes are silent, for bounded pauses."""
+        assert self._silent.keys() <= set(nodes), "only nodes that are asked are silent"
         for silence in self._silent.values():
             assert self._pause_s <= silence.pause_s <= self._pause_s * 2**_PAUSE_DOUBLINGS_MAX
             assert silence.since <= silence.tried_again, "a node is tried after its pause"

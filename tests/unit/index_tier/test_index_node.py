@@ -11,6 +11,7 @@ import pytest
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, node_config
 from indilog.kernel.index_snapshot import SnapshotOpened
+from indilog.kernel.metalog import Replicas
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -35,6 +36,7 @@ from indilog.wire.messages import (
     ReadRecords,
     ShardTags,
 )
+from indilog.wire.replica_messages import ReplicasAre
 from indilog.wire.tag_messages import TagFloors
 from indilog_index.index_node import IndexNode
 
@@ -431,3 +433,19 @@ def test_an_index_node_is_a_role_without_a_disk() -> None:
 def test_a_node_that_is_no_index_node_is_refused() -> None:
     with pytest.raises(AssertionError):
         IndexNode(ENGINE, [VIEW], Config())
+
+
+def test_shards_that_moved_are_asked_where_they_are() -> None:
+    """Records for an exact match, and index data."""
+    node = index_node()
+    node.handle([data(one(1, 0), one(3, 1))], T0)
+    moved = ReplicasAre({ShardId(0): Replicas(7, (B, A))})
+    node.handle([Received(B, moved, Epoch(1))], T0)
+    (read, _) = node.handle([lookup(1, position=4)], T0)
+    assert isinstance(read, Send)
+    assert (type(read.message), read.to) == (ReadRecords, B)
+    node.handle([lookup(9, position=8)], T0)
+    wanted = asked(node.handle([], Instant(T0 + 1.0)))
+    assert {to for to, start, _ in wanted if start == 5} == {B}
+    (ignored,) = node.handle([Received(ENGINE, moved, Epoch(1))], T0)
+    assert isinstance(ignored, Ignore)

@@ -104,11 +104,10 @@ def test_the_metalog_is_folded_without_what_a_lost_node_covers() -> None:
 
 def test_entries_that_one_storage_node_alone_covers_are_kept() -> None:
     """Otherwise the node's loss would take their history with it."""
-    node, now = with_a_spare()
-    later = Instant(now + LOST_S / 2)
-    node.handle([alive(B, 3)], later)
-    later = Instant(now + LOST_S + 1)
-    node.handle([alive(B, 3)], later)
+    node, later = with_a_spare()
+    for _ in range(int(LOST_S)):
+        later = Instant(later + 1.0)
+        node.handle([alive(B, 3)], later)
     node.handle([Received(B, MetalogCovered(Epoch(5), 3, Epoch(5)), Epoch(1))], later)
     assert node._primary is not None
     assert node._primary.lost_storage_nodes == [A, C]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import MOVES_MAX, Replicas
@@ -179,9 +181,22 @@ def test_a_spare_has_room_and_is_current_if_another_is() -> None:
 
 def test_all_storage_nodes_are_lost_when_none_is_heard() -> None:
     cluster = Cluster()
-    cluster.now = Instant(cluster.now + LOST_S)
-    cluster.replacements.note_time(cluster.now)  # its own deadline
+    began = cluster.now
+    while cluster.now < began + LOST_S:
+        cluster.now = cluster.replacements.deadline()
+        cluster.replacements.note_time(cluster.now)
+        cluster.move()
     assert cluster.replacements.alive(cluster.now) == frozenset()
+    assert cluster.now == began + LOST_S
+
+
+@pytest.mark.parametrize("paused_s", [3.0, 4.0, 5.0, 5.5, 7.0, 100.0])
+def test_no_node_is_lost_after_a_pause_of_any_length(paused_s: float) -> None:
+    cluster = Cluster()
+    cluster.pass_s(3)
+    cluster.now = Instant(cluster.now + paused_s)
+    cluster.replacements.note_time(cluster.now)
+    assert cluster.replacements.alive(cluster.now) == {A, B, C, D}
 
 
 def test_more_shards_than_fit_into_one_entry_follow_at_once() -> None:
