@@ -309,8 +309,9 @@ class RemoteClient:
             continues.
             AppNameTakenError: another owner has deployed an application of that name.
             NotReadyError: the code cannot be imported or recorded now; the previous version
-                continues. AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be
-                deployed; repeating this is harmless.
+                continues.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: the code may be deployed; repeating
+                this is harmless.
         """
         sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))
         return await self._app(DeployApp(name, owner, sources), "deploy")

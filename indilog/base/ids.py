@@ -21,7 +21,9 @@ NodeId = NewType("NodeId", str)
 """Name of one role instance, e.g. `storage-0`; unique in a cluster, the same over restarts."""
 
 ShardId = NewType("ShardId", int)
-"""0 to 65,535: two bytes in the Suffix (thesis 5.1.1)."""
+"""Number of a shard, 0 to 65,535; the Suffix, a part of the local index, stores it in two bytes
+(thesis 5.1.1).
+"""
 
 SeqNum: TypeAlias = int
 """Position of a record in the total order of a logspace; dense from 0."""
@@ -41,7 +43,7 @@ Instant = NewType("Instant", float)
 """Seconds since 1970 on a clock that never goes back within a process."""
 
 TagHash: TypeAlias = int
-"""64 bits; 0 is the empty tag, which every record of the logspace has."""
+"""Hash of a log and a tag, 64 bits; 0 is the empty tag, which every record of the logspace has."""
 
 UserTag: TypeAlias = str | int
 """A tag as a program writes it: text of at most `TAG_BYTES_MAX` bytes, or 1 to 2**64 - 1."""

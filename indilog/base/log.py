@@ -66,13 +66,13 @@ class After(msgspec.Struct, frozen=True):
 
 
 class PlacedSpan(NamedTuple):
-    """Where consecutive records are: seqnums and localids grow together.
+    """Consecutive records of one shard, whose seqnums and localids grow together.
 
     Attributes:
-        first, end: their seqnums.
-        shard: the shard of all.
-        localid: of the first one.
-        position: the metalog entry that ordered them.
+        first, end: range of their seqnums (half-open).
+        shard: the shard that stores them.
+        localid: localid of the first record.
+        position: position of the metalog entry that ordered them.
     """
 
     first: SeqNum

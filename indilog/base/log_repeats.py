@@ -105,7 +105,7 @@ class Repeats:
             return True
         now = self._clock()
         if self._left_out_from is not None and now >= self._left_out_from + self._window_s:
-            self.tell_over()
+            self.log_ended()
         kind = _Kind(logger, level, event)
         window = self._windows.get(kind)
         if window is None or now >= window.start + self._window_s:
@@ -121,8 +121,8 @@ class Repeats:
         window.left_out += 1
         return False
 
-    def tell_over(self) -> None:
-        """Write the counts of all windows that have ended."""
+    def log_ended(self) -> None:
+        """Log the count of each window that has ended."""
         over_from = self._clock() - self._window_s
         left = [(kind, w) for kind, w in list(self._windows.items()) if w.left_out]
         for kind, window in left:
@@ -140,7 +140,7 @@ class Repeats:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # the next line writes the count
-        loop.call_later(window.start + self._window_s - self._clock(), self.tell_over)
+        loop.call_later(window.start + self._window_s - self._clock(), self.log_ended)
 
     def _forget(self, kind: _Kind) -> None:
         window = self._windows.pop(kind, None)

@@ -28,7 +28,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """Where one shard is."""
+    """The replicas of one shard, and what they still lack."""
 
     shard: int
     writer: str
@@ -104,7 +104,7 @@ class Cluster:
 
     @property
     def lost(self) -> list[str]:
-        """The storage nodes that the primary holds for lost, or that are silent."""
+        """The storage nodes that count as lost at the primary, or that are silent."""
         primary = self.primary
         lost = self._figures[primary]["lost_storage_nodes"] if primary is not None else []
         return [node for node in self.storage_nodes if node in lost or node in self.silent]

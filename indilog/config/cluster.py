@@ -58,7 +58,7 @@ class ClusterConfig(Group):
     record_tags_max: int = 64
     """Tags of a record (1 to 254)."""
     batch_bytes_max: int = 4 * MIB
-    """Bytes of a batch of records; at least `record_bytes_max` and 64 KiB."""
+    """Bytes of a batch of records; at least 64 KiB more than `record_bytes_max`."""
     batch_records_max: int = 10_000
     """Records that one `append_batch` may append (1 to 100,000)."""
     aux_bytes_max: int = 1 * MIB

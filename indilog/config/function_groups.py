@@ -110,12 +110,13 @@ class FunctionsConfig(Group):
     calls_pending_max: int = 10_000
     """Calls that wait or run on a compute node; a further call is refused."""
     app_slots_share_max: float = 0.9
-    """Share that one application may use of the slots (`workers` x `worker_calls_max`) not used by
-    other applications, while several are deployed. One slot is always allowed.
+    """Share of the slots that one application may use while several are deployed. The whole is
+    `workers` x `worker_calls_max` minus the slots that other applications use. One slot is always
+    allowed.
     """
     app_pending_share_max: float = 0.5
-    """Share that the waiting and running calls of one application may use of `calls_pending_max`
-    less the calls of other applications, while several are deployed.
+    """Share of the pending calls that one application may have while several are deployed. The
+    whole is `calls_pending_max` minus the waiting and running calls of other applications.
     """
     call_timeout_s: float = 60.0
     """Seconds that a call may run in a worker; a function may declare its own limit."""
@@ -145,7 +146,7 @@ class FunctionsConfig(Group):
     retry.
     """
     import_retry_s_max: float = 60.0
-    """Longest pause between two such retries, in seconds."""
+    """Longest pause between two retries to load an application, in seconds."""
 
     @property
     def environment_passed(self) -> tuple[str, ...]:
@@ -165,8 +166,8 @@ class InvocationsConfig(Group):
     invocations_open_max: int = 10_000
     """Recorded invocations that wait or run on the platform; a further one is refused."""
     app_invocations_open_share_max: float = 0.5
-    """Share that one application may use of `invocations_open_max` less the invocations of other
-    applications (at most 1).
+    """Share of the open invocations that one application may have (at most 1). The whole is
+    `invocations_open_max` minus the open invocations of other applications.
     """
     invocations_running_max: int = 512
     """Recorded invocations of one application that a compute node runs concurrently. Further due
@@ -181,11 +182,11 @@ class InvocationsConfig(Group):
     invocation_tries_max: int = 5
     """Crashes of its worker or compute node after which an invocation fails."""
     invocation_retry_s_min: float = 1.0
-    """Seconds before an invocation is retried after the first such crash; doubled for each
-    retry.
+    """Seconds before an invocation is retried after the first crash of its worker or compute node;
+    doubled for each retry.
     """
     invocation_retry_s_max: float = 60.0
-    """Longest pause between two such retries, in seconds."""
+    """Longest pause between two retries of an invocation, in seconds."""
     schedule_catch_up_max: int = 100
     """Largest number of missed due times that run for a schedule that catches up with all of
     them.
@@ -240,7 +241,7 @@ class MetadataConfig(Group):
     With `digest` and `sasl`, only `zookeeper_user` may access the keys that the platform creates.
     """
     zookeeper_user: str = "indilog"
-    """Name for `zookeeper_auth`."""
+    """User name for `zookeeper_auth`."""
     zookeeper_password_file: Path | None = None
     """File with the password for `zookeeper_auth`; the environment variable
     `INDILOG_ZOOKEEPER_PASSWORD` takes precedence.
@@ -256,7 +257,7 @@ class MetadataConfig(Group):
     zookeeper_tls_cert: Path | None = None
     """PEM file of this client's certificate, if the servers require one."""
     zookeeper_tls_key: Path | None = None
-    """PEM file of the private key of that certificate."""
+    """PEM file of the private key of `zookeeper_tls_cert`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

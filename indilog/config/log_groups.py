@@ -157,8 +157,7 @@ class OrderingConfig(Group):
     """
     storage_lost_s: float = 5.0
     """Seconds without a heartbeat after which a storage node counts as lost. If appends wait for
-    it, another storage node replaces it, if there is one. A cluster with one sequencer replaces
-    none.
+    the lost node, a spare storage node replaces it. A cluster with one sequencer replaces none.
     """
     storage_replaced_s: float = 60.0
     """Seconds without a heartbeat after which a lost storage node is replaced although appends go
@@ -188,8 +187,8 @@ class StorageConfig(Group):
     reclaim_bytes_per_s: int = 64 * MIB
     """Bytes of batches per second that a storage node reads, after a trim, to find dead records."""
     reclaim_rest_s_min: float = 1.0
-    """Shortest pause in seconds between two such passes. All pauses of a pass together
-    are at least ten times its working time.
+    """Shortest pause in seconds between two passes that search for dead records
+    (`reclaim_bytes_per_s`). The pauses of a pass add up to at least ten times its working time.
     """
 
 
@@ -261,7 +260,9 @@ class TrimsConfig(Group):
     retention_interval_s: float = 60.0
     """Seconds between two rounds in which the platform trims logs by their retention policies."""
     retention_bytes_per_s: int = 32 * MIB
-    """Bytes of records per second that these rounds read, for policies that bound the size."""
+    """Bytes of records per second that a round of `retention_interval_s` reads, for policies that
+    bound the size.
+    """
     retention_logs_max: int = 10_000
     """Logs whose retention policies are enforced. Further policies are ignored, with a warning."""
 
@@ -279,8 +280,8 @@ class IndexTierConfig(Group):
     position is missing.
     """
     index_ahead_bytes_max: int = 64 * MIB
-    """Bytes of the data kept because of `index_positions_ahead_max`. Above this, the latest
-    positions are dropped and requested again.
+    """Bytes of data that an index node or engine keeps because of `index_positions_ahead_max`.
+    Above this, the latest positions are dropped and requested again.
     """
     lost_ranges_max: int = 1024
     """Ranges of seqnums with lost tags that an index node or engine keeps. Above this, the ranges
@@ -315,7 +316,7 @@ class AppendsConfig(Group):
     """Appends that wait to be ordered; a further one is refused."""
     append_pending_bytes_max: int = 256 * MIB
     """Bytes of appends, with tags and names, that wait to be ordered; a further append is refused.
-    Also the bytes of batches that wait to be ordered that a storage node keeps in memory.
+    A storage node keeps as many bytes of batches that are not ordered yet in memory.
     """
     append_timeout_s: float = 30.0
     """Seconds after which an append that is not ordered fails with an unknown outcome."""
@@ -382,25 +383,25 @@ class CachesConfig(Group):
     suffix_cuts_max: int = 100_000
     """Newest cuts for which a compute node knows the shard of every record."""
     suffix_bytes_max: int = 8 * MIB
-    """Bytes of these cuts in memory."""
+    """Bytes of memory for the cuts of `suffix_cuts_max`."""
     popularity_entries_max: int = 10_000
     """Older seqnums whose shards a compute node caches; the least recently used one is evicted
     first.
     """
     popularity_bytes_max: int = 4 * MIB
-    """Bytes of these seqnums in memory."""
+    """Bytes of memory for the seqnums of `popularity_entries_max`."""
     tag_cache_seqnums_max: int = 1_000_000
     """Seqnums that a compute node caches for all tags together."""
     tag_cache_seqnums_per_tag_max: int = 10_000
-    """Newest seqnums that it caches for one tag; at most `tag_cache_seqnums_max`."""
+    """Newest seqnums that a compute node caches for one tag; at most `tag_cache_seqnums_max`."""
     tag_cache_bytes_max: int = 64 * MIB
-    """Bytes of the seqnums of tags in memory."""
+    """Bytes of memory for the seqnums of `tag_cache_seqnums_max`."""
     answer_cache_entries_max: int = 10_000
     """Answers of the index tier that can never change, such as the first record of a tag, that a
     compute node keeps.
     """
     answer_cache_bytes_max: int = 8 * MIB
-    """Bytes of these answers in memory."""
+    """Bytes of memory for the answers of `answer_cache_entries_max`."""
     record_cache_bytes_max: int = 64 * MIB
     """Bytes of records that a compute node keeps, appended or read recently; a storage node keeps
     as many bytes of batches.
@@ -416,8 +417,8 @@ class RefillsConfig(Group):
     may_be_zero: ClassVar[frozenset[str]] = frozenset({"refills_per_s_max"})
 
     new_tags_pending_max: int = 16_384
-    """Tags for which a compute node with the extended local index may be asking whether they are
-    new. It does not ask about further tags.
+    """Tags about which a compute node with the extended local index asks the index tier at once. It
+    does not ask whether further tags are new.
     """
     refill_after_misses: int = 2
     """Missed lookups of a tag after which a refill fetches the tag's newest records."""
@@ -426,9 +427,9 @@ class RefillsConfig(Group):
     refill_candidates_max: int = 10_000
     """Tags whose misses are counted; the least recently missed one is dropped first."""
     refills_pending_max: int = 64
-    """Refills in flight at once."""
+    """Refills of a compute node in flight at once."""
     refills_per_s_max: int = 500
-    """Refills per second; 0: none."""
+    """Refills per second of a compute node; 0: none."""
 
     def __post_init__(self) -> None:
         """Check each setting, then the range of a refill."""

@@ -3,8 +3,8 @@
 A token is sent only to its own platform. The first of these sources is used:
 
 1. the caller (`indilog.connect(url, token=...)`);
-2. `INDILOG_TOKEN`, which is sent only to the URL in `INDILOG_URL` (default: the default URL); 3.
-   the token file of this user's platform that runs on this machine and listens at that URL
+2. `INDILOG_TOKEN`, which is sent only to the URL in `INDILOG_URL` (default: `DEFAULT_URL`);
+3. the token file of this user's platform that runs on this machine and listens at that URL
    (`indilog.base.running_platforms`).
 
 For such a platform, `http://localhost:PORT` is replaced by the literal address on which it listens,

@@ -1,6 +1,6 @@
 """A budget for all bytes held in a gateway, and the shares that use parts of it.
 
-A share takes bytes from the budget as they arrive; when the budget is used up, it is refused. Bytes
+A share takes bytes from the budget as they arrive; a budget that is used up refuses them. Bytes
 that must be held anyway, such as a function's outcome, are counted even beyond the budget, so that
 other requests are refused.
 """

@@ -7,7 +7,7 @@ loop.
 
 from bokiflow.flow import Flow, Startable
 from bokiflow.handle import Handle, Status
-from bokiflow.locks.lock import Held, Lock
+from bokiflow.locks.lock import HeldLock, Lock
 from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
@@ -40,7 +40,7 @@ __all__ = [
     "FlowSettingsError",
     "FlowVersionError",
     "Handle",
-    "Held",
+    "HeldLock",
     "Lock",
     "LockLostError",
     "LockQueueFullError",

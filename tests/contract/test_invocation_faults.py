@@ -11,7 +11,7 @@ from indilog.base.errors import NotReadyError
 from indilog.base.log import Record
 from indilog.config import ClusterConfig, NodeConfig
 from indilog.testing import MemoryLogs
-from indilog_compute.invocations.notices import Notices
+from indilog_compute.invocations.fault_log import FaultLog
 from tests.contract.test_invocations import Node, service_of
 from tests.support.hooked_log import HookedLogs, Read
 
@@ -38,7 +38,7 @@ async def test_a_lasting_fault_is_not_logged_at_every_retry(
         raise fault
 
     service = service_of(MemoryLogs(ClusterConfig()), NodeConfig(), Node(), "one")
-    service._unread, service._unadvanced = Notices(60.0), Notices(60.0)
+    service._read_faults, service._round_faults = FaultLog(60.0), FaultLog(60.0)
     monkeypatch.setattr(service, part, failing)
     with capture_logs() as logged:
         await service.start()
@@ -70,7 +70,7 @@ async def test_a_second_outage_of_the_log_is_logged_at_once(
     monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
     logs = UnsteadyLogs()
     service = service_of(logs, NodeConfig(), Node(), "one")
-    service._unread = Notices(60.0)
+    service._read_faults = FaultLog(60.0)
     with capture_logs() as logged:
         await service.start()
         for _ in range(2):

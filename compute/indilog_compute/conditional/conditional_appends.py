@@ -48,7 +48,7 @@ class ConditionalAppends:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether `advance` must see the effects of this iteration."""
+        """Whether the effects of an iteration may contain answers for `advance`."""
         return self._home.awaits_answers or bool(self._requests)
 
     def started(self, epoch: Epoch, request: int) -> None:
@@ -69,7 +69,7 @@ class ConditionalAppends:
             self._requests.start(append, home, waiter)
 
     def on_message(self, event: Received, now: Instant) -> list[Effect]:
-        """Take in a question or an answer of another compute node."""
+        """Handle a question or an answer of another compute node."""
         message, sender = event.message, event.sender
         if sender not in self._writers:
             return [Ignore(event, "a conditional append of a node that is no compute node")]
@@ -112,7 +112,8 @@ class ConditionalAppends:
         writer: ShardWriter | None,
         ordered: int | None,
     ) -> list[Effect]:
-        """Return the effects with what follows from them for conditional appends.
+        """Advance the conditional appends with the answers in `effects`. Return the remaining
+        effects, with the new ones.
 
         Args:
             effects: of the iteration so far.

@@ -4,9 +4,10 @@ The home appends to its own shard. Conditional appends with one tag are executed
 the next condition is checked when the outcome of the append before it is final. A check reads the
 last record with the tag, linearizably.
 
-Records whose append timed out may still be ordered later. They lie below the barrier of the shard's
-writer. So nothing is checked until the shard is ordered up to this barrier. What an earlier
-incarnation stored is ordered before this one gets the shard, or never (`NewWriters`).
+Records whose append timed out may still be ordered later. Their localids lie below the barrier of
+the shard's writer, so no condition is checked until the shard is ordered up to this barrier.
+Records that an earlier incarnation stored are ordered before this incarnation gets the shard, or
+never (`NewWriters`).
 """
 
 from __future__ import annotations
@@ -78,16 +79,16 @@ class Result(NamedTuple):
 
 
 class Stage(enum.Enum):
-    """What a conditional append waits for."""
+    """The stages of a conditional append, by what it waits for."""
 
     QUEUED = enum.auto()
-    """The appends with its tag before it, and the barrier."""
+    """Waits for the earlier appends with its tag, and for the barrier."""
     CHECKING = enum.auto()
-    """The last record with its tag."""
+    """Waits for the read of the last record with its tag."""
     APPENDING = enum.auto()
-    """The order of its records."""
+    """Waits until its records are ordered."""
     ENDED = enum.auto()
-    """Nothing: it was answered."""
+    """Waits for nothing: it was answered."""
 
 
 class Check:
@@ -120,9 +121,9 @@ class Home:
         self._pending_bytes_max = appends.append_pending_bytes_max
         self._queues: dict[TagHash, deque[Check]] = {}
         self._idle: dict[TagHash, None] = {}
-        """Tags whose first append is not begun."""
+        """Tags whose first waiting append has not begun."""
         self._waiting: dict[Check, None] = {}
-        """Checks that may expire, in the order in which they do."""
+        """Checks that may expire, the first to expire first."""
         self._pending = self._pending_bytes = 0
         self._reading = 0
         """Reads in flight, also those of checks that have expired."""
@@ -133,7 +134,7 @@ class Home:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether answers of reads or of the writer are still to come, which only `take` knows."""
+        """Whether reads or the writer still owe answers, which `take` handles."""
         return bool(self._pending or self._reading)
 
     def add(self, append: Conditional, origin: object) -> None:
@@ -161,9 +162,10 @@ class Home:
 
         Args:
             now: the time.
-            reads: where the last records are read.
+            reads: read the last records.
             barrier_reached: whether the shard is ordered up to its barrier.
-            refusal: why this node appends nothing any more; None: it may append.
+            refusal: the error for all appends, because this node appends nothing any more; None: it
+                may append.
         """
         self._now = now
         outcomes: list[Outcome] = []
@@ -208,7 +210,9 @@ class Home:
     def take(
         self, effects: Sequence[Effect], reads: Reads, writer: ShardWriter | None
     ) -> list[Outcome]:
-        """Return the effects, with the answers to checks replaced by what follows from them."""
+        """Handle the answers to checks in `effects`; return the effects with their consequences
+        instead.
+        """
         outcomes: list[Outcome] = []
         for effect in effects:
             if type(effect) is Answer and type(effect.waiter) is Check:
@@ -264,7 +268,7 @@ class Home:
         return []
 
     def _on_appended(self, effect: Appended) -> list[Outcome]:
-        """Return the acknowledgement with callers in place of checks, and results of the others."""
+        """Return the acknowledgement for callers of this node, and the results for other nodes."""
         waiters, results = list(effect.waiters), list[Outcome]()
         for place, waiter in enumerate(waiters):
             if type(waiter) is not Check:

@@ -1,4 +1,5 @@
-"""Conditional appends that another compute node executes, the home of their tag (decision 0043).
+"""Sends conditional appends to the compute node that executes them, the home of their tag
+(docs/decisions/0043).
 
 A request is addressed to one incarnation of the home, which the sender asks for first. So a copy of
 the request that arrives after a restart of the home is not executed. The home remembers the newest
@@ -138,7 +139,7 @@ class HomeRequests:
     def on_home(
         self, sender: NodeId, message: HomeIs, incarnation: Epoch, now: Instant
     ) -> list[Effect]:
-        """Send an append to the incarnation of its home that has answered."""
+        """Send an append to its home, whose incarnation the answer names."""
         request = self._requests.get(message.request)
         if request is None or request.home != sender or request.incarnation is not None:
             return []

@@ -1,4 +1,4 @@
-"""Assembles the gateway: routes, error handlers, description (API.md, "HTTP")."""
+"""Assembles the gateway: its routes, error handlers and OpenAPI description (API.md, "HTTP")."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ _PART_BYTES: Final = 16 * 1024
 
 
 class ClientLink(Link):
-    """The link of one client. Bytes of unanswered questions count in the gateway's budget.
+    """The link of one client. The bytes of its unanswered questions count in the gateway's byte
+    budget.
 
     Every question is answered, also a cancelled one, so all counted bytes are returned. If a client
     reuses the call number of an unanswered question, the link closes, because the bytes of the two
@@ -47,7 +48,7 @@ class ClientLink(Link):
 
     Args:
         serve: answers one question.
-        budget: the gateway's.
+        budget: the gateway's byte budget.
         message_bytes_max: largest message, in bytes.
         on_lost: called when the link is lost.
     """
@@ -81,8 +82,8 @@ class ClientLink(Link):
         self._sizes: dict[int, int] = {}
 
     def received(self, data: bytes) -> None:
-        """Process received bytes. Close the link if the budget has no room for the incomplete
-        message at their end.
+        """Process received bytes. They may end with an incomplete message; if the budget has no
+        room for it, close the link.
         """
         super().received(data)
         self._partial.free()
@@ -140,7 +141,7 @@ class WebSocketWriter:
     one.
 
     Args:
-        socket: the client's.
+        socket: the client's WebSocket.
         share: counts the queued bytes in the gateway's budget.
     """
 

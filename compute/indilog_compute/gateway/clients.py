@@ -1,8 +1,7 @@
-"""Handles clients that disconnect: an incomplete body is never used, and a call whose client has
-left is cancelled.
+"""Handles clients that disconnect: a request with an incomplete body is never executed, and a call
+whose client has left is cancelled.
 
-A disconnect is an expected event: it is counted (`GatewayCounters.clients_left`), not logged. A
-request with an incomplete body is never executed.
+A disconnect is an expected event: it is counted (`GatewayCounters.clients_left`), not logged.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Credentials:
 
     Args:
         token: of the platform.
-        sessions_max: largest number of sessions, and of codes; one more removes the oldest.
+        sessions_max: largest number of sessions, and of codes; a further one replaces the oldest.
         session_s_max: seconds for which a session lasts.
         code_s: seconds within which a code can be used.
         clock: monotonic time in seconds.

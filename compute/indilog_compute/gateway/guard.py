@@ -4,8 +4,8 @@ A request must pass four rules, in this order:
 
 1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421. This stops
    DNS rebinding: a page whose name was rebound to 127.0.0.1 still sends that name.
-2. A request other than GET or HEAD, and one that opens a WebSocket, does not come from a page of
-   another origin, else 403. That is: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and
+2. A page of another origin may send only GET and HEAD, and may not open a WebSocket, else 403. A
+   request is not from such a page if `Sec-Fetch-Site` is absent, `none` or `same-origin`, and
    `Origin` is absent or ours.
 3. It carries the token or a session's cookie, else 401. With a cookie, rule 2 applies to GET and
    HEAD too. Health checks, sign-in and public functions need neither token nor cookie.

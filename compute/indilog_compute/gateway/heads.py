@@ -31,8 +31,8 @@ class Heads:
 
         Raises:
             InvalidArgumentsError: the path or the query is not UTF-8, or the session's position is
-                not a number or is beyond the end of the metalog. NotReadyError,
-                QuorumUnavailableError: the end of the metalog could not be determined.
+                not a number or is beyond the end of the metalog.
+            NotReadyError, QuorumUnavailableError: the end of the metalog could not be determined.
         """
         if b"%" in scope.get("raw_path", b"") or b"%" in scope["query_string"]:
             _check_text(scope)

@@ -1,14 +1,15 @@
 """One HTTP connection of the gateway: uvicorn's protocol with limits on time and size.
 
 uvicorn limits neither how long a request takes to arrive, nor the size of its head, nor how long an
-answer stays unread. Here each connection stores when its current phase began, a few attributes per
-request. One timer for all connections (`TimeLimitSweep`) checks these times once a second, and
-closes a connection whose phase takes too long.
+answer stays unread. Here each connection stores when its current phase began. One timer for all
+connections (`TimeLimitSweep`) checks these times once a second, and closes a connection whose phase
+takes too long.
 
 - The head (request line, headers and trailers) has at most `headers_bytes_max` bytes. It must
-  arrive within `headers_timeout_s` seconds of its first byte, or of the connection's start.
-- The body must arrive within `body_timeout_s` seconds after the head, a message of a WebSocket
-  within that time after its first bytes.
+  arrive within `headers_timeout_s` seconds of its first byte; the first head, of the connection's
+  start.
+- The body must arrive within `body_timeout_s` seconds after the head. A message of a WebSocket must
+  arrive within that time after its first bytes.
 - A client must read an answer within `answer_timeout_s` seconds. That time runs only while the
   socket's buffer is full and a part of the answer waits in this process.
 - At most `PIPELINED_MAX` requests wait while an earlier one is answered.
@@ -125,7 +126,7 @@ class GatewayProtocol(HttpToolsProtocol):
         assert self._resources.connections >= 0, "a connection is counted once"
         super().handle_websocket_upgrade()
 
-    # --- what arrives
+    # --- received data
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, and store the phase of the request."""
@@ -213,7 +214,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT, sentence)
         self._close()
 
-    # --- inside
+    # --- internal
 
     def _check_head(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -1,6 +1,6 @@
-"""Finds out for `GET /readyz`, by appending, whether appends are acknowledged now.
+"""Tests for `GET /readyz` whether appends are acknowledged now, by appending a record.
 
-Metrics cannot show it, because a process that hangs reports none. So the gateway appends an empty
+Metrics cannot show a process that hangs, because it reports none. So the gateway appends an empty
 record to the platform's log `$probe`, on the same path as every append. Without requests to
 `/readyz` nothing is written.
 """

@@ -366,7 +366,7 @@ async def _events(
             if not page:
                 yield b": alive\n\n"
             share.free()
-            try:  # twice, because the next page is read meanwhile and may be as large
+            try:  # twice: while this page is sent, the next one is read, which may be as large
                 share.take_up_to(2 * sum(len(record.data) for record in page))
             except OverloadedError:
                 return

@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
         self.stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Wait until the server stops; uvicorn would look ten times a second."""
+        """Wait until the server stops; uvicorn's own loop polls ten times a second."""
         await self.on_tick(0)  # sets the headers of every answer
         await self.stopping.wait()
 

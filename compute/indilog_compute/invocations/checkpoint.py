@@ -103,9 +103,8 @@ def checkpoint_parts(
 def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> NewestCheckpoint | None:
     """Return the newest valid checkpoint.
 
-    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is
-    valid if
-    it is complete and one of these holds:
+    `records` are all parts of checkpoints in the log, ascending by seqnum. A checkpoint is valid if
+    it is complete, and one of these holds:
 
     - It follows the newest valid checkpoint before it.
     - It is the oldest in the log, because a valid checkpoint trims everything before its first

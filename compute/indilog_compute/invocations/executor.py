@@ -82,8 +82,8 @@ Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 class _LastRecord(NamedTuple):
     """The last record of an executor, and when this process read that record (monotonic clock).
 
-    `proven_at`: when this node appended a record while the executor was silent, which shows that
-    the log takes appends.
+    `proven_at` is when this node appended a record while the executor was silent: a proof that the
+    log takes appends.
     """
 
     last: SeqNum

@@ -135,12 +135,12 @@ class InvocationTable:
         self._ended: dict[str, RecordedInvocation] = {}
         self._keys: dict[tuple[str, str], RecordedInvocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
-        """Ended invocations, by whether they have a key. An invocation without a key never evicts
-        one with a key.
+        """Kept invocations: True, those with an idempotency key; False, those without. An
+        invocation without a key never evicts one with a key.
         """
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
-        """The same by application. An application that exceeds its share evicts its own
-        invocations.
+        """Kept invocations by key (as `_kept`) and application. An application that exceeds its
+        share evicts its own invocations.
         """
         self._free: dict[str, SortedList[_Place]] = {}
         """Open invocations without an executor, by application, earliest due first."""
@@ -478,7 +478,8 @@ class InvocationTable:
     def agrees(self, checkpoint: Checkpointed) -> bool:
         """Tell whether a checkpoint covers exactly the records that this table has applied.
 
-        Also True for an invalid checkpoint, and for one so old that the table can no longer tell.
+        Also True for an invalid checkpoint, and for one so old that this table can no longer
+        compare it.
         """
         if checkpoint.follows > self.checkpoint_place:
             return False  # this node missed a record

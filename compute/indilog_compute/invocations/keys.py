@@ -47,8 +47,8 @@ def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
     """Return an outcome for a caller that used an idempotency key.
 
     A function may fail with a transient error, such as a conflict, whose text advises to repeat the
-    call. A repetition with the same key returns the same outcome, because outcomes are decided
-    once. So the returned error advises to use another key.
+    call. A repetition with the same key would return the same outcome. So the returned error
+    advises to use another key.
     """
     if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
         return outcome

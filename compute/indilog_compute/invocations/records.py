@@ -48,9 +48,9 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_
     `key`, only the first record of the function with that key takes effect.
 
     `schedule` and `at` are a schedule and its due time (wall clock, seconds since 1970). The record
-    takes effect only if `after` is the last due time of the schedule that took effect (0: none
-    did). So each due time takes effect once, even if the wall clock is set back. `depth` is the
-    number of calls above the invocation in the chain of calls.
+    takes effect only if `after` is the schedule's last accepted due time (0: none was accepted). So
+    each due time takes effect once, even if the wall clock is set back. `depth` is the number of
+    calls above the invocation in the chain of calls.
     """
 
     id: str

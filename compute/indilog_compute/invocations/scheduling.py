@@ -34,7 +34,9 @@ _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
 
 
 SET_BACK_S: Final = 3 * 3600.0
-"""Seconds. An accepted due time that is further ahead of the wall clock came from a wrong clock."""
+"""Seconds that an accepted due time may be ahead of the wall clock. If it is further ahead, a wrong
+clock accepted it.
+"""
 
 
 class DeployedSchedule(NamedTuple):
@@ -71,7 +73,9 @@ class _Watched:
         self._since = since
         """`DeployedSchedule.since`, converted to the wall clock."""
         self._set_back_to: float | None = None
-        """The wall clock's time when an accepted due time too far ahead was first noticed."""
+        """The wall clock's time when this node first saw an accepted due time more than
+        `SET_BACK_S` ahead; None: it sees none.
+        """
         self._next_after: tuple[float, float | None] = -1.0, None
 
     def last_at(self, table: InvocationTable) -> float:

@@ -41,10 +41,10 @@ from indilog_compute.invocations.executor import (
     Now,
     WriteCheckpoint,
 )
+from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.invocations.invocation_status import InvocationStatus, forgotten, read_status
 from indilog_compute.invocations.invocation_table import InvocationTable, TableLimits
 from indilog_compute.invocations.keys import check_key, known_with
-from indilog_compute.invocations.notices import Notices
 from indilog_compute.invocations.outcome_waiters import OutcomeWaiters
 from indilog_compute.invocations.records import (
     INVOCATIONS_LOG,
@@ -71,7 +71,7 @@ class InvocationService:
     """Runs invocations on one compute node, and returns the outcome of any invocation.
 
     Args:
-        node: name of the compute node. At the start, its earlier incarnations count as dead. None:
+        node: name of the compute node, whose earlier incarnations count as dead at the start. None:
             no executor counts as dead at the start.
         rank: index of the compute node, from 0.
         record_bytes_max: largest number of data bytes in a record, for checkpoints.
@@ -123,7 +123,7 @@ class InvocationService:
             "invocations", "Calls accepted there do not run; calls that ended there may run again."
         )
         self._declared_dead = 0
-        self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
+        self._read_faults, self._round_faults = FaultLog(_AGAIN_S), FaultLog(_AGAIN_S)
 
     async def start(self) -> None:
         """Start to read the log and to run invocations.
@@ -367,7 +367,7 @@ class InvocationService:
             "running_here": len(self._executor.begun),
             "results_kept": self._table.kept,
             "rerun": self._runs.rerun,
-            "executors_given_up": self._declared_dead,
+            "executors_declared_dead": self._declared_dead,
             "lost_ranges": len(self._losses),
         }
 
@@ -382,7 +382,7 @@ class InvocationService:
                 if not await self._read_on():
                     await self._restore()
             except Exception as error:  # noqa: BLE001 - outermost: reading must continue
-                self._unread.tell("invocations not followed", error, time.monotonic())
+                self._read_faults.log_if_due("invocations not followed", error, time.monotonic())
                 self._broken = _broken_by(error)
                 await asyncio.sleep(_AGAIN_S)
 
@@ -398,7 +398,7 @@ class InvocationService:
                 self._has_work.set()
                 if not is_whole:
                     return False
-                self._unread.over()
+                self._read_faults.end()
         except DataLossError as error:
             bound = max(self._table.end, self._lost_to)
             self._lost_to = self._losses.read_on_after(error, bound)
@@ -456,10 +456,10 @@ class InvocationService:
             try:
                 did = await self._run_round()
             except Exception as error:  # noqa: BLE001 - outermost: the next round may succeed
-                self._unadvanced.tell("invocations not advanced", error, time.monotonic())
+                self._round_faults.log_if_due("invocations not advanced", error, time.monotonic())
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self._unadvanced.over()
+            self._round_faults.end()
             if not did:
                 await self._wait_for_work()
 

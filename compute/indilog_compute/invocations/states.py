@@ -56,7 +56,7 @@ TRANSITIONS: Final[Mapping[tuple[InvocationState | None, Change], InvocationStat
     (None, Change.ACCEPTED): InvocationState.RUNNING,
     (None, Change.DELAYED): InvocationState.SCHEDULED,
     (InvocationState.SCHEDULED, Change.CLAIMED): InvocationState.RUNNING,
-    # An executor that was declared dead may still record an outcome; the first outcome counts.
+    # An executor that was declared dead may still record an outcome, if it is the first one.
     (InvocationState.SCHEDULED, Change.RETURNED): InvocationState.DONE,
     (InvocationState.SCHEDULED, Change.FAILED): InvocationState.FAILED,
     (InvocationState.RUNNING, Change.FREED): InvocationState.SCHEDULED,

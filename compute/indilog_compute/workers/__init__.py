@@ -13,9 +13,12 @@ In the compute node's process:
 - `serving`: answers questions that arrive over a link
 - `call`: a deployed application, and one call
 - `service_states`: the state of services
+- `retries`: when to import an application again that did not load
+- `refusals`: errors about applications that are not deployed or have another owner
 
-The recorded invocations are in `indilog_compute.invocations`. The compute node and its workers
-share `claims` (which calls have begun). In a worker process:
+`indilog_compute.invocations` has the recorded invocations. Both sides use `claims` (memory that
+shows which calls have begun) and `output` (lines that functions write). `environment` selects the
+environment variables of a worker. In a worker process:
 
 - `__main__`, `runner`: run calls
 - `threads`: runs sync functions

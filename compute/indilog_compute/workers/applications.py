@@ -32,7 +32,7 @@ from indilog.config import NodeConfig
 from indilog.link.link_messages import Limits, LinkLostError
 from indilog.link.worker_messages import Load, Loaded, RunServices, Unload
 from indilog_compute.deployments import Deployment, DeploymentLog, Placed
-from indilog_compute.invocations.notices import Notices
+from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.loading import Trials, load_into
 from indilog_compute.workers.process import WorkerProcess
@@ -95,7 +95,10 @@ class Applications:
         )
         self._retrying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
-        self._notices, self._uncollected = Notices(_FOLLOW_AGAIN_S), Notices(_FOLLOW_AGAIN_S)
+        self._follow_faults, self._collect_faults = (
+            FaultLog(_FOLLOW_AGAIN_S),
+            FaultLog(_FOLLOW_AGAIN_S),
+        )
 
     async def read(self) -> None:
         """Read the deployments from the log; workers load them when they start.
@@ -327,11 +330,11 @@ class Applications:
                     if self._is_behind(placed):
                         await self._take(placed)
             except Exception as error:  # noqa: BLE001 - outermost: the loop must continue
-                self._notices.tell("deployments not followed", error, loop.time())
+                self._follow_faults.log_if_due("deployments not followed", error, loop.time())
                 self._behind.set()
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
             else:
-                self._notices.over()
+                self._follow_faults.end()
 
     async def _collect(self) -> None:
         """Trim records that no starting node needs; if that fails, retry after the next change."""
@@ -339,9 +342,9 @@ class Applications:
             await self._log.collect()
         except IndilogError as error:
             now = asyncio.get_running_loop().time()
-            self._uncollected.tell("deployments not trimmed", error, now)
+            self._collect_faults.log_if_due("deployments not trimmed", error, now)
         else:
-            self._uncollected.over()
+            self._collect_faults.end()
 
     async def _wait_for_deployments(self) -> None:
         """Wait until there is a deployment that this node has not read, or not applied."""

@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 SLOTS: Final = 4096
-"""Calls of one worker that can be revocable at a time; further calls are not revocable."""
+"""Largest number of revocable calls of one worker; further calls cannot be revoked."""
 NO_SLOT: Final = 0
 VISIBLE_S: Final = 0.02
 _BYTES: Final = 2 * SLOTS
@@ -53,8 +53,8 @@ class NodeClaims:
             assert len(self._free) < SLOTS, "a slot is freed once"
 
     def is_begun(self, slot: int) -> bool:
-        """Tell whether the call may have begun. From `VISIBLE_S` seconds after `revoke`, False is
-        final.
+        """Tell whether the call may have begun. If this is False `VISIBLE_S` seconds after
+        `revoke`, the call never begins.
         """
         return slot == NO_SLOT or self._memory[slot] != 0
 

@@ -33,7 +33,7 @@ class CrashLocation:
 
     @contextlib.contextmanager
     def note_exits(self) -> Iterator[None]:
-        """In this context `os._exit` writes the stack before it ends the process."""
+        """Return a context in which `os._exit` writes the stack before it ends the process."""
         really_exit = os._exit
 
         def noted_exit(status: int) -> None:

@@ -7,8 +7,8 @@ ended, so waiting could deadlock. Nested calls need no slot and have a separate 
 worker gets no new calls.
 
 One application cannot starve another (docs/decisions/0033). While several are deployed, each may
-use a fraction of the slots that the others leave free, and a fraction of the pending calls that the
-others leave. So an application that uses its whole share still leaves room for others.
+use only a fraction of the slots, and of the pending calls, that the others do not use. So an
+application that uses its whole share still leaves room for others.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Shares(NamedTuple):
     """The shares that each application may use while several are deployed, between 0 and 1.
 
     Attributes:
-        slots: share of those slots that no other application uses.
-        pending: share of those pending calls that the limit allows beyond the other applications'.
+        slots: fraction of the slots that no other application uses.
+        pending: fraction of the pending calls that the limit leaves after those of the other
+            applications.
     """
 
     slots: float
@@ -151,13 +152,13 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def put_back(
         self, calls: Sequence[CallT], worker: WorkerT | None = None
     ) -> list[tuple[CallT, WorkerT]]:
-        """Queue or start again admitted calls that never began; return the calls that start now,
-        which may be others.
+        """Queue admitted calls again that never began. Return the calls that start now, which may
+        be other calls.
 
         No limit applies to the given calls. They are queued in the given order, before all waiting
         calls of their applications. They are removed from `worker` before any call starts, so no
-        later call of their application overtakes them. `worker` is None if the worker was removed,
-        or if `finished` has already counted the calls.
+        later call of their application overtakes them. Pass None as `worker` if the worker was
+        removed, or if `finished` has already counted the calls.
 
         Raises:
             NotReadyError: no worker can run a nested call, and it cannot wait; nothing is done.
@@ -200,7 +201,8 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def finished(self, worker: WorkerT, call: CallT) -> list[tuple[CallT, WorkerT]]:
         """Count the end of a call; return the calls that start now, each with its worker.
 
-        Without effect on the counts if `worker` was removed, because `remove` subtracted its calls.
+        If `worker` was removed, `remove` has already subtracted its calls, so the counts do not
+        change.
         """
         self._count_out(worker, call)
         return self._fill() if self._waiting else []
@@ -260,7 +262,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         assert self._waiting == sum(len(app.waiting) for app in waiting.values())
         assert self._next() is None, "no call waits that could run"
 
-    # --- inside
+    # --- internal
 
     def _check_room(self, call: CallT) -> None:
         application = self._applications.get(call.application)

@@ -252,9 +252,10 @@ class FunctionHost:
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or the arguments do not
-                fit the function. UnknownFunctionError, OverloadedError: nothing was done.
-                NotReadyError, QuorumUnavailableError: the call may be recorded and run; retry with
-                the same key.
+                fit the function.
+            UnknownFunctionError, OverloadedError: nothing was done.
+            NotReadyError, QuorumUnavailableError: the call may be recorded and run; retry with the
+                same key.
             CallOutcomeUnknownError: the function may or may not run.
         """
         with self.reserve_outcome_wait(name):

@@ -12,8 +12,8 @@ from indilog.link.worker_messages import Ping
 from indilog_compute.workers.process import WorkerProcess
 
 _BEATS_MISSED: Final = 2
-"""Unanswered pings after which a worker counts as blocked. More than one, because this node's own
-event loop may be late.
+"""Probe intervals without an answer after which a worker counts as blocked. More than one, because
+this node's own event loop may be late.
 """
 
 

@@ -97,7 +97,7 @@ def load(
     return LoadedDeployment(app, package, home)
 
 
-# --- from sources to an application
+# --- importing sources
 
 
 def _write(home: Path, sources: Mapping[str, str]) -> None:

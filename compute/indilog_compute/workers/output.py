@@ -79,11 +79,11 @@ class output_of:  # noqa: N801 - used like a function
         self._speaker = _Speaker(application, invocation)
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin the attribution."""
         self._token = _SPEAKER.set(self._speaker)
 
     def __exit__(self, *_: object) -> None:
-        """Write the incomplete lines, and end."""
+        """Write the incomplete lines, and end the attribution."""
         _SPEAKER.reset(self._token)
         if self._speaker.rests:
             self._speaker.end_lines()

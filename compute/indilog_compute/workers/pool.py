@@ -22,9 +22,8 @@ from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output
 
 _START_S: Final = 60.0
 _STOPPING_S: Final = 0.5
-"""Seconds after which a blocked worker is killed when the platform stops.
-
-The time that running calls get to end has passed before.
+"""Seconds after which a blocked worker is killed when the platform stops, counted from the end of
+the time that running calls get.
 """
 
 
@@ -41,7 +40,7 @@ class WorkerPool:
         serve: called with the questions of the workers.
         on_up: awaited with a new process that can run functions.
         on_lost: called when a process is lost, before its calls fail.
-        drained: stops sending calls to a process, and waits until its calls have ended.
+        drained: awaited; stops sending calls to a process, and returns when its calls have ended.
 
     Attributes:
         restarts: number of processes that replaced another one.

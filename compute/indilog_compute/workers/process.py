@@ -41,8 +41,7 @@ _READ_BYTES: Final = 64 * 1024
 _SIGNALS_OF_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-"""Signals that people, supervisors and the out-of-memory killer send; crashing code causes
-others.
+"""Signals that people, supervisors and the out-of-memory killer send; a crash causes other signals.
 """
 
 

@@ -303,7 +303,8 @@ class CallRouter:
     def _put_back(self, calls: list[Call], worker: WorkerProcess | None = None) -> None:
         """Queue calls again that were sent to a worker and certainly never began there.
 
-        The dispatcher still counts them for `worker`; None if it has removed the worker.
+        `worker` is the worker for which the dispatcher still counts them; None if it has removed
+        that worker.
         """
         wanted: list[Call] = []
         unwanted: list[Call] = []

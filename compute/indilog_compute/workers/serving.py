@@ -172,7 +172,7 @@ class LinkServer:
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
 
-        If it is not known whether the session's position exists, this is checked first.
+        If this node does not know yet whether the session's position exists, it checks that first.
 
         Raises:
             IndilogError: the question failed; the link sends the error to the asker.

@@ -100,11 +100,11 @@ def checkpoint_places(directory: Path) -> list[Place]:
 
 
 def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
-    """Return which frames must be kept for the checkpoints: a segment number, and some segments.
+    """Return the first segment whose frames must all be kept, and the segments with the places of
+    kept checkpoints.
 
-    A start may need all frames from the first segment on, whichever checkpoint it uses. With only
-    one checkpoint this is segment 0, because a start needs all frames if that one is damaged. The
-    other segments have the places of the kept checkpoints.
+    A start may need all frames from that first segment on, whichever checkpoint it uses. With only
+    one checkpoint it is segment 0, because a start needs all frames if that checkpoint is damaged.
     """
     kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
     floor = kept[0].segment if len(kept) == KEPT else 0

@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 class _Taken(NamedTuple):
-    """A checkpoint that was copied and not written: its place, its encoders, and the mark to reach
-    first.
+    """A checkpoint that was copied and not written: its place, its encoders, and the mark of the
+    journal that must be reached before it is written.
     """
 
     place: Place

@@ -40,7 +40,7 @@ from indilog.runtime.journal.segment_files import segment_files
 _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
 _SECTOR_BYTES: Final = 4096
-_MENDED_BYTES_MAX: Final = 8192
+_CORRECTED_BYTES_MAX: Final = 8192
 """Largest payload in bytes that is corrected; that takes at most 65,536 tries."""
 
 log = structlog.get_logger(__name__)
@@ -244,7 +244,7 @@ def correct_payload(header: FrameHeader, payload: bytes) -> bytes | None:
     Record batches are not corrected: they are too long for a unique correction, and other replicas
     have them.
     """
-    too_long = header.length > _MENDED_BYTES_MAX or len(payload) != header.length
+    too_long = header.length > _CORRECTED_BYTES_MAX or len(payload) != header.length
     if header.kind in BATCH_KINDS or too_long:
         return None
     tried = bytearray(payload)

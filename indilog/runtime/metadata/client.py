@@ -183,7 +183,7 @@ class MetadataClient(SessionKeeper):
         await self._ask(request, messages.SessionState)
 
     async def _ask(self, request: messages.Request, expected: type[_Reply]) -> _Reply:
-        """Ask the server, and return its answer, which is of one kind unless it is an error."""
+        """Ask the server; return its answer, or raise the error that the answer reports."""
         return self._check_reply(await self._request(request), expected)
 
     async def _request(self, request: messages.Request) -> messages.Reply:

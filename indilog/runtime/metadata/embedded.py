@@ -56,7 +56,7 @@ VERSION: Final = 3
 _VERSIONS_READ: Final = (2, VERSION)
 """File versions that can be read. Version 2 had no revision, sessions or ephemeral keys."""
 _HEADER: Final = Struct("<4sBI")
-_MENDED_BYTES_MAX: Final = 8 * KIB
+_CORRECTED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
 """Bytes reserved on the disk, so that a platform on a full disk can still start."""
 _EXPIRE_AGAIN_S: Final = 1.0
@@ -70,8 +70,8 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
     version: int
     writer: str
-    """Identifies the write that set the value, so that a repetition is recognised; empty: writes
-    are not repeated.
+    """Id of the write that set the value, by which a repeated write is recognised; empty: the
+    writer does not repeat writes.
     """
     session: str = ""
     """The session that an ephemeral key vanishes with; empty: the key is not ephemeral."""
@@ -127,7 +127,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         self.close()
 
     def close(self) -> None:
-        """Let others open the file. May be called again."""
+        """Close the file, so that another process may open it. May be called again."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -429,7 +429,7 @@ def _is_intact(data: bytes | bytearray) -> bool:
 
 def _correct_bit(data: bytes) -> bytes:
     """Return the intact file from which `data` differs in one bit; `data` if there is none."""
-    if len(data) > _MENDED_BYTES_MAX or _is_intact(data):
+    if len(data) > _CORRECTED_BYTES_MAX or _is_intact(data):
         return data
     tried = bytearray(data)
     for bit in range(8 * len(tried)):

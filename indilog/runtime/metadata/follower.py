@@ -1,4 +1,4 @@
-"""Many watches of one key or directory, with one read for each change.
+"""Serves many watches of one key or directory with one read per change.
 
 A follower reads the key or directory, and in the same request asks to be notified of the next
 change. It publishes the state that it read, and waits for that notification. Each watch compares

@@ -149,8 +149,8 @@ class MetadataListener:
 
 
 class MetadataLink:
-    """A client's end: one connection, made when there is something to send, and made again while
-    requests are unanswered.
+    """The client's end of a link to the metadata store. It opens its connection when there is a
+    request to send, and reopens it while requests are unanswered.
 
     Args:
         unanswered: returns the requests that each new connection carries.
@@ -178,7 +178,7 @@ class MetadataLink:
         self.counts = TransportCounts()
 
     def send(self, request: bytes) -> None:
-        """Send a request, which is unanswered, now or over the next connection."""
+        """Send a request, now or over the next connection; `unanswered` already returns it."""
         if self._connection is not None:
             self._connection.send(request)
         elif self._keeping is None and not self._closed:

@@ -9,18 +9,18 @@ import msgspec
 
 class _Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: int
-    """Chosen by the client; its answer has the same number."""
+    """Number of the request, chosen by the client; the answer has the same number."""
 
 
 class Get(_Request, frozen=True):
-    """client → server: what is the value of `key`?"""
+    """client → server: asks for the value of `key`."""
 
     key: str
 
 
 class CompareAndSet(_Request, frozen=True):
-    """client → server: set `key` if its version is `expected_version`; `writer` names this write
-    alone.
+    """client → server: set `key` if its version is `expected_version`; `writer` is the unique id of
+    this write.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Delete(_Request, frozen=True):
 
 
 class ListPage(_Request, frozen=True):
-    """client → server: which keys after `after` are in `directory`?"""
+    """client → server: asks for the keys after `after` in `directory`."""
 
     directory: str
     after: str
@@ -143,7 +143,7 @@ class SessionState(_Request, frozen=True):
 
 
 class Sequence(_Request, frozen=True):
-    """server → client: the number."""
+    """server → client: the next number of the sequence."""
 
     number: int
 

@@ -75,7 +75,7 @@ class MetadataServer:
         """Messages that were no requests."""
         self._listener = MetadataListener(address, self._on_message, config)
         self.counts = self._listener.counts
-        store.expire_in_time()  # sessions of the process before
+        store.expire_in_time()  # sessions that the previous server process left
 
     async def close(self) -> None:
         """Stop answering. May be called again."""

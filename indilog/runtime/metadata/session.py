@@ -19,7 +19,8 @@ from indilog.base.errors import IndilogError
 from indilog.runtime.metadata.store import Conflict, Deleted, SessionExpiredError, Write, Written
 
 _BELIEVED_SHARE: Final = 2 / 3
-"""Share of `ttl_s` after the sending of a heartbeat for which the owner relies on its answer.
+"""Share of `ttl_s`, counted from the sending of a heartbeat, during which the owner relies on the
+answer to that heartbeat.
 
 The rest covers clocks that run at different speeds, and the delay of a ZooKeeper follower that
 passes a heartbeat on to its leader (half a tick; a session has at least two ticks).

@@ -77,7 +77,7 @@ class Conflict(NamedTuple):
 
 
 class Session(Protocol):
-    """A client's presence in the store, kept up by heartbeats; used on one event loop.
+    """A client's lease on its ephemeral keys, renewed by heartbeats; used on one event loop.
 
     Ephemeral keys belong to a session and vanish with it. The session ends `ttl_s` after its last
     heartbeat reached the store, or when it is closed. Its owner counts from the moment at which it

@@ -183,7 +183,9 @@ class ZooKeeperMetadataStore:
         return seen.found
 
     async def watch_directory(self, directory: str, *, after: int) -> Listing:
-        """See `MetadataStore.watch_directory`. All watches of one share two of ZooKeeper."""
+        """See `MetadataStore.watch_directory`. All watches of one directory share two watches of
+        ZooKeeper.
+        """
         check_directory(directory)
         return await self._followers.wait_for(
             _directory_name(directory),

@@ -46,8 +46,8 @@ from indilog.config.function_groups import MetadataConfig
 
 PASSWORD_VARIABLE: Final = "INDILOG_ZOOKEEPER_PASSWORD"  # noqa: S105 a name, not a secret
 _STARTED_MAX: Final = 32
-"""Groups of requests that are with kazoo at once. For each request kazoo wakes its thread by a byte
-in a pipe, which is full after about 270.
+"""Groups of requests that kazoo handles at once. For each request kazoo writes a byte into a pipe
+to wake its thread, and the pipe is full after about 270 bytes.
 """
 _PIPELINED_MAX: Final = 8
 _STOP_S: Final = 2.0

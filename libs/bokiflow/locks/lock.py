@@ -53,7 +53,7 @@ def seconds_now() -> float:
     return time.monotonic()
 
 
-class Held:
+class HeldLock:
     """A lock that the caller holds until its lease ends.
 
     Attributes:
@@ -95,7 +95,7 @@ class Held:
             raise LockLostError(self.name, self.token)
 
     def __repr__(self) -> str:
-        return f"Held(name={self.name!r}, token={self.token})"
+        return f"HeldLock(name={self.name!r}, token={self.token})"
 
 
 class Lock:
@@ -140,10 +140,10 @@ class Lock:
         self._owner = owner
         self._renew = renew
         self._replica = replica_of(log, name)
-        self._held: Held | None = None
+        self._held: HeldLock | None = None
         self._renewal: Renewal | None = None
 
-    async def acquire(self) -> Held:
+    async def acquire(self) -> HeldLock:
         """Queue for the lock and acquire it; the caller must release it.
 
         Raises:
@@ -160,7 +160,7 @@ class Lock:
             place = _PlaceInQueue(self._log, self.name, self._replica, self._lease_s)
             token = await place.acquire(owner, ends, leaves=self._owner is None)
             if token is not None:
-                return Held(self._log, self.name, self._replica, token)
+                return HeldLock(self._log, self.name, self._replica, token)
             if seconds_now() >= ends:
                 raise LockTimeoutError(
                     f"Lock {self.name!r} was not free within {self._wait_s} s; try again later."
@@ -172,7 +172,7 @@ class Lock:
             place = _PlaceInQueue(self._log, self.name, self._replica, self._lease_s)
             await place.leave(self._owner)
 
-    async def __aenter__(self) -> Held:
+    async def __aenter__(self) -> HeldLock:
         if self._held is not None:
             raise RuntimeError(
                 "A Lock object serves one block at a time; create another one for a nested block."

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final
 
-from bokiflow.locks.lock import Held, Lock
+from bokiflow.locks.lock import HeldLock, Lock
 from bokiflow.locks.lock_replica import replica_of
 from bokiflow.operations.notifications import Woken, decide_waiting, run_unless_cancelled
 from bokiflow.runs import waiting
@@ -45,7 +45,7 @@ class HeldByRun:
         token: the fencing token, larger than those of all earlier holders.
     """
 
-    def __init__(self, execution: Execution, log: Log, held: Held, lease_s: float) -> None:
+    def __init__(self, execution: Execution, log: Log, held: HeldLock, lease_s: float) -> None:
         self.name = held.name
         self._log_name = log.name
         self._is_over = False
@@ -163,7 +163,9 @@ class RunLock:
             with suppress(IndilogError):
                 await self._lock.leave()
             raise
-        held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
+        held = HeldLock(
+            self._log, self._name, replica_of(self._log, self._name), int(decided.result)
+        )
         self._held = HeldByRun(execution, self._log, held, self._lease_s)
         self._held.keep(is_new=self._is_new)
         _AROUND.set((*_AROUND.get(), self._held))

@@ -10,8 +10,8 @@ from typing import Final
 from bokiflow.runs import waiting
 
 _SURE: Final = 0.5
-"""Fraction of the lease within which no other process can have taken over, even if that process's
-clock runs twice as fast.
+"""Fraction of the lease. Until this much has passed since a heartbeat, no other process can have
+taken over, even if its clock runs twice as fast.
 """
 
 
@@ -29,10 +29,10 @@ class Lease:
         self._lease_s = lease_s
         self._renewed_at: float | None = None
 
-    def renew(self, asked_at: float) -> None:
-        """Renew the lease: a heartbeat that was sent at `asked_at` is in the log."""
-        if self._renewed_at is None or asked_at > self._renewed_at:
-            self._renewed_at = asked_at
+    def renew(self, sent_at: float) -> None:
+        """Renew the lease, because the heartbeat that was sent at `sent_at` is in the log now."""
+        if self._renewed_at is None or sent_at > self._renewed_at:
+            self._renewed_at = sent_at
 
     @property
     def renewed_at(self) -> float | None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bokiflow import Held, Lock, LockLostError, LockTimeoutError
+from bokiflow import HeldLock, Lock, LockLostError, LockTimeoutError
 from bokiflow.locks import lock as lock_module
 from bokiflow.locks import lock_replica
 from bokiflow.locks.lock_records import (
@@ -122,7 +122,7 @@ class Person:
         self.log = OwnLog(logs.log("work", Session()), time)
         self.time = time
         self.name = name
-        self.held: list[Held] = []
+        self.held: list[HeldLock] = []
         self.got: list[tuple[SeqNum, SeqNum]] = []
         """Tokens, each with the last record that there was when it was got."""
         self.reported: dict[SeqNum, bool] = {}

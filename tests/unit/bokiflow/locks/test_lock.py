@@ -9,7 +9,7 @@ import pytest
 
 from bokiflow import (
     FlowVersionError,
-    Held,
+    HeldLock,
     Lock,
     LockLostError,
     LockQueueFullError,
@@ -236,7 +236,7 @@ async def test_a_used_lock_keeps_few_records_and_new_processes_agree(
     monkeypatch.setattr(lock_replica, "CHECKPOINT_EVERY", 8)
     old = log()
     waits = asyncio.create_task(Lock(old, "hotel:7", owner="early").acquire())
-    held: Held = await waits
+    held: HeldLock = await waits
     for _ in range(20):
         line = asyncio.create_task(Lock(log(), "hotel:7").acquire())
         await waiting(log(), "hotel:7", 2)
@@ -246,7 +246,7 @@ async def test_a_used_lock_keeps_few_records_and_new_processes_agree(
         await old.read_range("lock:hotel:7", 0)
     assert len(await old.read_range("lock:hotel:7", trimmed.value.first_seqnum)) <= 2 * 8
     with pytest.raises(LockLostError):
-        await Held(old, "hotel:7", replica_of(old, "hotel:7"), 0).extend()
+        await HeldLock(old, "hotel:7", replica_of(old, "hotel:7"), 0).extend()
     with pytest.raises(LockTimeoutError):
         await Lock(log(), "hotel:7", wait=0).acquire()
     await held.release()

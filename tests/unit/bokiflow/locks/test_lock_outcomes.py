@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from bokiflow import Held, Lock, LockLostError
+from bokiflow import HeldLock, Lock, LockLostError
 from bokiflow.locks.lock_replica import LockReplica
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.base.log import Entry
@@ -55,7 +55,7 @@ async def line_of(log: MemoryLog) -> LockReplica:
     return replica
 
 
-ASKS: dict[str, Callable[[Lock, Held], Awaitable[object]]] = {
+ASKS: dict[str, Callable[[Lock, HeldLock], Awaitable[object]]] = {
     "acquire": lambda lock, _: lock.acquire(),
     "extend": lambda _, held: held.extend(),
     "release": lambda _, held: held.release(),

@@ -13,7 +13,7 @@ from indilog.config import Config, node_config
 from indilog.link.worker_messages import Load, Loaded
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
-from indilog_compute.invocations.notices import Notices
+from indilog_compute.invocations.fault_log import FaultLog
 from indilog_compute.workers.applications import Applications
 from indilog_compute.workers.call import DeployedApp
 from indilog_compute.workers.host import limits_of
@@ -88,7 +88,7 @@ async def test_an_unexpected_error_does_not_end_following(
 
     monkeypatch.setattr(applications._log, "catch_up", fails)
     applications._behind.set()
-    applications._notices = Notices(60.0)
+    applications._follow_faults = FaultLog(60.0)
     with capture_logs() as reported:
         applications.follow()
         for _ in range(3):

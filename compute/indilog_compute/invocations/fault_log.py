@@ -12,8 +12,10 @@ PAUSE_S_MAX: Final = 60.0
 """Longest pause between two log lines about a persistent fault, in seconds."""
 
 
-class Notices:
-    """Logs a fault at once, then after `pause_s`, doubled each time, up to `PAUSE_S_MAX`."""
+class FaultLog:
+    """Logs a persistent fault: at once, after `pause_s` seconds, then after pauses that double up
+    to `PAUSE_S_MAX`.
+    """
 
     __slots__ = ("_due", "_first_s", "_pause_s")
 
@@ -29,7 +31,7 @@ class Notices:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
         return True
 
-    def tell(self, what: str, error: Exception, now: float) -> None:
+    def log_if_due(self, what: str, error: Exception, now: float) -> None:
         """Log a fault if a log line is due. An `IndilogError` is logged with its message, any other
         exception with its traceback.
         """
@@ -40,6 +42,6 @@ class Notices:
         else:
             structlog.get_logger().error(what, exc_info=error)
 
-    def over(self) -> None:
-        """End the fault; the next fault is logged at once."""
+    def end(self) -> None:
+        """Note that the fault has ended; the next fault is logged at once."""
         self._due, self._pause_s = 0.0, self._first_s
