@@ -25,7 +25,7 @@ app = App("social")
 LOG: Final = "social"
 PUBLIC: Final = "timeline"
 TEXT_LENGTH_MAX: Final = 280
-FOLLOWERS_TOLD_MAX: Final = 4
+FOLLOWERS_REACHED_MAX: Final = 4
 """Number of randomly chosen followers whose timelines get a post (Boki's benchmark)."""
 TIMELINE_POSTS_MAX: Final = 24
 PUBLIC_POSTS_MAX: Final = 96
@@ -238,7 +238,7 @@ def _chosen(post: str, followers: Sequence[str]) -> list[str]:
     followers.
     """
     chooser = random.Random(post)  # noqa: S311 - no secret
-    return chooser.sample(followers, min(FOLLOWERS_TOLD_MAX, len(followers)))
+    return chooser.sample(followers, min(FOLLOWERS_REACHED_MAX, len(followers)))
 
 
 def _hashed(password: str, salt: str) -> str:

@@ -45,10 +45,10 @@ def create(
 
     An interrupted backup continues when the same command runs again.
     """
-    with explain_mistakes(), _progress("backup") as tell:
+    with explain_mistakes(), _progress("backup") as progress:
         from indilog_pipeline.backup.create import create
 
-        made = create(data, destination, part_bytes=part_mib << 20, tell=tell)
+        made = create(data, destination, part_bytes=part_mib << 20, progress=progress)
     show.line(f"Backed up {made.kept:,} records; all their seqnums are below {made.tail}.")
 
 
@@ -75,7 +75,7 @@ def restore(
     from indilog.runtime.cluster.supervisor import processes_config
 
     configured = processes_config if processes else config_from
-    with explain_mistakes(), _progress("restore") as tell:
+    with explain_mistakes(), _progress("restore") as progress:
         from indilog_pipeline.backup.restore import restore
 
         made = restore(
@@ -83,7 +83,7 @@ def restore(
             configured(config, os.environ, {"node": {"data_dir": data}}),
             "processes" if processes else "embedded",
             next_seqnum=next_seqnum,
-            tell=tell,
+            progress=progress,
         )
     show.line(
         f"Restored {made.kept:,} records; the next seqnum is {made.next_seqnum}. Start it with "
@@ -110,10 +110,10 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import Progress
 
     quiet = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        task = progress.add_task(name)
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task(name)
 
-        def tell(done: int, total: int) -> None:
-            progress.update(task, total=total, completed=done)
+        def progress(done: int, total: int) -> None:
+            bar.update(task, total=total, completed=done)
 
-        yield tell
+        yield progress

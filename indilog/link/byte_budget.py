@@ -88,7 +88,7 @@ class ByteShare:
         self._budget.used += size
         self.held += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Return `size` bytes to the budget."""
         assert size <= self.held, "a share frees what it holds"
         self._budget.used -= size
@@ -97,4 +97,4 @@ class ByteShare:
     def free(self) -> None:
         """Return all bytes to the budget."""
         if self.held:
-            self.give(self.held)
+            self.release(self.held)

@@ -54,8 +54,8 @@ class Definition:
         types are defined.
 
         Raises:
-                FlowSettingsError: the first parameter is not the workflow.
-                TypeError: as `Signature`.
+            FlowSettingsError: the first parameter is not the workflow.
+            TypeError: as `Signature`.
         """
         signature = Signature(self.name, self.body, Workflow)
         if not signature.takes_context:

@@ -51,7 +51,7 @@ from bokiflow.takeover.crash_loops import (
     is_crash_looping,
     retry_s,
 )
-from bokiflow.takeover.dead_executors import read_readable, read_remains
+from bokiflow.takeover.dead_executors import read_orphaned_runs, read_readable
 from bokiflow.takeover.heartbeat import BEATS
 from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from bokiflow.takeover.skip_unreadable import SkipUnreadable
@@ -231,7 +231,7 @@ class Driver:
         if name == runner.lease.name:
             await runner.retire(log)
             return
-        left = await read_remains(log, name)
+        left = await read_orphaned_runs(log, name)
         if not runner.executors.is_silent(name, end):
             return  # it sent a heartbeat, or another driver handles it
         if not left.runs and not runner.executors.left_to(name):
@@ -246,7 +246,7 @@ class Driver:
 
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
         """Take over all runs of a dead executor, then record that it has left none."""
-        left = await read_remains(log, name)
+        left = await read_orphaned_runs(log, name)
         structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
         are_read = await self._take_all(log, logs, name, left.runs)
         if name not in self._crash_loops:
@@ -264,7 +264,7 @@ class Driver:
         """Take over runs that were assigned to an executor after it was declared dead."""
         dead = self._runner.executors.dead_executors
         now = waiting.monotonic_now()
-        left = await read_remains(log, name, dead.end(name))
+        left = await read_orphaned_runs(log, name, dead.end(name))
         await self._runner.look(
             log
         )  # each heartbeat is ordered before the records of the lease that it begins
@@ -339,7 +339,7 @@ class Driver:
             return self._task(id_)
 
         async def be_done() -> None:
-            left = await read_remains(log, name)
+            left = await read_orphaned_runs(log, name)
             if not left.runs and name in self._runner.executors.left_to(self._runner.lease.name):
                 await self._taken_from(log, name, left.end)
 

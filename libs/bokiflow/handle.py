@@ -106,8 +106,8 @@ class Handle(Generic[_ResultT_co]):
         The run continues if the caller stops waiting.
 
         Raises:
-                RunFailedError: the run ended with an error.
-                RunCancelledError: the run was cancelled.
+            RunFailedError: the run ended with an error.
+            RunCancelledError: the run was cancelled.
             TimeoutError: the run has not ended within `timeout` seconds; the message says why a
                 parked run waits.
             UnknownRunError: there is no such run, or it was trimmed after its retention.
@@ -166,8 +166,8 @@ class Handle(Generic[_ResultT_co]):
         A step that is executing finishes first. Cancelling a cancelled run has no effect.
 
         Raises:
-                UnknownRunError: there is no such run.
-                RunEndedError: the run has ended, but was not cancelled.
+            UnknownRunError: there is no such run.
+            RunEndedError: the run has ended, but was not cancelled.
             RunIdInUseError: the id is that of a run of another workflow of this flow.
         """
         run = Run()
@@ -196,8 +196,8 @@ class Handle(Generic[_ResultT_co]):
                 takes effect.
 
         Raises:
-                UnknownRunError: there is no such run.
-                RunEndedError: the run has ended.
+            UnknownRunError: there is no such run.
+            RunEndedError: the run has ended.
             RunIdInUseError: the id is that of a run of another workflow; nothing was sent.
             FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """

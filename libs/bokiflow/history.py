@@ -53,7 +53,7 @@ def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and the outcomes decided before it, in log order and changed to
     epoch 1.
 
-    A decision that the workflow returned too early is omitted, because the current code may not
+    The decision by which a workflow ended too early is omitted, because the current code may not
     return there.
 
     Args:

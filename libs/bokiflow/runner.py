@@ -20,7 +20,7 @@ from cachetools import LRUCache
 
 from bokiflow.definition import Definition, check_same_run
 from bokiflow.operations.compensation import run_compensated
-from bokiflow.operations.notifications import RESTS
+from bokiflow.operations.notifications import WAIT_COUNTER
 from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
@@ -226,7 +226,7 @@ class Runner(HeartbeatSender):
         busy = runs - self._resting
         return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
 
-    def _rests(self, running: LocalRun, by: int) -> None:
+    def _count_waiting(self, running: LocalRun, by: int) -> None:
         """Count an operation of a run that begins (1) or stops (-1) waiting."""
         was_resting = running.waits > 0
         running.waits += by
@@ -265,7 +265,7 @@ class Runner(HeartbeatSender):
         CALL.set(None)  # the task outlives the call that started it
         if isinstance(logs, Context):
             logs.begin()
-        RESTS.set(partial(self._rests, running))
+        WAIT_COUNTER.set(partial(self._count_waiting, running))
         try:
             running.end(await self._execute_with_retry(logs, running))
         except ChangedWorkflowError as error:
@@ -297,7 +297,7 @@ class Runner(HeartbeatSender):
         while True:
             try:
                 if is_again:
-                    anew = await self._anew(running)
+                    anew = await self._next_execution(running)
                     if not isinstance(anew, Execution):
                         return anew
                     running.execution = anew
@@ -330,7 +330,7 @@ class Runner(HeartbeatSender):
         body = await_body(definition.result_text(wf, arguments))
         return await execution.execute(run_compensated(wf.compensations, body))
 
-    async def _anew(self, running: LocalRun) -> Execution | RunFinished | None:
+    async def _next_execution(self, running: LocalRun) -> Execution | RunFinished | None:
         """Return the next execution of a run if this executor still owns the run, else the run's
         end.
         """

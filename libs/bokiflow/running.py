@@ -17,8 +17,8 @@ class LocalRun:
     Attributes:
         ended: a future with the end of the run; None: the run continues in another process, or is
             parked.
-        waits: how many of its operations wait for a record or a time.
-        failures: how many of its executions in this process were interrupted.
+        waits: number of its operations that wait for a record or a time.
+        failures: number of its interrupted executions in this process.
     """
 
     def __init__(self, definition: Definition, execution: Execution) -> None:

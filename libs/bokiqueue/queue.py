@@ -22,8 +22,8 @@ from bokiqueue.records import (
     Acknowledge,
     DiscardDeadLetters,
     ExtendClaim,
-    GiveBack,
     PushMessage,
+    Requeue,
     ReviveDeadLetters,
     encode,
 )
@@ -80,7 +80,7 @@ class Delivery:
         """
         await self._append_command(Acknowledge(self.claim, (self.seqnum,)))
 
-    async def give_back(self, *, delay: float = 0.0) -> None:
+    async def requeue(self, *, delay: float = 0.0) -> None:
         """Return the message to the queue. It is delivered again after `delay` seconds, or becomes
         a dead letter after its last try.
 
@@ -88,7 +88,7 @@ class Delivery:
             LeaseLostError: as for `acknowledge`.
         """
         _check_seconds("A delay", delay)
-        await self._append_command(GiveBack(self.claim, (self.seqnum,), delay), wakes=True)
+        await self._append_command(Requeue(self.claim, (self.seqnum,), delay), wakes=True)
 
     async def extend(self, lease: float = LEASE_S) -> None:
         """Extend the lease to `lease` seconds from now.
@@ -100,7 +100,7 @@ class Delivery:
         await self._append_command(ExtendClaim(self.claim, (self.seqnum,), lease))
 
     async def _append_command(
-        self, command: Acknowledge | GiveBack | ExtendClaim, *, wakes: bool = False
+        self, command: Acknowledge | Requeue | ExtendClaim, *, wakes: bool = False
     ) -> None:
         queue, shard = self._queue, self._shard
         seqnum = await queue.replica.append_command(queue.log, shard, encode(command), wakes=wakes)
@@ -119,7 +119,7 @@ class Delivery:
 class Popping:
     """The result of `async with queue.pop() as msg`: acknowledges the message at the end of the
     block. If the block raises, the message returns to the queue. The block may also call
-    `acknowledge` or `give_back` itself.
+    `acknowledge` or `requeue` itself.
 
     After an error, the pause before the next delivery grows with each try. So messages do not
     become dead letters because a dependency is unavailable for a while. If the block is cancelled,
@@ -150,7 +150,7 @@ class Popping:
             await self._delivery.acknowledge()
             return
         try:
-            await self._delivery.give_back(delay=self._pause(self._delivery.tries, kind))
+            await self._delivery.requeue(delay=self._pause(self._delivery.tries, kind))
         except IndilogError:
             return  # the end of the lease returns it; the block's error has priority
 
@@ -235,10 +235,9 @@ class Queue:
             delay: seconds before the first delivery.
 
         Raises:
-                QueueSettingsError: invalid priority or delay.
-                AppendOutcomeUnknownError: the message may be in the queue. Other errors are those
-                    of
-                    `Log.append`.
+            QueueSettingsError: invalid priority or delay.
+            AppendOutcomeUnknownError: the message may be in the queue. Other errors are those of
+                `Log.append`.
         """
         if not isinstance(data, bytes):
             raise TypeError(f"A message must be bytes, not {type(data).__name__}; encode it first.")
@@ -383,7 +382,7 @@ def _check_backoff(backoff: object) -> None:
     if not isinstance(backoff, int | float) or not 0 <= backoff <= _BACKOFF_S_MAX:
         raise QueueSettingsError(
             f"backoff must be 0 to {_BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
-            "for longer pauses call give_back(delay=...) in the block."
+            "for longer pauses call requeue(delay=...) in the block."
         )
 
 

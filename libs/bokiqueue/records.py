@@ -55,8 +55,11 @@ class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge
     messages: tuple[_SeqNum, ...]
 
 
-class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
-    """Make the named messages ready again after `delay_s` seconds, if the claim holds them."""
+class Requeue(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
+    """Make the named messages ready again after `delay_s` seconds, if the claim holds them.
+
+    The tag is part of the record format, so it does not change with the name of the class.
+    """
 
     claim: _SeqNum
     messages: tuple[_SeqNum, ...]
@@ -89,7 +92,7 @@ Command: TypeAlias = (
     PushMessage
     | Claim
     | Acknowledge
-    | GiveBack
+    | Requeue
     | ExtendClaim
     | ReviveDeadLetters
     | DiscardDeadLetters
@@ -121,7 +124,7 @@ class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
 
 class QueueCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """The state of a shard as of its records below seqnum `end`. A large state is split into
-    `parts` records; `first` is the seqnum of the first of them, and None in the first.
+    `parts` records. `first` is the seqnum of the first part; the first part itself has None.
     """
 
     end: _SeqNum

@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 
 from bokiqueue import waiting
 from bokiqueue.checkpoints import find_furthest, write
-from bokiqueue.contents import Contents
 from bokiqueue.errors import QueueError, QueueSettingsError, QueueTrimmedError
+from bokiqueue.message_cache import MessageCache
 from bokiqueue.records import (
     Acknowledge,
     Claim,
@@ -50,8 +50,8 @@ from indilog.sdk import Event, LogClock, SeqNum, append_outcome_unknown, check_o
 CHECKPOINT_EVERY: Final = 1024
 """Smallest number of a shard's records between two checkpoints."""
 _MESSAGES_PER_RECORD: Final = 4
-"""A checkpoint is due after one new record for so many messages in it, so that both cost about the
-same.
+"""Messages in a checkpoint per new record after which the next checkpoint is due, so that
+checkpoints and records cost about the same.
 """
 KEPT_BEHIND: Final[int] = 128
 """Number of records before a checkpoint that are not trimmed yet, because processes with appends in
@@ -61,7 +61,7 @@ _OUTCOMES_MAX: Final = 4096
 """Largest number of outcomes of commands that a shard keeps for their callers."""
 _CLAIMS_PER_SEARCH: Final = 8
 _REST_S: Final = 0.1
-"""Seconds after an empty claim in which messages are not claimed that are due only by the estimated
+"""Seconds after an empty claim during which no message is claimed that is due only by the estimated
 time.
 """
 _PAGE: Final = 1000
@@ -76,8 +76,8 @@ class ShardReplica:
         reading: an event that is set when the read in progress has finished; None: no read is in
             progress.
         claims: claims of this process in flight; each event is set when its claim is decided.
-        rests_until: log time until which messages are not claimed that are due only by the
-            estimated time.
+        rests_until: log time until which no message is claimed that is due only by the estimated
+            time.
         unsaved: number of records applied since the last known checkpoint.
     """
 
@@ -98,7 +98,7 @@ class ShardReplica:
         assert state.end >= self.state.end, "a shard never goes back"
         self.state, self.unsaved = state, 0
 
-    def apply(self, record: Record, contents: Contents) -> None:
+    def apply(self, record: Record, contents: MessageCache) -> None:
         """Apply a record, unless it was applied before; keep its message in `contents`."""
         if record.seqnum < self.state.end:
             return
@@ -185,7 +185,7 @@ class QueueReplica:
         self._next_shard = 0
         self._claims_since_search = _CLAIMS_PER_SEARCH
         self._claims_failed = 0
-        self._contents = Contents()
+        self._contents = MessageCache()
 
     # --- opening
 

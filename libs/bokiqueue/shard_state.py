@@ -20,10 +20,10 @@ from bokiqueue.records import (
     Command,
     DiscardDeadLetters,
     ExtendClaim,
-    GiveBack,
     HeldMessage,
     PushMessage,
     QueueCheckpoint,
+    Requeue,
     ReviveDeadLetters,
 )
 from indilog.sdk import SeqNum
@@ -87,10 +87,8 @@ class ShardState:
                 touched = self._claim(seqnum, count, lease_s)
             case Acknowledge(claim, messages):
                 touched = self._apply_to_held(claim, messages, self._forget)
-            case GiveBack(claim, messages, delay_s):
-                touched = self._apply_to_held(
-                    claim, messages, lambda m: self._give_back(m, delay_s)
-                )
+            case Requeue(claim, messages, delay_s):
+                touched = self._apply_to_held(claim, messages, lambda m: self._requeue(m, delay_s))
             case ExtendClaim(claim, messages, lease_s):
                 touched = self._apply_to_held(
                     claim, messages, lambda m: self._lease(m, claim, lease_s)
@@ -155,7 +153,7 @@ class ShardState:
         assert message.until is None, "a message that ends has no lease or delay"
         del self._messages[message.seqnum]
 
-    def _give_back(self, message: Message, delay_s: float) -> None:
+    def _requeue(self, message: Message, delay_s: float) -> None:
         if delay_s and message.tries < message.tries_max:
             self._time(message, self.clock + delay_s)
         else:

@@ -6,7 +6,7 @@ Start with `Store`; `docs/libs/bokistore.md` is the guide. The library awaits on
 
 from bokistore.cache import ViewCache
 from bokistore.errors import (
-    DoneBeforeError,
+    AlreadyCommittedError,
     InvalidObjectError,
     MismatchError,
     ObjectTypeError,
@@ -21,8 +21,8 @@ from bokistore.transaction import Transaction
 from indilog import ConflictError
 
 __all__ = [
+    "AlreadyCommittedError",
     "ConflictError",
-    "DoneBeforeError",
     "InvalidObjectError",
     "MismatchError",
     "Obj",

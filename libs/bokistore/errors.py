@@ -50,13 +50,13 @@ class ObjectTypeError(StoreError):
         self.name = name
 
 
-class DoneBeforeError(StoreError):
+class AlreadyCommittedError(StoreError):
     """A transaction with this id has already committed; this one changed nothing.
 
     Attributes:
-                id: the id.
-                seqnum: seqnum of the committed transaction's record.
-                result: the result that the committed transaction recorded, a JSON value.
+        id: the id.
+        seqnum: seqnum of the committed transaction's record.
+        result: the result that the committed transaction recorded, a JSON value.
     """
 
     def __init__(self, txn_id: str, seqnum: SeqNum, result: Any) -> None:  # noqa: ANN401, JSON

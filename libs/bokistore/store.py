@@ -29,7 +29,7 @@ from bokistore.document import (
     result_of,
     steps_of,
 )
-from bokistore.errors import DoneBeforeError, MismatchError
+from bokistore.errors import AlreadyCommittedError, MismatchError
 from bokistore.objects import (
     Obj,
     add_to_set_at,
@@ -191,8 +191,8 @@ class Store:
             Whether the tests held; if not, nothing was changed.
 
         Raises:
-                ConflictError: as `transact`.
-                InvalidObjectError: as `put`.
+            ConflictError: as `transact`.
+            InvalidObjectError: as `put`.
         """
         wanted = {name: None if w is None else as_document(w) for name, w in tests.items()}
 
@@ -301,7 +301,7 @@ class Store:
         Args:
             id: idempotency key, so that the transaction takes effect at most once. Of all
                 transactions with this id the first one commits, and the others get
-                `DoneBeforeError`.
+                `AlreadyCommittedError`.
 
         Raises:
             InvalidObjectError: the id is not 1 to 252 bytes of text.
@@ -348,7 +348,7 @@ class Store:
         try:
             async with txn:
                 result = txn.result = await body(txn)
-        except DoneBeforeError as done:
+        except AlreadyCommittedError as done:
             if done is not txn.refusal:
                 raise  # the error is of another transaction, inside the body
             return done.result  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ from bokistore.document import (
     encode,
     steps_of,
 )
-from bokistore.errors import DoneBeforeError
+from bokistore.errors import AlreadyCommittedError
 from bokistore.objects import (
     TxnObject,
     add_to_set_at,
@@ -75,13 +75,11 @@ class Transaction:
     Raises:
         ConflictError: on leaving: another transaction has changed an object that this one read.
             Nothing was changed; run it again (`Store.transact` does).
-            DoneBeforeError: with an id, on entering or leaving: a transaction with this id has
-                already
-                committed, and this one changed nothing.
-            AppendOutcomeUnknownError: on leaving: the transaction may have taken effect. With an
-                id, run it
-                again: it takes effect once.
-            InvalidObjectError: on leaving: the result is not JSON; nothing was changed.
+        AlreadyCommittedError: with an id, on entering or leaving: a transaction with this id has
+            already committed, and this one changed nothing.
+        AppendOutcomeUnknownError: on leaving: the transaction may have taken effect. With an id,
+            run it again: it takes effect once.
+        InvalidObjectError: on leaving: the result is not JSON; nothing was changed.
     """
 
     def __init__(self, log: Log, replay: ObjectReplay, txn_id: str | None = None) -> None:
@@ -98,7 +96,7 @@ class Transaction:
         self._is_over = False
         self.seqnum: SeqNum | None = None
         self.result: Json = None
-        self.refusal: DoneBeforeError | None = None
+        self.refusal: AlreadyCommittedError | None = None
 
     async def get(self, name: str) -> TxnObject:
         """Return an object as of the transaction's snapshot, with the transaction's own writes.
@@ -274,7 +272,7 @@ class Transaction:
 
     async def _refuse_if_done(self, txn_id: str, bound: SeqNum) -> None:
         if (done := await self._replay.find_committed(txn_id, bound)) is not None:
-            self.refusal = DoneBeforeError(txn_id, *done)
+            self.refusal = AlreadyCommittedError(txn_id, *done)
             raise self.refusal
 
     def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:

@@ -17,7 +17,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 class ColdPayloads:
-    """The most recently used objects, and the last row group that was read of each."""
+    """Caches the most recently used objects, and the last row group read from each."""
 
     def __init__(self) -> None:
         self._folders: dict[tuple[str, str], ColdFolder] = {}

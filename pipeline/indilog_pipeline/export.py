@@ -1,4 +1,5 @@
-"""A log as Parquet files, each record exactly once, also if exports are killed: `indilog export`.
+"""Exports a log to Parquet files (`indilog export`): each record exactly once, even if exports are
+killed.
 
 A chunk of the log becomes files, one for each date and bucket of tags. They are committed in three
 steps. First, the files are written and synced in `_staged`. Second, a new manifest, renamed into
@@ -45,11 +46,11 @@ class Manifest(msgspec.Struct, frozen=True):
     """The progress of an export.
 
     Attributes:
-        version: of this format.
+        version: version of this format.
         log: name of the log.
         buckets: number of buckets of tags.
         next: seqnum at which the next chunk begins.
-        files: of the last chunk; they may not be renamed into place yet.
+        files: files of the last chunk, which may not be renamed into place yet.
     """
 
     version: int
@@ -63,9 +64,9 @@ class Exported(NamedTuple):
     """What an export wrote.
 
     Attributes:
-        records: how many.
+        records: number of exported records.
         start, end: the exported range: all records of the log with seqnums in [start, end).
-        skipped: how many seqnums of trimmed, lost and corrupt records it skipped.
+        skipped: number of skipped seqnums: of trimmed, lost and corrupt records.
     """
 
     records: int
@@ -89,12 +90,12 @@ def export(
 
     Args:
         log: name of the log.
-        directory: for the Parquet files; created if missing.
+        directory: directory of the Parquet files; created if missing.
         path: data directory to read; empty: read through `url`.
-        url: of a platform.
+        url: URL of a platform.
         buckets: number of buckets into which records are divided by their first tag.
         skips_gaps: skip records that are lost, or trimmed since the last export.
-        chunk_bytes: bytes of memory of a chunk, about.
+        chunk_bytes: approximate bytes of memory for a chunk.
         progress: called after each chunk with the seqnums of the export's start, progress and end.
 
     Raises:

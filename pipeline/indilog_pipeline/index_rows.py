@@ -20,7 +20,7 @@ LOST_MAX = 1024
 """Ranges of lost records in a snapshot, as `lost_ranges_max` by default."""
 
 
-class TakesRows(Protocol):
+class RowSink(Protocol):
     """Takes sorted rows; the rows of a tag come with ascending seqnums."""
 
     def add(self, rows: Rows) -> None:
@@ -31,14 +31,14 @@ class RowsOfImage:
     """Collects the rows of some index shards below a metalog position.
 
     Args:
-        image: of the data directory.
+        image: image of the data directory.
         eras: which positions go to which index shard.
         starts: for each index shard to rebuild, the metalog position where its rows begin.
         end: the metalog position where all rows end.
-        runs: takes the rows of each of them.
+        runs: for each index shard, the sink of its rows.
 
     Attributes:
-        lost: for each of them, the records whose tags are lost.
+        lost: for each index shard, the records whose tags are lost.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RowsOfImage:
         eras: Eras,
         starts: Mapping[int, MetalogPosition],
         end: MetalogPosition,
-        runs: Mapping[int, TakesRows],
+        runs: Mapping[int, RowSink],
     ) -> None:
         self._payloads = Payloads(image)
         self._eras = eras

@@ -193,7 +193,7 @@ def _equal_length(one: StoredMetalog, other: StoredMetalog) -> MetalogPosition:
 
 
 def _complete(node: StorageNode, source: StoredMetalog, committed: Extent) -> None:
-    """Give a node the committed entries that it lacks, or that it has other entries for."""
+    """Give a node the committed entries that it lacks, also in place of uncommitted entries."""
     metalog, ordering = source, node.ordering
     if ordering.extent >= committed:
         return

@@ -83,12 +83,12 @@ class LogImage(NamedTuple):
     Attributes:
         directory: the data directory.
         view: its newest view: shards, replicas, and the schedule of index shards.
-        position: how many metalog entries it covers.
-        tail: all its seqnums are below this one.
+        position: number of metalog entries that it covers.
+        tail: upper bound of its seqnums, exclusive.
         lineage: the incarnations that proposed the entries (`indilog.kernel.lineage`).
-        floors: of all trims below `position`, and perhaps of later ones.
+        floors: floors of all trims below `position`, and perhaps of later ones.
         ordered: what each entry ordered.
-        writers: of shards, as entries name them: a row each of position, shard and epoch.
+        writers: a row of position, shard and epoch for each new writer that an entry names.
         batches: all batches that at least one replica holds.
         files: the files that hold them.
         gone: seqnums `[start, end)` of discarded batches: all their records are trimmed.
@@ -168,7 +168,7 @@ class LogImage(NamedTuple):
         return self._replace(batches=self.batches.part(rows.start, rows.stop), ordered=of_part)
 
 
-# --- how it is put together
+# --- building an image
 
 
 class _Replica(NamedTuple):

@@ -21,7 +21,7 @@ ROWS: Final = 65_536
 BYTES: Final = 16 * 1024 * 1024
 """A chunk has at most this many records and bytes, but at least one batch."""
 _GAP_BYTES: Final = 64 * 1024
-"""Unneeded bytes between two batches that one read covers."""
+"""Largest number of unneeded bytes between two batches that one read still covers together."""
 _OPEN_FILES_MAX: Final = 64
 
 

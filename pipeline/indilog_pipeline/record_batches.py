@@ -40,9 +40,9 @@ class Counts:
     """Counts of records that one or more calls of `read_records` found.
 
     Attributes:
-        records: yielded.
-        lost: left out, because no replica has them.
-        damaged: left out, because no replica has intact data of them.
+        records: records that were yielded.
+        lost: records left out because no replica has them.
+        damaged: records left out because no replica has their data intact.
     """
 
     records: int = 0
@@ -128,12 +128,12 @@ def read_records(
     replaces files meanwhile, their records are read through a new image, up to the same end.
 
     Args:
-        image: of the data directory.
+        image: image of the data directory.
         start: the first seqnum.
         end: the seqnum after the last; None, or beyond the tail: the tail of the image.
         columns: the columns of `SCHEMA` that the batches have, in this order. Without `data`, the
             data of records is neither copied nor verified.
-        wanted: which records.
+        wanted: selects the records.
         skip_lost: count lost and damaged records instead of raising an error.
         counts: the counts of this call are added to it.
 
@@ -219,7 +219,7 @@ class _Records:
     """The records of a chunk, as numpy columns.
 
     Attributes:
-        seqnums: of all records in intact batches, ascending.
+        seqnums: seqnums of all records in intact batches, ascending.
     """
 
     def __init__(self, chunk: Chunk) -> None:

@@ -81,7 +81,7 @@ def start(
     `short` are then ignored. A local session listens on the loopback address only.
 
     Args:
-        name: of the application, as Spark shows it.
+        name: name of the application, as Spark shows it.
         master: where it runs, e.g. `local[2]`: two threads of this machine.
         memory: heap of the JVM, e.g. `512m` or `4g`.
         short: start faster and compute slower, for a session that lives for seconds.

@@ -1,4 +1,6 @@
-"""One sentence for an error of Spark, whose own text has the stacks of Java and of Python."""
+"""Finds the one sentence that explains an error of Spark, whose own text has stacks of Java and
+Python.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ def sentence_in(text: str) -> str | None:
     """Return the message of the exception that a Python process of Spark raised; None: the text has
     no such exception.
 
-    An exception of IndilogError's family comes before others: Spark's own process may fail after
-    it.
+    An `IndilogError` takes precedence over other exceptions, because Spark's own process may fail
+    after it.
     """
     found = _OWN.findall(text) or _PYTHON.findall(text)
     return found[-1] if found else None

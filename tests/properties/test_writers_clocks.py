@@ -25,7 +25,7 @@ from bokiflow.runs import records as flow
 from bokiflow.runs.run_log import read_run
 from bokiflow.runs.run_state import Run
 from bokiflow.takeover.cleaning import Cleaner
-from bokiqueue.records import Acknowledge, Claim, ExtendClaim, GiveBack, PushMessage
+from bokiqueue.records import Acknowledge, Claim, ExtendClaim, PushMessage, Requeue
 from bokiqueue.records import encode as queue_encoded
 from bokiqueue.replica import QueueReplica
 from bokistore import Store, decisions
@@ -205,7 +205,7 @@ QUEUE = st.one_of(
     ),
     st.builds(Claim, st.integers(1, 2), SECONDS),
     st.builds(Acknowledge, SEQNUMS, MESSAGES),
-    st.builds(GiveBack, SEQNUMS, MESSAGES, SECONDS),
+    st.builds(Requeue, SEQNUMS, MESSAGES, SECONDS),
     st.builds(ExtendClaim, SEQNUMS, MESSAGES, SECONDS),
 )
 LOCK = st.one_of(

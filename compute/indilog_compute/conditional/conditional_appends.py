@@ -116,10 +116,10 @@ class ConditionalAppends:
         effects, with the new ones.
 
         Args:
-            effects: of the iteration so far.
+            effects: effects of the iteration so far.
             now: the time.
-            reads: of this node.
-            writer: of this node's shard; None: it has none.
+            reads: reads of this node.
+            writer: writer of this node's shard; None: it has no shard.
             ordered: records of the shard that are ordered; None: this node has not joined.
         """
         outcomes = self._home.take(effects, reads, writer)

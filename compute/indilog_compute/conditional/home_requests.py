@@ -46,7 +46,8 @@ class _Request:
     """One append at another node.
 
     Attributes:
-        incarnation: of the home that may execute it; None: the home has not answered yet.
+        incarnation: the home's incarnation that may execute it; None: the home has not answered
+            yet.
     """
 
     __slots__ = ("append", "expires", "home", "incarnation", "number", "resend", "waiter")

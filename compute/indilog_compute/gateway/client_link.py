@@ -94,7 +94,7 @@ class ClientLink(Link):
 
     def answer(self, call: int, answer: Answer) -> None:
         """Send an answer; if the budget has no room for a large answer, send an error instead."""
-        self._questions.give(self._sizes.pop(call, 0))
+        self._questions.release(self._sizes.pop(call, 0))
         if self._budget.is_used_up and answer_bytes(answer) > UNCHARGED_BYTES:
             self._budget.refused += 1
             answer = unless_large(answer)
@@ -176,7 +176,7 @@ class WebSocketWriter:
                 data, self._queue = self._queue, bytearray()
                 for part in socket_messages(data):
                     await self._socket.send_bytes(part)
-                    self._share.give(len(part))
+                    self._share.release(len(part))
         await self._socket.close()
 
 

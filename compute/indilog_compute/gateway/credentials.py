@@ -22,7 +22,7 @@ class Credentials:
     """The token, and the browser sessions of this compute node.
 
     Args:
-        token: of the platform.
+        token: token of the platform.
         sessions_max: largest number of sessions, and of codes; a further one replaces the oldest.
         session_s_max: seconds for which a session lasts.
         code_s: seconds within which a code can be used.

@@ -85,4 +85,4 @@ class GatewayResources:
         await send({**message, "more_body": True})
         # `send` returns only when most of the previous part has been sent.
         await send({**message, "body": b""})
-        share.give(size)
+        share.release(size)

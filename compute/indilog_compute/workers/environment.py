@@ -35,7 +35,7 @@ def environment_of_worker(
 
     Args:
         passed: names of further variables to pass (`worker_environment`).
-        environment: of the compute node.
+        environment: environment variables of the compute node.
     """
     found = {
         name: value

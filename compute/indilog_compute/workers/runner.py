@@ -80,7 +80,7 @@ class WorkerRunner:
     """Answers the compute node's questions.
 
     Args:
-        directory: for deployed sources; private to this process.
+        directory: directory for deployed sources, private to this process.
         threads_max: largest number of sync functions that run concurrently; a further one is
             refused.
         claims: shows the compute node which calls have begun.

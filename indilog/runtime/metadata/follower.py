@@ -74,7 +74,7 @@ class Followers:
         """Wait until the state of `name` is wanted, and return it.
 
         Args:
-            name: of the key or directory.
+            name: name of the key or directory.
             read: reads it, and arranges that `notify` is called at its next change.
             is_wanted: whether a state ends the wait.
 

@@ -205,7 +205,7 @@ class ZooKeeperMetadataStore:
         """Set a key over a connection; see `MetadataStore.compare_and_set`.
 
         Args:
-            connection: whose ZooKeeper session an ephemeral key belongs to.
+            connection: its ZooKeeper session owns an ephemeral key.
             write: what to write.
             session: the session that must not have ended; empty: none.
 

@@ -24,10 +24,10 @@ WAIT_S_MAX: Final = 300.0
 
 
 def _ignore_count(by: int) -> None:
-    """Do nothing: the default of `RESTS` outside of a runner."""
+    """Do nothing: the default of `WAIT_COUNTER` outside of a runner."""
 
 
-RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
+WAIT_COUNTER: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
 """Called with 1 when an operation of the run begins to wait, with -1 when it stops waiting."""
 
 
@@ -56,7 +56,7 @@ async def wait_for_record(
         Woken: a cancellation is requested.
         Stopped: this execution must not continue.
     """
-    rests, clock = RESTS.get(), log_clock(execution.log)
+    rests, clock = WAIT_COUNTER.get(), log_clock(execution.log)
     rests(1)
     try:
         has_looked = False
@@ -123,8 +123,8 @@ async def decide_waiting(
     kind: str,
     produce: Callable[[], Awaitable[OperationOutcome]],
 ) -> StepDecided:
-    """Do the same as `Execution.decide`, for a wait. If a cancellation is requested meanwhile, it
-    is decided instead.
+    """Do the same as `Execution.decide` for an operation that waits. If a cancellation is requested
+    meanwhile, the cancellation is decided instead.
     """
     while True:
         with suppress(Woken):

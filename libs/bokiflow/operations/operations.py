@@ -47,8 +47,8 @@ class RunningChild(Generic[_ValueT]):
         """Wait for the end of the child and return its result.
 
         Raises:
-                StepFailedError: the child failed.
-                Cancelled: the waiting run was cancelled.
+            StepFailedError: the child failed.
+            Cancelled: the waiting run was cancelled.
         """
         number = self._execution.number()
         result = self._child.result(number)
@@ -109,8 +109,8 @@ class Operations:
         signal that arrives after the timeout is kept for the next call.
 
         Raises:
-                Cancelled: the run was cancelled while waiting.
-                FlowSettingsError: the name is empty.
+            Cancelled: the run was cancelled while waiting.
+            FlowSettingsError: the name is empty.
         """
         check_name(name)
         ends = math.inf if timeout is None else start_timer(self.execution, name, timeout)

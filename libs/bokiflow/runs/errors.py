@@ -114,7 +114,7 @@ class LockLostError(FlowError):
     lock.
 
     Attributes:
-        name: of the lock.
+        name: name of the lock.
         token: the fencing token; it is no longer valid.
     """
 

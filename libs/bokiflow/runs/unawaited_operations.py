@@ -17,8 +17,8 @@ from bokiflow.runs.errors import UnfinishedOperationError
 _ValueT = TypeVar("_ValueT")
 _KEPT_MIN: Final = 64
 _ITERATIONS: Final = 16
-"""Iterations of the event loop within which a replayed operation ends, or another one is replayed.
-A `gather` takes about five.
+"""Largest number of iterations of the event loop until a replayed operation ends, or another one is
+replayed. A `gather` takes about five.
 """
 GATHER: Final = "gather"
 """The kind of an operation whose outcome is not decided itself, only those of its parts."""

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 _ValueT = TypeVar("_ValueT")
 
 Mutex = asyncio.Lock
-"""Needs an event loop only while a task waits for it."""
+"""A mutex that needs an event loop only while a task waits for it."""
 Gate = asyncio.Event
-"""Waiting tasks continue when it is set. It needs an event loop only while a task waits."""
+"""A flag whose waiting tasks continue when it is set. It needs an event loop only while a task
+waits.
+"""
 
 
 def seconds_now() -> float:

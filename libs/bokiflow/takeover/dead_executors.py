@@ -42,7 +42,7 @@ NAMES_MAX: Final = 4096
 _PAGE: Final = 1000
 
 
-class Remains(NamedTuple):
+class OrphanedRuns(NamedTuple):
     """The runs of a dead executor, as of the part of its stream that was read.
 
     Attributes:
@@ -107,7 +107,7 @@ class HeldRuns:
         return list(self._epochs)
 
 
-async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
+async def read_orphaned_runs(log: Log, executor: str, bound: SeqNum = 0) -> OrphanedRuns:
     """Return the runs that an executor started or took over at seqnum `bound` or later, and that
     its stream does not show as ended. No run that it owns is missing.
     """
@@ -125,7 +125,7 @@ async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
             # Only drivers of the later version can read the run and take it over.
             since = held.drop(run)
             unreadable.append(record.seqnum if since is None else since)
-    return Remains(held.runs, min([*unreadable, end]))
+    return OrphanedRuns(held.runs, min([*unreadable, end]))
 
 
 async def read_readable(
@@ -134,7 +134,7 @@ async def read_readable(
     """Yield all readable records with a tag, from seqnum `bound` on.
 
     Args:
-        log: to read.
+        log: log of the runs.
         tag: tag of the records.
         bound: first seqnum to read.
         unreadable: list to which the seqnum of each skipped record is appended.

@@ -40,7 +40,7 @@ from bokiflow.runs.run_log import (
     retry_while_unavailable,
     seqnum_after_loss,
 )
-from bokiflow.takeover.dead_executors import read_remains
+from bokiflow.takeover.dead_executors import read_orphaned_runs
 from bokiflow.takeover.executors import Executors
 from bokiflow.takeover.lease import Lease
 from indilog import DataLossError, Entry, IndilogError, Log, Record, TrimmedError
@@ -228,7 +228,7 @@ class HeartbeatSender(ABC):
         """Apply new records of executors and cancellations.
 
         Args:
-            log: to read.
+            log: log of the runs.
             own: seqnum of a record that the session of `log` appended; the read may end when it is
                 applied. -1: read all.
             is_one_page: read at most one page.
@@ -330,7 +330,7 @@ class HeartbeatSender(ABC):
 
     async def _leave(self, log: Log, name: str, *, may_be_assigned: bool) -> None:
         """Record that an executor has left, and whether it owns runs or may still get runs."""
-        left = await retry_while_unavailable(partial(read_remains, log, name))
+        left = await retry_while_unavailable(partial(read_orphaned_runs, log, name))
         is_idle = not (may_be_assigned or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
         await append_with_retry(log, [Entry(encode(ExecutorLeft(name, is_idle=is_idle)), tags)])

@@ -13,7 +13,9 @@ _VALUE_PX: Final = 120
 _ROW_PX: Final = 22
 _HEAD_PX: Final = 56
 _LABEL_CHARACTERS: Final = 90
-"""Longer labels are cut in the middle: they often differ at their ends."""
+"""Largest number of characters in a label. A longer label is cut in the middle, because labels
+often differ at their ends.
+"""
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
@@ -22,9 +24,9 @@ def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
     Negative values have a bar of no length.
 
     Args:
-        title: above the bars.
-        unit: of the values, shown below the title.
-        bars: from top to bottom.
+        title: text above the bars.
+        unit: unit of the values, shown below the title.
+        bars: labels and values, from top to bottom.
     """
     largest = max((value for _, value in bars), default=0.0)
     height = _HEAD_PX + _ROW_PX * max(len(bars), 1) + 12

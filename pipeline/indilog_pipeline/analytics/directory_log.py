@@ -1,9 +1,9 @@
-"""One log of a data directory as a `Log` that is only read, so that libraries replay their state
-from it.
+"""A read-only `Log` over a data directory, from which libraries replay their state.
 
 All its records that are ordered, durable and not trimmed are held in memory. It answers as the
-platform would have at the image's end, floors and their errors included. It has no aux data, which
-is a cache. Nothing awaits anything, so a coroutine over it runs to its end without an event loop.
+platform would at the image's position, also with `TrimmedError`. It has no aux data, because that
+is only a cache. Its methods never suspend, so a coroutine that awaits only them runs to its end
+without an event loop.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _HASHES: Final = 1 << 64
 
 
 class ReadOnlyLogError(IndilogError):
-    """A log of a data directory is only read."""
+    """A write to a log of a data directory was refused; only its platform changes the log."""
 
 
 class DirectoryLog(Log):
     """The log `name` of an image.
 
     Args:
-        image: of the data directory.
-        name: of the log.
+        image: image of the data directory.
+        name: name of the log.
 
     Raises:
         DataLossError: a record of the log is lost or damaged.
@@ -75,7 +75,9 @@ class DirectoryLog(Log):
                 self._streams[tag].append(seqnum)
 
     def _tag(self, name: str, tag: TagHash) -> UserTag:
-        """Return the tag of which `name` is the text: an integer has the hash of one."""
+        """Return the tag whose text is `name`. It is the integer `name`, unless the text has the
+        hash `tag`.
+        """
         return name if tag_hash(self.name, name) == tag else int(name)
 
     def _stream(self, tag: UserTag | None) -> tuple[Sequence[SeqNum], SeqNum]:
@@ -84,7 +86,7 @@ class DirectoryLog(Log):
         return self._streams.get(hashed, ()), Filter(self.name, tag).floor_in(self._image)
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
-        """See `Log.read`; of other logs it knows nothing."""
+        """See `Log.read`; None for a record of another log."""
         del fresh
         _, floor = self._stream(None)
         if check_bound(seqnum) < floor:
@@ -99,7 +101,7 @@ class DirectoryLog(Log):
         wait: float | None = None,
         fresh: bool = False,
     ) -> Record | None:
-        """See `Log.read_next`; nothing appears later."""
+        """See `Log.read_next`. It never waits, because the image does not change."""
         del wait, fresh
         return next(self._from(tag, bound), None)
 
@@ -132,7 +134,7 @@ class DirectoryLog(Log):
         wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
-        """See `Log.read_range`; nothing appears later."""
+        """See `Log.read_range`. It never waits, because the image does not change."""
         del wait, fresh
         return list(islice(self._from(tag, bound), check_limit(limit)))
 
@@ -150,34 +152,34 @@ class DirectoryLog(Log):
         return self._image.seqnum_at(check_time(time))
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
-        """Keep nothing, as a cache may."""
+        """Do nothing, because aux data is a cache, which may drop it at once."""
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        """Refuse."""
+        """Raise `ReadOnlyLogError`."""
         del data, tags
         self._refuse()
 
     async def append_batch(
         self, entries: Sequence[Entry], *, after: After | None = None
     ) -> list[SeqNum]:
-        """Refuse."""
+        """Raise `ReadOnlyLogError`."""
         del entries, after
         self._refuse()
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyLogError`."""
         del until, tag
         self._refuse()
 
     async def set_retention(
         self, *, age_s: float | None = None, size_bytes: int | None = None
     ) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyLogError`."""
         del age_s, size_bytes
         self._refuse()
 
     async def retention(self) -> Retention:
-        """Refuse: policies are records of another log."""
+        """Raise `ReadOnlyLogError`: policies are records of another log."""
         self._refuse()
 
     def _refuse(self) -> Never:

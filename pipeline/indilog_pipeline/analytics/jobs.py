@@ -1,4 +1,6 @@
-"""The jobs of `indilog analyse`: each is a query by Spark, with a table and a picture."""
+"""The jobs of `indilog analyse`. Each runs a Spark query, and makes a table and a picture of its
+result.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class JobError(IndilogError):
-    """A job failed; the message is that of the task that failed."""
+    """A job failed; the message is the error of the failed task."""
 
 
 class Source(NamedTuple):
     """The records to analyse.
 
     Attributes:
-        path: a data directory; empty: `url`.
-        url: a platform; empty: `path`.
+        path: data directory to read; empty: read through `url`.
+        url: platform to read through; empty: read `path`.
         log: name of the log; None: all logs of the directory.
-        at: for the job `objects`, the seqnum of the last record that counts; None: the end.
+        at: only for the job `objects`: seqnum of the last record that counts; None: the end.
         skips_gaps: skip trimmed, lost and corrupt records instead of failing.
     """
 
@@ -43,8 +45,8 @@ class Chart(NamedTuple):
     """The picture of a job: a bar for each row of the table.
 
     Attributes:
-        labels: the columns that name a bar.
-        value: the column of its length.
+        labels: columns with the name of the bar.
+        value: column with the length of the bar.
         unit: the unit of the value, in words.
     """
 
@@ -57,9 +59,9 @@ class Job(NamedTuple):
     """One job.
 
     Attributes:
-        title: of its table and picture.
-        result: returns its rows, the most important ones first.
-        chart: its picture.
+        title: title of the table and the picture.
+        result: function that returns the rows, the most important ones first.
+        chart: the picture of the rows.
     """
 
     title: str
@@ -71,8 +73,8 @@ class Report(NamedTuple):
     """The result of a job.
 
     Attributes:
-        title: of the table.
-        columns, rows: the table, with at most as many rows as were asked for.
+        title: title of the table.
+        columns, rows: the table, with at most the requested number of rows.
         has_more: whether there are more rows.
         svg: the picture of these rows.
     """

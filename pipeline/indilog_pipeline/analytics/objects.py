@@ -61,10 +61,10 @@ def objects(
     directory.
 
     Args:
-        session: makes the DataFrame.
+        session: Spark session of the DataFrame.
         path: data directory to read, also beside a running platform.
         url: platform to read through, instead of `path`.
-        log: of the objects; None: every log of the directory. Required with `url`.
+        log: log of the objects; None: every log of the directory. Required with `url`.
         at: seqnum of the last record that counts; None: the end of the log now.
 
     Raises:
@@ -148,7 +148,9 @@ async def _names(log: Log) -> list[str]:
 
 
 def _result(coroutine: Coroutine[Any, Any, _ValueT]) -> _ValueT:
-    """Return the result of a coroutine over logs of a directory, which await nothing."""
+    """Return the result of a coroutine that awaits only logs of a directory, so it never
+    suspends.
+    """
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -18,12 +18,12 @@ class RunRow(NamedTuple):
     """The row of a run.
 
     Attributes:
-        workflow: its name.
+        workflow: name of the workflow.
         state: `running`, `parked`, `done`, `failed` or `cancelled`.
         began_us, ended_us: microseconds since 1970, by the log's clock; an open run has not ended.
-        steps: decided operations.
-        failed_steps: those whose outcome is an error.
-        retries: executors that took the run over.
+        steps: number of decided operations.
+        failed_steps: number of decided operations whose outcome is an error.
+        retries: number of takeovers of the run.
     """
 
     workflow: str
@@ -43,8 +43,8 @@ _RUN_PREFIX: Final = "flow:"
 
 
 def runs(records: DataFrame) -> DataFrame:
-    """Return log, run (its id) and the columns of `RunRow` of each run in records of the data
-    source. Runs whose start was trimmed are left out.
+    """Return a row for each run in `records` of the data source: its log, its id (`run`) and the
+    columns of `RunRow`. Runs whose start was trimmed are left out.
 
     Spark groups the records by run, so the records of a run are in one task's memory.
     """
@@ -71,7 +71,8 @@ def run_row(records: Iterable[tuple[int, int, bytes]]) -> RunRow | None:
     """Return the row of a run; None: its start is missing.
 
     Args:
-        records: of one run, in any order: seqnum, when it was ordered (\u00b5s since 1970), data.
+        records: records of one run in any order: seqnum, time of the log (\u00b5s since 1970),
+            data.
 
     Raises:
         FlowVersionError: a later version of BokiFlow wrote a record.

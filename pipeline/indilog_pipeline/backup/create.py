@@ -2,11 +2,11 @@
 
 An image (decision 0035) fixes the position: its entries are committed, so they never change, and
 its records are durable. Everything after it is left out, however long the backup takes. Batches
-that the platform moves meanwhile are found in a newer image. Batches that it discards meanwhile are
-trimmed. So the floors are those of an image that is read last.
+that the platform moves meanwhile are found in a newer image. Batches that it discards meanwhile
+hold trimmed records, so the backup takes its floors from an image that is read last.
 
-A backup that was interrupted continues with the plan that it began with: parts that are there and
-intact are not read again.
+An interrupted backup continues with its first plan. Parts that exist and are intact are not read
+again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.payloads import Chunk, Payloads
 
 PART_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of batches in a part, about; what an interrupted backup repeats at most."""
+"""Approximate bytes of batches in a part. An interrupted backup repeats at most one part."""
 
-Tell = Callable[[int, int], None]
-"""Gets how many of how many parts are written."""
+Progress = Callable[[int, int], None]
+"""Called with the number of parts written so far, and the number of all parts."""
 
 
-class Made(NamedTuple):
+class CreatedBackup(NamedTuple):
     """A whole backup: all its seqnums are below `tail`, and it holds `kept` records."""
 
     tail: SeqNum
@@ -59,8 +59,12 @@ class Made(NamedTuple):
 
 
 def create(
-    data: Path, destination: Path, *, part_bytes: int = PART_BYTES, tell: Tell = lambda *_: None
-) -> Made:
+    data: Path,
+    destination: Path,
+    *,
+    part_bytes: int = PART_BYTES,
+    progress: Progress = lambda *_: None,
+) -> CreatedBackup:
     """Make a backup of the data directory `data` in `destination`, or continue one there.
 
     Raises:
@@ -80,8 +84,8 @@ def create(
     try:
         if (destination / MANIFEST_FILE).exists():
             plan, manifest = verify(destination)
-            return Made(plan.tail, manifest.kept)
-        return _create(image, destination, part_bytes, tell)
+            return CreatedBackup(plan.tail, manifest.kept)
+        return _create(image, destination, part_bytes, progress)
     except OSError as error:
         raise DataDirectoryError(
             f"The backup {destination} cannot be written: {error.strerror or error}; make room, "
@@ -91,14 +95,16 @@ def create(
         os.close(lock)
 
 
-def _create(image: LogImage, destination: Path, part_bytes: int, tell: Tell) -> Made:
+def _create(
+    image: LogImage, destination: Path, part_bytes: int, progress: Progress
+) -> CreatedBackup:
     plan = _plan_for(image, destination, part_bytes)
     order = _order(image, destination, plan)
     payloads = Payloads(image)
     try:
         records = []
         for number in range(len(plan.starts)):
-            tell(number, len(plan.starts))
+            progress(number, len(plan.starts))
             records.append(_part(payloads, destination, plan, number))
     finally:
         payloads.close()
@@ -118,20 +124,20 @@ def _create(image: LogImage, destination: Path, part_bytes: int, tell: Tell) -> 
         kept,
     )
     write_file(destination / MANIFEST_FILE, [encoded(manifest)])
-    tell(len(plan.starts), len(plan.starts))
-    return Made(plan.tail, kept)
+    progress(len(plan.starts), len(plan.starts))
+    return CreatedBackup(plan.tail, kept)
 
 
 def _order(image: LogImage, destination: Path, plan: Plan) -> str:
-    """Write the order; return its digest.
+    """Write the file `order`; return its digest.
 
     Raises:
-        ConfigError: it is another order than that of the interrupted backup.
+        ConfigError: it differs from the order of the interrupted backup.
     """
     path = destination / ORDER_FILE
     before = None
     if path.exists():
-        with contextlib.suppress(DataDirectoryError):  # of a disk that lost it
+        with contextlib.suppress(DataDirectoryError):  # the disk lost the file
             before = digest_of(path)
     digest = write_file(path, order_pieces(image, plan.position))
     if before not in (None, digest):
@@ -140,7 +146,7 @@ def _order(image: LogImage, destination: Path, plan: Plan) -> str:
 
 
 def _plan_for(image: LogImage, destination: Path, part_bytes: int) -> Plan:
-    """Return the plan that is there, or write one for the image."""
+    """Return the plan in the destination, or write one for the image."""
     if (destination / PLAN_FILE).exists():
         plan = plan_in(destination)
         if image.position < plan.position or image.tail_before(plan.position) != plan.tail:
@@ -175,13 +181,13 @@ def _other_platform(image: LogImage, destination: Path) -> ConfigError:
 
 
 def _part(payloads: Payloads, destination: Path, plan: Plan, number: int) -> str:
-    """Write a part, unless it is there and intact; return its digest."""
+    """Write a part, unless it exists and is intact; return its digest."""
     path = destination / part_name(number)
     if path.exists():
         try:
             return digest_of(path)
         except DataDirectoryError:
-            path.unlink()  # of a disk that lost it; the platform has it still
+            path.unlink()  # damaged; the platform still has the records
     seqnums = plan.part(number)
 
     def pieces() -> Iterator[bytes]:

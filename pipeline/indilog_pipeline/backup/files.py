@@ -38,7 +38,7 @@ ORDER_FILE: Final = "order"
 MANIFEST_FILE: Final = "manifest"
 _DIGEST_BYTES: Final = 16
 _BATCH: Final = Struct("<HQII")
-"""Before each batch: its shard, first localid, number of records, and bytes."""
+"""The header before each batch: its shard, first localid, number of records, and bytes."""
 _READ_BYTES: Final = 1 << 20
 _FLOORS_AT_ONCE: Final = 4096
 
@@ -47,10 +47,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup pla
     """What a backup holds: the records of the metalog entries below `position`.
 
     Attributes:
-        id: of this backup, chosen at random.
-        tail: all its seqnums are below this one.
+        id: random id of this backup.
+        tail: upper bound of its seqnums, exclusive.
         starts: the seqnum at which each part begins, ascending.
-        shards: all shards that it has records of, and of the platform's layout.
+        shards: the shards of its records, and those of the platform's layout.
         lineage: which incarnations proposed the entries.
     """
 
@@ -68,14 +68,14 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup pla
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="indilog backup 2"):
-    """What makes a backup whole.
+    """The file that is written last and makes a backup whole.
 
     Attributes:
-        plan: the digest of the file `plan`, and so on; hexadecimal.
-        records: of each part.
-        epoch: no epoch of the platform's batches and entries is greater.
-        floors: tag, floor, whether of a log, and the tag's log, of all trims.
-        kept: how many records the parts hold.
+        plan, order: digests of the files with these names, hexadecimal.
+        records: digests of the files `records-N`.
+        epoch: upper bound of the epochs of the platform's batches and entries, inclusive.
+        floors: for each trim: tag, floor, whether it is the floor of a log, and the tag's log.
+        kept: number of records in the parts.
     """
 
     plan: str
@@ -96,8 +96,8 @@ class StoredBatch(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What the entries say: the stamp of each entry; the entry, shard and number of records of each
-    span; the entry, shard and epoch of each new writer (a row each).
+    """The content of the file `order`: the stamp of each entry; a row of entry, shard and number of
+    records for each span; a row of entry, shard and epoch for each new writer.
     """
 
     times: NDArray[np.uint64]

@@ -2,12 +2,13 @@
 
 Storage nodes get journals as if they had stored every batch and applied every entry themselves.
 Sequencers get a base that replaces all entries. Index nodes get nothing: they fetch their data from
-the storage nodes when they start. So another number of sequencers, storage nodes, replicas or index
-shards needs nothing special.
+the storage nodes when they start. So the new platform may have another number of sequencers,
+storage nodes, replicas or index shards.
 
-Two kinds of entries follow those of the backup. Some order records that do not exist: a *hole* of
-seqnums, which readers of the old platform may have seen beyond the backup, and which therefore are
-never assigned again. They count as discarded. The others are trims with all floors.
+Two kinds of entries follow those of the backup. Some order records that do not exist. They cover a
+*hole*: seqnums after the backup that readers of the old platform may have seen, so they are never
+assigned again. The records of the hole count as discarded. The other entries are trims with all
+floors.
 
 The directory is built under another name, and renamed when all of it is durable.
 """
@@ -54,18 +55,18 @@ from indilog_pipeline.backup.files import (
 )
 
 HOLE: Final = 1 << 20
-"""Seqnums that a restored platform leaves out after those of the backup, unless told otherwise."""
+"""Default size of the hole: seqnums that a restored platform skips after those of the backup."""
 HOLE_MAX: Final = 1 << 24
 """The largest hole. An index node keeps 18 bytes for each of its seqnums."""
 _HOLE_OF_ENTRY: Final = 1 << 13
-"""Seqnums that one entry leaves out. An index node gets a byte for each, of 1,024 entries at
-once, and that must fit into a message.
+"""Seqnums of the hole that one entry covers. An index node gets a byte for each of them, for up to
+1,024 entries in one message, and the message has a limit.
 """
 _ENTRIES_OF_FRAME: Final = 512
 _VIEW: Final = ViewNumber(1)
 
-Tell = Callable[[int, int], None]
-"""Gets how many of how many parts are read."""
+Progress = Callable[[int, int], None]
+"""Called with the number of parts read so far, and the number of all parts."""
 
 
 class Restored(NamedTuple):
@@ -82,17 +83,17 @@ def restore(
     arrangement: Arrangement,
     *,
     next_seqnum: SeqNum | None = None,
-    tell: Tell = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> Restored:
     """Make a new platform from the backup `source` in the data directory of `config`.
 
     Args:
         source: the directory of a whole backup.
-        config: of the new platform: `data_dir` must not exist, or be empty.
+        config: configuration of the new platform; its `data_dir` must be missing or empty.
         arrangement: how the new platform runs.
-        next_seqnum: the first one that the new platform assigns; above all that programs may have
-            seen of the old one. None: 2^20 above those of the backup.
-        tell: gets the progress.
+        next_seqnum: first seqnum that the new platform assigns. It must be above every seqnum of
+            the old platform that a program may have seen. None: 2^20 above the backup's tail.
+        progress: called with the number of parts read, and the number of all parts.
 
     Raises:
         ConfigError: the directory is not empty, the layout does not fit the backup, or
@@ -111,13 +112,13 @@ def restore(
     after = _checked(plan, manifest, next_seqnum)
     new = data.with_name(f"{data.name}.restoring")
     try:
-        shutil.rmtree(new, ignore_errors=True)  # of an interrupted restore
+        shutil.rmtree(new, ignore_errors=True)  # left by an interrupted restore
         new.parent.mkdir(parents=True, exist_ok=True)
         into = Config(cluster=config.cluster, node=node_config(config.node, data_dir=new))
         view = make_metadata(into, arrangement, Epoch(manifest.epoch + 1))
         _check_layout(plan, view)
         entries = _Entries(plan, manifest, order_in(source), after, view)
-        _write_journals(source, into, arrangement, view, plan, entries, tell)
+        _write_journals(source, into, arrangement, view, plan, entries, progress)
         if data.exists():
             data.rmdir()
         new.rename(data)
@@ -130,7 +131,9 @@ def restore(
 
 
 def _checked(plan: Plan, manifest: Manifest, next_seqnum: SeqNum | None) -> SeqNum:
-    """Return the first seqnum to assign: above all of the backup, and not below any floor."""
+    """Return the first seqnum to assign: above every seqnum of the backup, and not below any
+    floor.
+    """
     least = max([plan.tail, *(until for _, until, _, _ in manifest.floors)])
     most = min(plan.tail + HOLE_MAX, MAX_SEQNUM)
     after = max(least, plan.tail + HOLE) if next_seqnum is None else next_seqnum
@@ -154,10 +157,10 @@ class _Entries:
     """The metalog of the new platform.
 
     Attributes:
-        base: what all entries add up to.
-        cuts: how many records of each shard the backup has.
-        ends: the same with the hole.
-        epoch: of the entries after those of the backup.
+        base: the base that replaces all entries.
+        cuts: number of records of each shard in the backup.
+        ends: number of records of each shard, including the hole.
+        epoch: epoch of the entries after those of the backup.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class _Entries:
         self.epoch = Epoch(manifest.epoch + 1)
         growing = GrowingBase(Base())
         self._writers: dict[ShardId, list[tuple[LocalId, Epoch]]] = {}
-        """The writers of each shard, ascending, and where each began."""
+        """The writers of each shard, ascending, and the localid where each began."""
         for entry in self:
             growing.apply(entry)
             if isinstance(entry, NewWriters):
@@ -282,7 +285,7 @@ def _write_journals(
     view: View,
     plan: Plan,
     entries: _Entries,
-    tell: Tell,
+    progress: Progress,
 ) -> None:
     """Write the journals of all sequencers and storage nodes, and make them durable."""
     journals: dict[NodeId, Journal] = {}
@@ -299,7 +302,7 @@ def _write_journals(
             )
             for _ in journals[node].recover():
                 raise AssertionError("a new journal is empty")
-        _write_records(source, view, plan, entries, journals, tell)
+        _write_records(source, view, plan, entries, journals, progress)
         state = state_encoded(
             MetalogState(
                 entries.base.last,
@@ -324,11 +327,11 @@ def _write_records(
     plan: Plan,
     entries: _Entries,
     journals: Mapping[NodeId, Journal],
-    tell: Tell,
+    progress: Progress,
 ) -> None:
     shards = {node: _Shards(node, view, entries) for node in view.storage_nodes}
     for number in range(len(plan.starts)):
-        tell(number, len(plan.starts))
+        progress(number, len(plan.starts))
         for batch in batches_in(source, number):
             for node, kept in shards.items():
                 for kind, payload in kept.frames_of(batch):
@@ -341,4 +344,4 @@ def _write_records(
     for payload in entries.frames():
         for node in view.storage_nodes:
             journals[node].write(stream_of(node), FrameKind.ORDERING, payload)
-    tell(len(plan.starts), len(plan.starts))
+    progress(len(plan.starts), len(plan.starts))

@@ -11,11 +11,11 @@ from indilog_pipeline.session import why_not
 EngineName: TypeAlias = Literal["local", "spark"]
 
 LOCAL_S: Final = 1.0
-"""Processor seconds of one process for 10^6 of 10^7 records with 4 rows each."""
+"""CPU seconds per million records of the engine `local` (measured: 10^7 records, 4 rows each)."""
 SPARK_S: Final = 0.9
-"""Processor seconds of Spark for these records, in tasks that all cores share."""
+"""CPU seconds per million records of Spark, in tasks that all cores share."""
 SPARK_WRITE_S: Final = 0.4
-"""Processor seconds of Spark for writing these records, in one task for each index shard."""
+"""CPU seconds per million records of Spark to write them, in one task for each index shard."""
 SPARK_START_S: Final = 9.5
 """Seconds of a local session that runs a task which does nothing, with its start and end."""
 _MILLION: Final = 1_000_000
@@ -53,10 +53,10 @@ def choose(
     Args:
         asked: the engine that the caller wants; None: the faster one.
         master: where Spark runs; None: on this machine.
-        records: to be read.
-        index_shards: to be written.
-        cores: of this machine.
-        missing: says why Spark cannot start here; empty: it can.
+        records: number of records to read.
+        index_shards: number of index shards to write.
+        cores: number of cores of this machine.
+        missing: sentence that says why Spark cannot start here; empty: it can.
     """
     if asked is not None:
         return Choice(asked, f"Engine {asked}, as asked.")

@@ -44,7 +44,7 @@ class RebuildPlan(NamedTuple):
 
     Attributes:
         workspace: an empty folder in the data directory; it is removed afterwards.
-        image: of the data directory.
+        image: image of the data directory.
         eras: which positions go to which index shard, in the rebuilt snapshots.
         starts: for each index shard to rebuild, the metalog position where the new rows begin.
         bases: the snapshots with the earlier rows; an index shard without a base begins at 0.
@@ -83,8 +83,8 @@ class Built(NamedTuple):
     """The snapshot of an index shard, as an engine wrote it.
 
     Attributes:
-        file: in the workspace; None: the index shard has no rows.
-        rows: how many.
+        file: file in the workspace; None: the index shard has no rows.
+        rows: number of rows.
     """
 
     file: Path | None

@@ -57,9 +57,9 @@ class Sharding(NamedTuple):
     """Another number of index shards.
 
     Attributes:
-        index_shards: how many there will be.
-        anew: distribute all metalog positions again; otherwise only future positions, so that
-            existing snapshots stay.
+        index_shards: the new number of index shards.
+        anew: whether to distribute all metalog positions again. Otherwise only future positions are
+            distributed to the new number, and existing snapshots stay valid.
     """
 
     index_shards: int
@@ -102,7 +102,7 @@ def rebuild_index(
         image = LogImage.read(directory)
         view = image.view if sharding is None else sharding.of(image)
         plan, folders = _planned(directory, workspace, image, view)
-        with _full_disk_told(directory):
+        with _explain_disk_errors(directory):
             built = engine(plan)
             for shard, one in built.items():
                 _install(one, image.position, folders[shard])
@@ -176,7 +176,7 @@ def _journals(arrangement: Arrangement, nodes: Sequence[NodeId]) -> Sequence[str
 
 
 @contextmanager
-def _full_disk_told(directory: Path) -> Iterator[None]:
+def _explain_disk_errors(directory: Path) -> Iterator[None]:
     """Raise a `DataDirectoryError` for an error of the disk in the block."""
     try:
         yield

@@ -63,9 +63,9 @@ class _Job(NamedTuple):
     """The data that every task gets.
 
     Attributes:
-        bounds: of the ranges of each index shard.
+        bounds: bounds of the ranges of each index shard.
         first_range: the number of the first range of each index shard.
-        image: of the data directory, without batches and spans.
+        image: image of the data directory, without batches and spans.
     """
 
     workspace: Path
@@ -171,7 +171,7 @@ class SparkEngine:
         return self._write_snapshots(plan, job, ranges)
 
     def _spread(self, tasks: Sequence[int]) -> RDD[int]:
-        """Return numbers, each in a partition of its own."""
+        """Return an RDD of the numbers, each in a separate partition."""
         return self._context.parallelize(tasks, max(1, len(tasks)))
 
     def _describe(self, what: str) -> None:
@@ -254,7 +254,7 @@ class _Sample:
     their range.
 
     Attributes:
-        count: how many rows there are.
+        count: number of rows.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class Compared(NamedTuple):
     Attributes:
         file: the snapshot.
         position: the metalog position where it ends.
-        rows: how many rows it has, including those of trimmed records.
+        rows: number of its rows, including those of trimmed records.
     """
 
     file: Path
@@ -62,7 +62,7 @@ class Verified(NamedTuple):
         compared: the snapshots that were compared.
         difference: the first difference; it ends the comparison. None: there is none.
         unusable: folders of index nodes that have snapshots, but no intact one of this log.
-        seqnums: how many seqnums the log has ordered; 0: no snapshot is to be expected.
+        seqnums: number of ordered seqnums; with 0 there need be no snapshot.
     """
 
     compared: list[Compared]

@@ -54,7 +54,7 @@ def check_columns(columns: dict[str, Column], given: Iterable[tuple[str, str]]) 
     """Return the names of the columns that a schema asks for.
 
     Args:
-        columns: that can be read.
+        columns: columns that can be read.
         given: name and Spark type of each column of the schema.
 
     Raises:

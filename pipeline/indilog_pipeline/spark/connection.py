@@ -38,7 +38,7 @@ class Connection:
         self._client.session.saw(position)
 
     def open(self, *, waits: bool) -> None:
-        """Connect; errors as `indilog.connect`.
+        """Connect. It raises the errors of `indilog.connect`.
 
         Args:
             waits: try again for a minute while no platform answers.
@@ -98,7 +98,7 @@ def connected(
     """Connect to a platform for this block; reads reflect at least `position`.
 
     Args:
-        access: of the platform.
+        access: address and credentials of the platform.
         position: a metalog position that the caller has seen.
         waits: try again for a minute while no platform answers: it may be restarting. Without it,
             a wrong URL is an error at once.

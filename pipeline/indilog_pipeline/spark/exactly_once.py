@@ -8,7 +8,7 @@ A writer has a name and numbers its batches. Each batch goes through four steps:
    counts.
 3. *Publish*: each chunk is appended to the target log, as one atomic batch of ordinary records. Its
    last record has two more tags that name writer, batch and chunk. So one read finds the last
-   published chunk. The append has the condition that this chunk is the last one still: of several
+   published chunk. The append has a condition: that chunk is still the last one. So of several
    programs that publish the same chunk, one succeeds, and the others continue after it.
 4. *Finish*: a record says that the batch is done, and the staging log is trimmed up to the marker.
 
@@ -29,11 +29,13 @@ from indilog.base.log import After, Entry, Log, Record, check_log_name
 VERSION: Final = 1
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 1024 * 1024
-"""A chunk has at most so many bytes of data, or one record."""
+"""Largest number of data bytes in a chunk, unless its only record has more."""
 PROGRESS_TAGS: Final = 2
 """Tags that the last record of a chunk has besides its own."""
 _PIECE_BYTES: Final = 512 * 1024
-"""A chunk is staged as pieces of this size: a packed record may be larger than a record may be."""
+"""Bytes of the pieces in which a chunk is staged, because a packed chunk may exceed the largest
+record.
+"""
 _CHUNKS_MAX: Final = 40_000
 _WRITER_BYTES_MAX: Final = 64
 _CHUNK, _DONE = "chunk", "done"
@@ -44,7 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         first: seqnum of its first piece.
-        pieces: how many pieces follow one another.
+        pieces: number of its pieces, which are consecutive records.
     """
 
     first: SeqNum
@@ -113,9 +115,11 @@ class _Published(NamedTuple):
     """How far the writer has published.
 
     Attributes:
-        last: the last record with the writer's tag has this seqnum at most; None: there is none.
-        batch: of that record; -1: it is older than the marker of the batch to publish.
-        chunks: of that batch that are published.
+        last: upper bound of the seqnum of the last record with the writer's tag; None: there is no
+            such record.
+        batch: batch of that record; -1: the record is older than the marker of the batch to
+            publish.
+        chunks: number of published chunks of that batch.
     """
 
     last: SeqNum | None
@@ -142,12 +146,13 @@ class BatchCommit:
         self._batch = batch
 
     async def run(self, chunks: Sequence[Chunk]) -> bool:
-        """Write the chunks; return whether this batch had not been finished before.
+        """Publish the chunks; return False if this batch had already been finished.
 
-        The chunks of the batch's first marker are written, which may be others than `chunks`.
+        The chunks of the batch's first marker are published, which may differ from `chunks`.
 
         Raises:
-            AppendOutcomeUnknownError: run it again: it continues where it was.
+            AppendOutcomeUnknownError: the batch may be published in part; run it again, and it
+                continues.
             TrimmedError: the target was trimmed beyond what this batch had published.
             ConfigError: another program has begun a later batch of this writer.
         """
@@ -155,7 +160,8 @@ class BatchCommit:
             return False
         try:
             seqnum, marker = await self._mark(chunks)
-            # This marker is not the first one if that is trimmed. Then the batch is finished.
+            # If the first marker of the batch is trimmed, this marker is a later one, and the batch
+            # is finished.
             if await self._is_done():
                 return False
             if not await self._publish_all(seqnum, marker):
@@ -189,8 +195,8 @@ class BatchCommit:
         return False
 
     async def _is_done(self) -> bool:
-        # A program that was paused may append its own again, later than those of further batches:
-        # the greatest counts. Trims leave few of them.
+        # A program that was paused may append the record of an earlier batch after those of later
+        # batches, so the greatest batch counts. Trims leave few of these records.
         finished, bound = -1, 0
         while page := await _page(self._staging, _DONE, bound):
             finished = max(finished, *(_unpack_done(record.data).batch for record in page))

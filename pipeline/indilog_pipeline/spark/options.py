@@ -36,8 +36,8 @@ class Access(msgspec.Struct, frozen=True):
     """The address of a platform, and the credentials for it.
 
     Attributes:
-        url: of its gateway.
-        token: of the platform; empty: the reader searches it on its machine.
+        url: URL of its gateway.
+        token: token of the platform; empty: the reader searches for it on its machine.
         ca: file with the certificates that `https://` trusts; empty: as `indilog.connect`.
     """
 

@@ -47,7 +47,7 @@ class PlatformReads:
     """Reads of logs of one platform (`LogReads`).
 
     Args:
-        access: of the platform, with its token.
+        access: address of the platform, with its token.
         tag: only records with this tag; None: any.
         partition_bytes: target size of a part.
         batch_rows: rows of an Arrow batch, at most.

@@ -30,7 +30,7 @@ _SEQNUM: Final = "seqnum"
 
 
 class RecordPartition(InputPartition):
-    """What one task reads."""
+    """The input of one task: a part of a micro-batch."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
@@ -41,7 +41,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches, and reads their partitions in tasks.
 
     Args:
-        options: of the read.
+        options: options of the read.
         columns: names of the columns to return.
     """
 

@@ -1,4 +1,4 @@
-"""What the tasks of batch and streaming reads have in common: columns, reads, and gaps."""
+"""The code shared by the tasks of batch and streaming reads: columns, reads, and gaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from indilog_pipeline.spark.reading import Gap, LogReads, Part
 
 
 class GapError(IndilogError):
-    """A read met trimmed or lost records; the message says how to read on."""
+    """A read found trimmed or lost records; the message says how to continue."""
 
 
 def columns_of(options: ReadOptions, schema: Iterable[tuple[str, str]]) -> list[str]:

@@ -1,4 +1,6 @@
-"""A DataFrame as records of a log: tasks stage, the driver commits (`exactly_once`)."""
+"""Writes a DataFrame as records of a log: tasks stage chunks, and the driver commits them
+(`exactly_once`).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         access: the platform to write through, with its token.
-        log: that gets the records.
+        log: name of the log that gets the records.
         writer: names the writer among all that write to the log.
         batch: number of a batch write; None: a stream numbers its batches.
     """
@@ -100,14 +102,14 @@ def _check_columns(types: Mapping[str, str]) -> None:
 
 
 class StagedChunks(WriterCommitMessage):
-    """What a task staged."""
+    """The chunks that a task staged."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = tuple(chunks)
 
 
 class _Staging:
-    """What tasks and commits of batch and streaming writes have in common."""
+    """The code shared by batch and streaming writes."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -154,7 +156,8 @@ class LogWriter(_Staging, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         super().__init__(options)
         with connected(options.access, waits=False):
-            pass  # A wrong URL or token is an error before tasks start. Tasks ride out restarts.
+            # A wrong URL or token is an error before tasks start. Tasks retry during a restart.
+            pass
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Write what all tasks staged, unless the batch was written before."""
@@ -175,7 +178,7 @@ def _entries(batches: Iterable[pa.RecordBatch], reserved: str) -> Iterator[Entry
 
     Raises:
         ConfigError: a row has no data, or a tag is null.
-        InvalidTagError: a row has a tag that tells the chunks of this writer apart.
+        InvalidTagError: a row has a tag that is reserved for the chunks of this writer.
     """
     for batch in batches:
         data = batch.column(_DATA).to_pylist()

@@ -25,8 +25,8 @@ from bokiqueue.records import (
     Acknowledge,
     Claim,
     ExtendClaim,
-    GiveBack,
     PushMessage,
+    Requeue,
     decode_command,
 )
 from indilog.base.errors import AppendOutcomeUnknownError
@@ -79,7 +79,7 @@ class Model:
                 for item in ready[:1]:
                     item.state, item.claim = "leased", record.seqnum
                     item.until, item.tries = self.clock + lease_s, item.tries + 1
-            case Acknowledge() | GiveBack() | ExtendClaim():
+            case Acknowledge() | Requeue() | ExtendClaim():
                 (message,) = command.messages
                 item = self.items[message]
                 held = item.state == "leased" and item.claim == command.claim
@@ -89,7 +89,7 @@ class Model:
             case _:
                 raise AssertionError(f"no command is {command}")
 
-    def settle(self, item: Item, command: Acknowledge | GiveBack | ExtendClaim) -> None:
+    def settle(self, item: Item, command: Acknowledge | Requeue | ExtendClaim) -> None:
         if isinstance(command, Acknowledge):
             item.state = "done"
             self.acknowledged.append(item.seqnum)
@@ -141,7 +141,7 @@ class Person:
             if what == "acknowledge":
                 await delivery.acknowledge()
             elif what == "give back":
-                await delivery.give_back(delay=options[0])
+                await delivery.requeue(delay=options[0])
             else:
                 self.held.append(delivery)
                 await delivery.extend(options[0])

@@ -29,7 +29,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.takeover.crash_loops import CRASHES_PARKED
-from bokiflow.takeover.dead_executors import read_remains
+from bokiflow.takeover.dead_executors import read_orphaned_runs
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
 from indilog.base.ids import SeqNum
 from indilog.base.log import After, Entry, Log, Session
@@ -311,5 +311,5 @@ async def test_a_run_interrupted_without_a_record_is_kept_for_the_new_owner() ->
     await runner._renew(log)
     await runner._trim(log)
     name = runner.lease.name
-    assert (await read_remains(log, name)).runs == ["r"]
+    assert (await read_orphaned_runs(log, name)).runs == ["r"]
     await process.stop()

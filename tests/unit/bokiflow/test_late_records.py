@@ -25,7 +25,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.takeover import dead_executors
-from bokiflow.takeover.dead_executors import read_remains
+from bokiflow.takeover.dead_executors import read_orphaned_runs
 from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Entry, Log
@@ -176,7 +176,7 @@ LATE = pytest.mark.parametrize(
 async def test_records_without_effect_take_no_run_from_its_executor(late: list[Entry]) -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, *late])
-    assert (await read_remains(log, "dead")).runs == ["r"]
+    assert (await read_orphaned_runs(log, "dead")).runs == ["r"]
 
 
 async def test_a_record_that_ends_an_epoch_takes_the_run_from_its_executor() -> None:
@@ -184,13 +184,13 @@ async def test_a_record_that_ends_an_epoch_takes_the_run_from_its_executor() -> 
     for end in ([FINISHED], [PARKED], [taken(2, "other")]):
         for start in ([START], [START, START], [START, FINISHED, START]):
             await log.append_batch([*start, *end])
-            assert (await read_remains(log, "dead")).runs == []
+            assert (await read_orphaned_runs(log, "dead")).runs == []
 
 
 async def test_other_records_neither_assign_runs_nor_end_assignments() -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, Entry(b"whatever", (run_tag("r"), executor_tag("dead")))])
-    assert (await read_remains(log, "dead")).runs == ["r"]
+    assert (await read_orphaned_runs(log, "dead")).runs == ["r"]
 
 
 class Race(HookedLogs):

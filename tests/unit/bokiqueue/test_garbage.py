@@ -9,7 +9,7 @@ import pytest
 
 from bokiqueue import Queue, QueueReplica, checkpoints
 from bokiqueue import replica as replica_module
-from bokiqueue.contents import Contents
+from bokiqueue.message_cache import MessageCache
 from bokiqueue.records import QueueCheckpoint, encode
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
 from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
@@ -150,7 +150,7 @@ async def test_messages_consumed_by_other_processes_are_freed_from_memory() -> N
 
 
 async def test_small_messages_take_bounded_memory() -> None:
-    contents = Contents()
+    contents = MessageCache()
     for number in range(100_000):
         contents.keep(number, b"")
     assert len(contents) < 60_000

@@ -112,7 +112,7 @@ async def test_a_block_may_acknowledge_or_release_its_message_itself(log: Memory
     async with queue.pop() as message:
         assert message is not None
         await message.extend(60)
-        await message.give_back()
+        await message.requeue()
     async with queue.pop() as message:
         assert message is not None
         assert message.tries == 2
@@ -227,7 +227,7 @@ async def test_dead_letters_are_kept_revived_and_discarded(log: MemoryLog) -> No
     for _ in range(2):
         message = await queue.take()
         assert message is not None
-        await message.give_back()
+        await message.requeue()
     assert await queue.take() is None
     ((seqnum, data),) = await elsewhere(log).dead_letters()
     assert data == b"poison"
@@ -237,7 +237,7 @@ async def test_dead_letters_are_kept_revived_and_discarded(log: MemoryLog) -> No
     for _ in range(2):
         message = await queue.take()
         assert message is not None
-        await message.give_back()
+        await message.requeue()
     assert await queue.discard(seqnum)
     assert await queue.dead_letters() == []
 

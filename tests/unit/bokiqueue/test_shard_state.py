@@ -8,8 +8,8 @@ from bokiqueue.records import (
     Command,
     DiscardDeadLetters,
     ExtendClaim,
-    GiveBack,
     PushMessage,
+    Requeue,
     ReviveDeadLetters,
     decode_checkpoint,
     encode,
@@ -88,13 +88,13 @@ def test_a_clock_that_jumps_back_does_not_prolong_a_lease() -> None:
 
 def test_a_released_message_keeps_its_position() -> None:
     story = Story()
-    story.all(push(), push(), Claim(1, 5.0), GiveBack(2, (0,), 0.0))
+    story.all(push(), push(), Claim(1, 5.0), Requeue(2, (0,), 0.0))
     assert story.all(Claim(1, 5.0), Claim(1, 5.0)) == [(0,), (1,)]
 
 
 def test_a_message_released_with_a_delay_waits() -> None:
     story = Story()
-    story.all(push(), Claim(1, 5.0), GiveBack(1, (0,), 3.0))
+    story.all(push(), Claim(1, 5.0), Requeue(1, (0,), 3.0))
     assert story.add(Claim(1, 5.0)) == ()
     story.now += 3
     assert story.add(Claim(1, 5.0)) == (0,)
@@ -121,7 +121,7 @@ def test_an_extended_lease_ends_later() -> None:
 
 def test_a_message_becomes_a_dead_letter_after_its_tries() -> None:
     story = Story()
-    story.all(push(tries=2), Claim(1, 5.0), GiveBack(1, (0,), 0.0))
+    story.all(push(tries=2), Claim(1, 5.0), Requeue(1, (0,), 0.0))
     assert story.add(Claim(1, 5.0)) == (0,)
     story.now += 5
     assert story.add(Claim(1, 5.0)) == ()
@@ -131,7 +131,7 @@ def test_a_message_becomes_a_dead_letter_after_its_tries() -> None:
 
 def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
     story = Story()
-    story.all(push(tries=1), push(tries=1), Claim(2, 5.0), GiveBack(2, (0, 1), 0.0))
+    story.all(push(tries=1), push(tries=1), Claim(2, 5.0), Requeue(2, (0, 1), 0.0))
     revive, discard = ReviveDeadLetters((0,)), DiscardDeadLetters((1, 0))
     assert story.all(revive, revive, discard, Claim(2, 5.0)) == [(0,), (), (1,), (0,)]
     assert story.state.dead == ()
@@ -148,7 +148,7 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
     story = Story()
     story.all(
         push(tries=1), push(), push(delay=9.0), push(priority=3), push(), Claim(1, 5.0),
-        GiveBack(5, (3,), 0.0), Claim(2, 1.0),
+        Requeue(5, (3,), 0.0), Claim(2, 1.0),
     )  # fmt: skip
     story.now += 2
     story.add(Claim(1, 5.0))
@@ -165,7 +165,7 @@ def test_a_fold_restored_from_a_checkpoint_continues_at_its_position() -> None:
 
 def test_a_revived_dead_letter_is_delivered_after_a_checkpoint() -> None:
     story = Story()
-    story.all(push(tries=1), Claim(1, 5.0), GiveBack(1, (0,), 0.0), ReviveDeadLetters((0,)))
+    story.all(push(tries=1), Claim(1, 5.0), Requeue(1, (0,), 0.0), ReviveDeadLetters((0,)))
     checkpoint = decode_checkpoint(encode(story.state.checkpoint()))
     assert checkpoint is not None
     again = ShardState(checkpoint)
@@ -177,7 +177,7 @@ def test_the_needed_records_begin_at_the_oldest_outstanding_message() -> None:
     story = Story()
     story.all(push(), push(tries=1), push(), Claim(2, 5.0), Acknowledge(3, (0,)))
     assert story.state.needed_from == 1
-    story.add(GiveBack(3, (1,), 0.0))
+    story.add(Requeue(3, (1,), 0.0))
     assert story.state.needed_from == 1, "a dead letter is kept"
     story.all(DiscardDeadLetters((1,)), Claim(1, 5.0), Acknowledge(7, (2,)))
     assert story.state.needed_from == story.state.end == 9

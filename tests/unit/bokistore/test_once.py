@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from bokistore import ConflictError, DoneBeforeError, InvalidObjectError, Store, Transaction
+from bokistore import AlreadyCommittedError, ConflictError, InvalidObjectError, Store, Transaction
 from bokistore.replay import ObjectReplay
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.ids import SeqNum, UserTag
@@ -59,7 +59,7 @@ async def test_a_block_with_an_id_that_committed_is_refused_on_entering(log: Mem
     async with store.transaction(id="x") as txn:
         txn.increment("a", "n")
         txn.result = {"by": "first"}
-    with pytest.raises(DoneBeforeError, match="'x' has already committed, at 0") as refused:
+    with pytest.raises(AlreadyCommittedError, match="'x' has already committed, at 0") as refused:
         async with newcomer(log).transaction(id="x"):
             pytest.fail("the body does not run")
     error = refused.value
@@ -70,7 +70,7 @@ async def test_a_block_with_an_id_that_committed_is_refused_on_entering(log: Mem
 @pytest.mark.asyncio
 async def test_a_block_with_an_id_that_committed_is_refused_on_leaving(log: MemoryLog) -> None:
     store = Store(log)
-    with pytest.raises(DoneBeforeError):  # noqa: PT012
+    with pytest.raises(AlreadyCommittedError):  # noqa: PT012
         async with store.transaction(id="x") as late:
             late.increment("a", "n")
             async with store.transaction(id="x") as early:
@@ -162,7 +162,7 @@ async def test_a_committed_inner_block_does_not_count_as_the_outer_one() -> None
         async with inner.transaction(id="x"):
             pass
 
-    with pytest.raises(DoneBeforeError):
+    with pytest.raises(AlreadyCommittedError):
         await outer.transact(body, id="x")
     assert not await outer.get("a")
 

@@ -15,7 +15,7 @@ import indilog
 from indilog.base.errors import ConfigError, DataDirectoryError, DataLossError, TrimmedError
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, node_config
-from indilog_pipeline.backup.create import Made, create
+from indilog_pipeline.backup.create import CreatedBackup, create
 from indilog_pipeline.backup.files import verify
 from indilog_pipeline.backup.restore import HOLE_MAX, restore
 
@@ -176,7 +176,7 @@ def blocks_in(directory: Path) -> int:
 def test_batches_that_are_discarded_while_they_are_copied_are_left_out(tmp_path: Path) -> None:
     data = tmp_path / "data"
 
-    async def use(client: Client) -> Made:
+    async def use(client: Client) -> CreatedBackup:
         log = client.log("sales")
         for n in range(20):
             await log.append(b"%d." % n * 9000)
@@ -191,7 +191,7 @@ def test_batches_that_are_discarded_while_they_are_copied_are_left_out(tmp_path:
                     pass
 
         return await asyncio.to_thread(
-            create, data, tmp_path / "backup", part_bytes=PART_BYTES, tell=tell
+            create, data, tmp_path / "backup", part_bytes=PART_BYTES, progress=tell
         )
 
     assert 0 < on(data, use).kept < 20
@@ -203,7 +203,7 @@ def test_new_records_are_never_below_a_floor_of_the_backup(tmp_path: Path) -> No
     """A trim during the backup reaches beyond its tail."""
     data = tmp_path / "data"
 
-    async def use(client: Client) -> Made:
+    async def use(client: Client) -> CreatedBackup:
         await fill(client)
         loop = asyncio.get_running_loop()
 
@@ -215,7 +215,7 @@ def test_new_records_are_never_below_a_floor_of_the_backup(tmp_path: Path) -> No
             if done == 0:
                 asyncio.run_coroutine_threadsafe(trim_later(), loop).result()
 
-        return await asyncio.to_thread(create, data, tmp_path / "backup", tell=tell)
+        return await asyncio.to_thread(create, data, tmp_path / "backup", progress=tell)
 
     tail = on(data, use).tail
     with pytest.raises(ConfigError, match=f"The next seqnum is {tail + 8} to"):

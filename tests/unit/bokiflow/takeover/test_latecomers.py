@@ -26,7 +26,7 @@ from bokiflow.takeover.dead_executors import (
     AGE_S_MIN,
     NAMES_MAX,
     DeadExecutors,
-    read_remains,
+    read_orphaned_runs,
 )
 from indilog.base.ids import SeqNum, UserTag
 from indilog.base.log import Entry, Log, Session
@@ -216,8 +216,8 @@ async def test_the_read_part_of_a_dead_executors_stream_is_not_read_again() -> N
     log = MemoryLogs().log("flow")
     tag = executor_tag("gone")
     await log.append_batch([Entry(encode(ExecutorLeft("gone", is_idle=True)), (tag,))] * 3)
-    assert await read_remains(log, "gone") == ([], 3)
-    assert await read_remains(log, "gone", 3) == ([], 3)
+    assert await read_orphaned_runs(log, "gone") == ([], 3)
+    assert await read_orphaned_runs(log, "gone", 3) == ([], 3)
 
 
 async def test_dead_executors_are_read_at_growing_intervals_and_then_dropped(

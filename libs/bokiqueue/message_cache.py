@@ -17,7 +17,7 @@ _ENTRY_BYTES: Final = 300
 """Overhead of an entry in bytes (measured: 275)."""
 
 
-class Contents:
+class MessageCache:
     """The bytes of messages, in bounded memory; the oldest messages are evicted first."""
 
     def __init__(self) -> None:
