@@ -402,7 +402,11 @@ PRIVATE_WORDS = {
     r"in vain": "without a result; times out",
     r"again and again": "repeatedly",
     r"begun (again|anew)": "restarted, rerun",
-    r"given back": "freed, released, returned",
+    r"(given|gives|giving|gave) back": "freed, released, requeued, returned",
+    r"mend(s|ed|ing)?": "correct, repair",
+    r"presence": "heartbeat, lease",
+    r"(rides?|riding) out": "retries during",
+    r"(holds?|held) for lost": "regards as lost",
 }
 """Words that stand for a mechanism here and nowhere else, and the field's term for each."""
 WORDS_EXEMPT = {

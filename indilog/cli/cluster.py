@@ -148,12 +148,12 @@ def _overview(found: Cluster) -> Mapping[str, str]:
         "primary": "none" if found.primary is None else f"{found.primary}, term {found.term}",
         "sequencers": f"{counting} of {len(found.sequencers)} count; "
         + (f"a majority ({needed})" if counting >= needed else f"no majority ({needed})"),
-        "storage nodes": _heard(found, found.storage_nodes, "lost"),
+        "storage nodes": _count_up(found, found.storage_nodes, "lost"),
         "shards": f"{states['complete']} complete, {states['copying']} being copied, "
         f"{states['lost']} with a lost replica",
-        "index nodes": _heard(found, found.index_nodes),
-        "aggregators": _heard(found, found.aggregators),
-        "compute nodes": _heard(found, found.engines),
+        "index nodes": _count_up(found, found.index_nodes),
+        "aggregators": _count_up(found, found.aggregators),
+        "compute nodes": _count_up(found, found.engines),
         "lost records": f"{found.lost_records:,}",
         "read-only": "yes" if found.read_only else "no",
     }
@@ -164,10 +164,10 @@ def _states(shards: Iterable[Shard]) -> dict[str, int]:
     return {state: states.count(state) for state in ("complete", "copying", "lost")}
 
 
-def _heard(found: Cluster, nodes: list[str], missing: str = "silent") -> str:
-    heard = found.heard(nodes)
-    others = [node for node in nodes if node not in heard]
-    text = f"{len(heard)} of {len(nodes)} heard"
+def _count_up(found: Cluster, nodes: list[str], missing: str = "silent") -> str:
+    up = found.up(nodes)
+    others = [node for node in nodes if node not in up]
+    text = f"{len(up)} of {len(nodes)} up"
     return f"{text}; {missing}: {_names(others)}" if others else text
 
 

@@ -175,8 +175,8 @@ class Cluster:
         elsewhere = self._status["elsewhere"]
         return next((node for node in self.engines if node not in elsewhere), None)
 
-    def heard(self, nodes: Iterable[str]) -> list[str]:
-        """Return those of `nodes` that are neither silent nor lost."""
+    def up(self, nodes: Iterable[str]) -> list[str]:
+        """Return the nodes among `nodes` that are up: neither silent nor lost."""
         return [node for node in nodes if node not in self.silent and node not in self.lost]
 
     # --- the view
@@ -218,7 +218,7 @@ class Cluster:
                 f"{self._answering} has failed: read platform.log, and restart it."
             )
         if self.read_only:
-            health.needs_operator.append("A disk is full: free space; appends then go on.")
+            health.needs_operator.append("A disk is full: free space; appends then continue.")
         if self.lost_records:
             health.needs_operator.append(
                 f"{self.lost_records:,} records are lost permanently: `warning` in "
@@ -243,7 +243,7 @@ class Cluster:
     def _judge_shards(self, health: Health) -> None:
         moves = len(self.sequencers) > 1
         for shard in self.shards:
-            spares = self.heard(self.spares + shard.further) if moves else []
+            spares = self.up(self.spares + shard.further) if moves else []
             if shard.lost and spares:
                 health.heals.append(
                     f"Shard {shard.shard} has lost {_names(shard.lost)}; it gets another replica."

@@ -160,8 +160,8 @@ class OrderingConfig(Group):
     the lost node, a spare storage node replaces it. A cluster with one sequencer replaces none.
     """
     storage_replaced_s: float = 60.0
-    """Seconds without a heartbeat after which a lost storage node is replaced although appends go
-    on without it (`ack_quorum`).
+    """Seconds without a heartbeat after which a lost storage node is replaced although appends
+    continue without it (`ack_quorum`).
     """
     clock_gap_s_max: float = 30 * 86_400.0
     """Longest time in seconds, by the wall clock, between the last record and a start of the

@@ -1,4 +1,4 @@
-"""A query by `url` rides out a restart of the platform; a wrong URL is an error at once."""
+"""A query with `url` retries while the platform restarts; a wrong URL is an error at once."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ConditionalAppends:
         """Start an append. The waiter gets `Ordered`, an error, or `Answered` with an error.
 
         Raises:
-            OverloadedError: too many are under way.
+            OverloadedError: too many are in flight.
         """
         home = home_of(self._writers, append.tag)
         if home == self._node:
@@ -168,7 +168,7 @@ def _answer_of(request: int, outcome: Appended | Answered | Exception) -> Condit
     if isinstance(outcome, Answered):
         error, position = outcome
     assert isinstance(error, Exception), "an append that was not done says why"
-    told = failed(error)
+    failure = failed(error)
     return ConditionalAnswer(
-        request, position, kind=told.kind, message=told.message, attributes=told.attributes
+        request, position, kind=failure.kind, message=failure.message, attributes=failure.attributes
     )

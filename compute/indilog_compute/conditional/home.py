@@ -313,7 +313,7 @@ class Home:
         return [self._end(check, error) for check in list(self._waiting)]
 
     def check_invariants(self) -> None:
-        """Assert that one append of a tag is under way at a time, and that the sums are right."""
+        """Assert that one append of a tag is in flight at a time, and that the sums are right."""
         checks = [check for queue in self._queues.values() for check in queue]
         assert len(checks) == self._pending
         assert sum(check.append.size_bytes for check in checks) == self._pending_bytes

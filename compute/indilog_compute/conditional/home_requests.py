@@ -93,11 +93,11 @@ class HomeRequests:
         """Accept an append.
 
         Raises:
-            OverloadedError: too many, or too many bytes, are under way.
+            OverloadedError: too many, or too many bytes, are in flight.
         """
         if len(self) >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise OverloadedError(
-                f"{len(self):,} conditional appends ({self._pending_bytes:,} bytes) are under way "
+                f"{len(self):,} conditional appends ({self._pending_bytes:,} bytes) are in flight "
                 "at other nodes; try again when some are done."
             )
         self._pending_bytes += append.size_bytes
@@ -166,7 +166,7 @@ class HomeRequests:
         return [Answer(request.waiter, error)]
 
     def deadline(self) -> Instant | None:
-        """When to resend, or to fail an append; None: none is under way."""
+        """When to resend, or to fail an append; None: none is in flight."""
         times = [min(r.resend.due or r.expires, r.expires) for r in self._requests.values()]
         return min(times, default=None)
 

@@ -78,7 +78,7 @@ def _hoisted(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> di
     return result
 
 
-def _moved(value: Any, prefix: str) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _moved(value: Any, prefix: str) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, dict):
         return {key: _reference(key, inner, prefix) for key, inner in value.items()}
     if isinstance(value, list):
@@ -86,7 +86,7 @@ def _moved(value: Any, prefix: str) -> Any:  # noqa: ANN401 - whatever JSON hold
     return value
 
 
-def _reference(key: str, value: Any, prefix: str) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _reference(key: str, value: Any, prefix: str) -> Any:  # noqa: ANN401 - any JSON value
     start = "#/$defs/"
     if key == "$ref" and isinstance(value, str) and value.startswith(start):
         return f"#/components/schemas/{prefix}{value.removeprefix(start)}"

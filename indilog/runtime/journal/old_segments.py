@@ -197,7 +197,7 @@ class OldSegments:
         self._files[start : start + len(run)] = [new]
         self._firsts[start : start + len(run)] = [file.first]
         self._reclaimable = {
-            owner: {s: n for s, n in told.items() if not file.first <= s <= file.last}
-            for owner, told in self._reclaimable.items()
+            owner: {s: n for s, n in by_segment.items() if not file.first <= s <= file.last}
+            for owner, by_segment in self._reclaimable.items()
         }
         self.changed = True

@@ -295,7 +295,7 @@ async def test_consumers_that_are_killed_at_random_lose_no_message() -> None:
     async def consume() -> None:
         while (delivery := await queue().take(wait=0.3, lease=0.1)) is not None:
             if dice.random() < 0.1:
-                return  # killed: it neither acknowledges nor gives back
+                return  # killed: it neither acknowledges nor requeues
             await asyncio.sleep(0)
             with contextlib.suppress(LeaseLostError):
                 await delivery.acknowledge()

@@ -96,11 +96,11 @@ def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> Non
     assert shown.stdout.splitlines() == [
         "primary        sequencer-1, term 3",
         "sequencers     3 of 3 count; a majority (2)",
-        "storage nodes  3 of 3 heard",
+        "storage nodes  3 of 3 up",
         "shards         1 complete, 0 being copied, 0 with a lost replica",
-        "index nodes    2 of 2 heard",
-        "aggregators    1 of 1 heard",
-        "compute nodes  1 of 1 heard",
+        "index nodes    2 of 2 up",
+        "aggregators    1 of 1 up",
+        "compute nodes  1 of 1 up",
         "lost records   0",
         "read-only      no",
         "healthy",
@@ -110,7 +110,7 @@ def test_a_healthy_cluster_is_one_screen_that_ends_so(platform: Platform) -> Non
 def test_of_two_primaries_the_one_of_the_newest_term_is_named(platform: Platform) -> None:
     platform.nodes["sequencer-0"] |= {"tail": 1400, "term": 2, "lost_storage_nodes": [*STORAGE]}
     assert row_of("primary", run("status")) == "primary sequencer-1, term 3"
-    assert run("status").exit_code == 0, "what the earlier one holds for lost does not matter"
+    assert run("status").exit_code == 0, "what the earlier one regards as lost does not matter"
 
 
 def test_a_missing_primary_is_replaced_without_the_operator(platform: Platform) -> None:
@@ -149,7 +149,7 @@ def test_a_lost_replica_heals_by_itself_if_there_is_a_spare(platform: Platform) 
     platform.lose("storage-0")
     shown = run("status")
     assert shown.exit_code == 1
-    assert "2 of 3 heard; lost: storage-0" in shown.stdout
+    assert "2 of 3 up; lost: storage-0" in shown.stdout
     assert "0 complete, 0 being copied, 1 with a lost replica" in shown.stdout
     assert shown.stdout.splitlines()[-1] == (
         "Heals by itself: Shard 0 has lost storage-0; it gets another replica."
@@ -220,7 +220,7 @@ def test_a_silent_node_is_named_and_has_no_figures(platform: Platform) -> None:
     platform.silence("index-1-0")
     shown = run("status")
     assert shown.exit_code == 1
-    assert "1 of 2 heard; silent: index-1-0" in shown.stdout
+    assert "1 of 2 up; silent: index-1-0" in shown.stdout
     assert shown.stdout.splitlines()[-1] == (
         "Heals by itself: No heartbeat of index-1-0: the supervisor restarts a process that ended "
         "or hangs."
