@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.function_platform import Platform, running
 
-FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
+FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
 OPEN = {"scheduled", "running"}
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 

@@ -1,0 +1,50 @@
+"""The nemesis (issue 14): `python -m tests.cluster --minutes 10 --seed 1`.
+
+Starts a cluster of processes on this machine, puts load on it, and injects faults that the seed
+decides, within what the settings promise. Afterwards checkers judge what callers saw. Ends with 1
+if a guarantee was broken, and leaves the history, the faults and the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from tests.nemesis.promise import KINDS
+from tests.nemesis.report import tables, verdict, write_evidence
+from tests.nemesis.run import Outcome, run
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser("tests.cluster", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1.0, help="time of faults (1)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the faults and the load")
+    parser.add_argument("--faults", default=",".join(KINDS), help="kinds, with commas between")
+    parser.add_argument("--keep", action="store_true", help="keep the directory of the run")
+    given = parser.parse_args()
+    kinds = [kind.strip() for kind in given.faults.split(",")]
+    if unknown := set(kinds) - KINDS.keys():
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
+    directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    outcome = nemesis(given.seed, given.minutes * 60.0, kinds, directory)
+    for line in (*tables(outcome), "", *verdict(outcome, directory)):
+        sys.stdout.write(f"{line}\n")
+    if given.keep:
+        write_evidence(outcome, directory)
+        sys.stdout.write(f"kept {directory}\n")
+    elif not outcome.violations:
+        shutil.rmtree(directory)
+    return 1 if outcome.violations else 0
+
+
+def nemesis(seed: int, seconds: float, kinds: list[str], directory: Path) -> Outcome:
+    """Run the nemesis in an event loop of its own; returns what happened."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(seed, seconds, kinds, directory))

@@ -1,0 +1,216 @@
+"""Injects one fault into a running cluster, and undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from indilog.runtime.journal.segment import segment_numbers, segment_path
+from tests.cluster.faults.small_disk import MIB, SmallDisk
+from tests.nemesis.promise import CLOCK, EVERYTHING, KINDS, SUPERVISOR, Fault
+from tests.nemesis.proxies import Direction, Proxies
+from tests.nemesis.tested_cluster import TestedCluster, drawn_bit
+
+RECOVERY_S_MAX: Final = 120.0
+AHEAD_S: Final = (-600.0, 600.0, -366 * 86_400.0, 366 * 86_400.0)
+"""How far clocks jump. A start believes ten minutes, and no year (`clock_gap_s_max`)."""
+_SYNC_DELAY_US: Final = 100_000
+
+
+class Faults:
+    """Injects faults into a cluster; `disks` are the small disks of some nodes."""
+
+    def __init__(
+        self, cluster: TestedCluster, proxies: Proxies, disks: dict[str, SmallDisk]
+    ) -> None:
+        self._cluster = cluster
+        self._proxies = proxies
+        self._disks = disks
+        self._by_kind: dict[str, Callable[[Fault], Awaitable[str]]] = {
+            "kill": self._kill,
+            "stop": self._stop,
+            "partition": self._part,
+            "one-sided partition": self._part_one_side,
+            "kill everything": self._kill_everything,
+            "kill supervisor": self._kill_supervisor,
+            "kill worker": self._kill_worker,
+            "wiped disk": self._wipe,
+            "flipped bit": self._flip,
+            "full disk": self._fill,
+            "slow disk": self._slow,
+            "failed sync": self._fail_sync,
+            "clock jump": self._jump,
+        }
+        assert self._by_kind.keys() == KINDS.keys()
+
+    async def inject(self, fault: Fault) -> str:
+        """Inject a fault, undo it, and return what was done in words."""
+        return await self._by_kind[fault.kind](fault)
+
+    async def recovered(self, fault: Fault) -> str:
+        """Wait until the cluster has recovered from a fault; return what was wrong last.
+
+        Raises:
+            TimeoutError: it has not; the message says what is wrong.
+        """
+        if fault.target in (SUPERVISOR, CLOCK):
+            return ""  # a supervisor is up when it has adopted all nodes
+        if KINDS[fault.kind].harms_disk or fault.target == EVERYTHING:
+            await self._cluster.healthy(RECOVERY_S_MAX)
+            return " ".join(self._cluster.last_problems)
+        deadline = time.monotonic() + RECOVERY_S_MAX
+        while not await self._is_back(fault.target):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{fault.target} is not back: {await self._cluster.problems()}")
+            await asyncio.sleep(0.3)
+        return ""
+
+    async def _is_back(self, node: str) -> bool:
+        """Return whether a node runs, and a gateway hears it."""
+        if self._cluster.pid_of(node) is None:
+            return False
+        for gateway in range(len(self._cluster.urls)):
+            cluster = await self._cluster.seen_by(gateway)
+            if cluster is None:
+                if node == f"engine-{gateway}":
+                    return False
+            elif cluster.up([node]):
+                return True
+        return False
+
+    # --- processes
+
+    async def _kill(self, fault: Fault) -> str:
+        return f"process {self._cluster.signal(fault.target, signal.SIGKILL)}"
+
+    async def _stop(self, fault: Fault) -> str:
+        pid = self._cluster.signal(fault.target, signal.SIGSTOP)
+        await asyncio.sleep(fault.length_s)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # the supervisor replaced it
+                os.kill(pid, signal.SIGCONT)
+        return f"process {pid} for {fault.length_s:.1f} s"
+
+    async def _kill_everything(self, _: Fault) -> str:
+        self._cluster.kill_everything()
+        return "all processes but the supervisor"
+
+    async def _kill_supervisor(self, fault: Fault) -> str:
+        await self._cluster.kill_supervisor()
+        await asyncio.sleep(fault.length_s)
+        await self._cluster.start()
+        return f"adopted after {fault.length_s:.1f} s"
+
+    async def _kill_worker(self, fault: Fault) -> str:
+        workers = self._cluster.workers_of(fault.target)
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return f"processes {workers}"
+
+    # --- the network
+
+    async def _part(self, fault: Fault) -> str:
+        return await self._parted(fault, "both")
+
+    async def _part_one_side(self, fault: Fault) -> str:
+        return await self._parted(fault, "in" if fault.variant & 2 else "out")
+
+    async def _parted(self, fault: Fault, direction: Direction) -> str:
+        cut = bool(fault.variant & 1)
+        with self._proxies.parted(fault.target, direction, cut=cut):
+            await asyncio.sleep(fault.length_s)
+        how = "connections break" if cut else "connections stay"
+        return f"{direction}, {how}, for {fault.length_s:.1f} s"
+
+    # --- disks
+
+    async def _wipe(self, fault: Fault) -> str:
+        pid = self._cluster.signal(fault.target, signal.SIGSTOP)
+        folder = self._cluster.data / fault.target
+        for path in list(folder.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return f"process {pid} killed"
+
+    async def _flip(self, fault: Fault) -> str:
+        """Flip a bit of a closed segment; without one it is a kill."""
+        pid = self._cluster.signal(fault.target, signal.SIGSTOP)
+        where = "no closed segment"
+        if closed := _closed_segments(self._cluster.data / fault.target):
+            rng = random.Random(fault.variant)
+            where = drawn_bit(rng.choice(closed), rng)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return f"{where}; process {pid} killed"
+
+    async def _fill(self, fault: Fault) -> str:
+        disk = self._disks[fault.target]
+        await asyncio.to_thread(disk.fill, leave_bytes=MIB // 4)
+        await asyncio.sleep(fault.length_s)
+        disk.free()
+        return f"for {fault.length_s:.1f} s"
+
+    async def _slow(self, fault: Fault) -> str:
+        pid = self._cluster.pid_of(fault.target)
+        async with _traced(pid, f"inject=fdatasync:delay_enter={_SYNC_DELAY_US}") as said:
+            await asyncio.sleep(fault.length_s)
+        return f"process {pid}, {_SYNC_DELAY_US / 1e6:g} s each, for {fault.length_s:.1f} s{said}"
+
+    async def _fail_sync(self, fault: Fault) -> str:
+        pid = self._cluster.pid_of(fault.target)
+        async with _traced(pid, "inject=fdatasync:error=EIO") as said:
+            await asyncio.sleep(fault.length_s)
+        return f"process {pid} for {fault.length_s:.1f} s{said}"
+
+    # --- the clock
+
+    async def _jump(self, fault: Fault) -> str:
+        ahead_s = AHEAD_S[fault.variant % len(AHEAD_S)]
+        self._cluster.set_clock(ahead_s)
+        try:
+            await asyncio.sleep(fault.length_s)
+        finally:
+            self._cluster.set_clock(0.0)
+        return f"{ahead_s:+,.0f} s, for {fault.length_s:.1f} s"
+
+
+def _closed_segments(folder: Path) -> list[Path]:
+    """Return the segments of a journal before the newest that have bytes."""
+    paths = [segment_path(folder, number) for number in segment_numbers(folder)[:-1]]
+    return [path for path in paths if path.is_file() and path.read_bytes().rstrip(b"\0")]
+
+
+def can_trace() -> bool:
+    """Return whether system calls of processes can be delayed and failed here."""
+    return shutil.which("strace") is not None
+
+
+@contextlib.asynccontextmanager
+async def _traced(pid: int | None, injected: str) -> AsyncIterator[str]:
+    """Let strace inject into a process while the block runs; yield its objection, if any."""
+    if pid is None:
+        yield ", which did not run"
+        return
+    command = ["strace", "-f", "-p", str(pid), "-e", "trace=fdatasync", "-e", injected]
+    tracer = await asyncio.create_subprocess_exec(
+        *command, "-o", "/dev/null", stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert tracer.stderr is not None
+    try:
+        line = (await tracer.stderr.readline()).decode().strip()
+        yield "" if "attached" in line else f": {line}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            tracer.terminate()
+        await tracer.communicate()

@@ -1,0 +1,44 @@
+"""A short run of the nemesis: a real cluster keeps what it promises."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.nemesis.command import nemesis
+from tests.nemesis.promise import KINDS
+from tests.nemesis.report import verdict
+from tests.nemesis.run import Outcome
+
+SECONDS = 45.0
+SEED = 1
+
+
+def together(outcome: Outcome) -> list[str]:
+    """Return faults of one group that were outstanding at the same time."""
+    found = sorted(outcome.injected, key=lambda injected: injected.began_s)
+    return [
+        f"{one} and {other}"
+        for group in {injected.fault.group for injected in found}
+        for one, other in pairwise(injected for injected in found if injected.fault.group == group)
+        if one.recovered_s > other.began_s
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_a_cluster_under_faults_keeps_its_promises(
+    tmp_path: Path, seeds_wanted: int | None
+) -> None:
+    for seed in range(SEED, SEED + (seeds_wanted or 1)):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        outcome = nemesis(seed, SECONDS, list(KINDS), directory)
+        assert not outcome.violations, "\n".join(verdict(outcome, directory))
+        assert not together(outcome)
+        assert len(outcome.injected) >= 10
+        assert len({injected.fault.kind for injected in outcome.injected}) >= 4
+        assert outcome.proxied_bytes > 0, "the nodes dial the proxies"
