@@ -188,7 +188,7 @@ class CallOutcomeUnknownError(OutcomeUnknownError):
 
 
 class ConflictError(IndilogError):
-    """Another transaction changed an object that this transaction had read; this one had no
+    """Another transaction changed an object that this transaction had read. This transaction had no
     effect.
     """
 

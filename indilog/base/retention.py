@@ -17,7 +17,7 @@ AGE_S_MIN: Final = 1.0
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """A log's retention policy. None means no bound, so the default keeps everything.
+    """A log's retention policy. A bound of None is no bound, so the default keeps everything.
 
     Attributes:
         age_s: age in seconds, since a record was ordered, above which it is trimmed.

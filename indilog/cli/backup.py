@@ -39,7 +39,7 @@ def create(
     data: Annotated[Path, typer.Argument(help="The data directory.", metavar="DATA")],
     destination: Annotated[Path, typer.Argument(help="A new directory.", metavar="DESTINATION")],
     *,
-    part_mib: Annotated[int, typer.Option(min=1, max=4096, help="MiB of a file.")] = 64,
+    part_mib: Annotated[int, typer.Option(min=1, max=4096, help="Size of a file, in MiB.")] = 64,
 ) -> None:
     """Back up a data directory, also while its platform runs (`indilog backup DATA DESTINATION`).
 
@@ -59,14 +59,14 @@ def restore(
     *,
     config: Annotated[Path | None, typer.Option(help="TOML file of the new platform.")] = None,
     processes: Annotated[
-        bool, typer.Option("--processes", help="It will run as `indilog up --processes`.")
+        bool, typer.Option("--processes", help="Make it for `indilog up --processes`.")
     ] = False,
     next_seqnum: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=MAX_SEQNUM,
-            help="First seqnum that it assigns; default: 2^20 above the backup.",
+            help="First seqnum that the new platform assigns; default: 2^20 above the backup.",
         ),
     ] = None,
 ) -> None:

@@ -20,7 +20,7 @@ cluster = typer.Typer(
 )
 
 Keys = Annotated[Path, typer.Argument(help="The directory of the cluster's keys.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @cluster.command()

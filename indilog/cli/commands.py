@@ -142,7 +142,7 @@ def deploy(
     name: Annotated[
         str | None, typer.Option(help="Deploy under this name, not the one in the code.")
     ] = None,
-    owner: Annotated[str, typer.Option(help="Whose application it is.")] = "local",
+    owner: Annotated[str, typer.Option(help="The application's owner.")] = "local",
     watch: Annotated[
         bool, typer.Option("--watch", help="Deploy again whenever a file changes.")
     ] = False,
@@ -183,7 +183,7 @@ def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
 def undeploy(
     name: Annotated[str, typer.Argument(help="The application's name.", metavar="APP")],
     *,
-    owner: Annotated[str, typer.Option(help="Whose application it is.")] = "local",
+    owner: Annotated[str, typer.Option(help="The application's owner.")] = "local",
     url: Url = DEFAULT,
 ) -> None:
     """Remove an application. Its logs stay; if it is deployed again, it continues with them."""
@@ -233,7 +233,7 @@ def invoke(
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option(help="Idempotency key: calls with the same key are one run, one result."),
+        typer.Option(help="Idempotency key: calls with the same key run once, with one result."),
     ] = None,
     url: Url = DEFAULT,
 ) -> None:
@@ -286,7 +286,7 @@ def apps(*, url: Url = DEFAULT) -> None:
 @app.command()
 def status(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: Url = DEFAULT,
 ) -> None:
     """Show tiers, tails, the local index, functions and workers."""

@@ -22,7 +22,7 @@ FAILURE = 1
 """Exit code: a correct command failed."""
 
 Url = Annotated[
-    str, typer.Option(envvar=URL_VARIABLE, help="The platform's gateway.", show_default=True)
+    str, typer.Option(envvar=URL_VARIABLE, help="URL of the platform's gateway.", show_default=True)
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0

@@ -18,7 +18,9 @@ _OPEN: Final = ("scheduled", "running")
 _WAIT_S_MAX: Final = 60.0
 """Longest wait of one request, in seconds."""
 _PAUSE_S: Final = 0.5
-"""Seconds between requests: a platform with too many waiting requests answers at once."""
+"""Seconds between two requests, because a platform with too many waiting requests answers without
+waiting.
+"""
 
 
 @invocations.command()
@@ -28,7 +30,7 @@ def show(
     ],
     *,
     wait: Annotated[
-        str | None, typer.Option(help="Wait at most this long for it to end: 30s.", metavar="TIME")
+        str | None, typer.Option(help="Longest wait for the end, such as 30s.", metavar="TIME")
     ] = None,
     url: Url = DEFAULT,
 ) -> None:

@@ -27,22 +27,24 @@ TagIntOption = Annotated[
 ]
 BoundOption = Annotated[
     int | None,
-    typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at; default: all records left."),
+    typer.Option(min=0, max=MAX_SEQNUM, help="First seqnum; default: the first record left."),
 ]
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Then print new records as they arrive.")
 ]
-LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="Most records to print.")]
+LimitOption = Annotated[
+    int, typer.Option(min=1, max=10_000, help="Print at most this many records.")
+]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", help="Only records since: an age (10m, 2d) or a time."),
+    typer.Option("--since", help="Only records ordered since then: an age (10m, 2d) or a time."),
 ]
 OrderedOption = Annotated[
     bool,
     typer.Option("--ordered", help="Show the time of the log instead of the writer's."),
 ]
 FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="See all that was appended before, by any client.")
+    bool, typer.Option("--fresh", help="Read all records that any client appended before.")
 ]
 
 
@@ -99,7 +101,7 @@ def read(
     follow: FollowOption = False,
     fresh: FreshOption = False,
     ordered: OrderedOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
     """Print the first records from --bound on (or the last ones)."""
@@ -144,9 +146,11 @@ def range_(
     tag: TagOption = None,
     tag_int: TagIntOption = None,
     bound: BoundOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most records to print.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Print at most this many records.")
+    ] = None,
     ordered: OrderedOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
     """Print every record from --bound on, page by page."""
@@ -175,7 +179,7 @@ def tail(
     tag_int: TagIntOption = None,
     follow: FollowOption = False,
     ordered: OrderedOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
     """Print the first seqnum not yet written; with --follow, records from there on."""

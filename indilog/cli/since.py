@@ -11,8 +11,8 @@ from indilog.cli.quantities import duration_s_in
 def seconds_of(text: str, now: Callable[[], float]) -> float:
     """Return the time in `text` as seconds since 1970.
 
-    `text` is either a duration before `now` (numbers with the units s, m, h, d and w), or a date
-    and time in ISO 8601, in local time if it names no zone.
+    `text` is a duration before `now` (numbers with the units s, m, h, d and w), or a date and time
+    in ISO 8601. A time without a zone is local time.
 
     Raises:
         ValueError: the text is neither.

@@ -13,7 +13,7 @@ MIB: Final = 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Settings that belong together. They are checked when an instance is created.
+    """Settings that belong together. The settings are checked when an instance is created.
 
     Every number must be greater than 0, except those in `may_be_zero`.
 

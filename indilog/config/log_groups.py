@@ -376,9 +376,9 @@ class CachesConfig(Group):
     )
 
     local_index: Literal["none", "default", "extended"] = "default"
-    """`none`: every lookup goes to the index tier. `extended`: when a tag is appended that it does
-    not know, a compute node asks the index tier whether the tag is new; if so, it knows all records
-    of the tag (thesis 5.7).
+    """`none`: every lookup goes to the index tier. `extended`: when a compute node appends a tag
+    that it does not know, it asks the index tier whether the tag is new. If so, it knows all
+    records of the tag from then on (thesis 5.7).
     """
     suffix_cuts_max: int = 100_000
     """Newest cuts for which a compute node knows the shard of every record."""

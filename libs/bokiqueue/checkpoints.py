@@ -2,8 +2,8 @@
 
 Any process may write a checkpoint, so a lagging process may append an older state after a newer
 one. Hence records are trimmed up to the end of the checkpoint that covers the most, not of the
-newest one. All processes that trim choose the same checkpoint, so no checkpoint replaces it that
-covers less than was trimmed.
+newest one. All processes that trim choose the same checkpoint, so the remaining checkpoint covers
+all that was trimmed.
 
 A checkpoint of many messages consists of several records. It is used only if all of them exist.
 """

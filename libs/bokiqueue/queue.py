@@ -277,7 +277,7 @@ class Queue:
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; the caller must acknowledge or return it.
 
-        None proves that no message was ready whose push had returned before this call.
+        If the result is None, no message was ready whose push had returned before this call.
 
         Raises:
             AppendOutcomeUnknownError: a message may have been claimed, which is delivered again

@@ -190,8 +190,8 @@ class QueueReplica:
     # --- opening
 
     async def open(self, log: Log) -> None:
-        """Read or record the settings, and start from the checkpoints. One caller does this for
-        all.
+        """Read or record the settings, and start from the checkpoints. The first caller does this
+        for all callers.
 
         Raises:
             QueueSettingsError: the queue was created with another number of shards.

@@ -200,8 +200,8 @@ class Collection:
         For an object that is no longer written, two records are enough. For other objects, it must
         free more records than their writers leave between two checkpoints.
 
-        Writers append no checkpoints if they do not know the value of the object that they write
-        (`multi_put`, blind writes of transactions, indexes of tags), or if each write replaces the
+        Writers append no checkpoints in two cases: they do not know the value of the object
+        (`multi_put`, blind writes of transactions, indexes of tags), or each write replaces the
         object.
         """
         most = 2 if is_idle else checkpoints.CHECKPOINT_EVERY + 1

@@ -1,6 +1,6 @@
 """The errors of BokiStore, in addition to those of the log and `ConflictError`.
 
-None of them is retryable. A refused operation has changed nothing.
+None of these errors is retryable. A refused operation has changed nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The conditional appends of one compute node: those that it executes as the home of their tag, and
-those of its callers that other homes execute (decision 0043).
+"""The conditional appends of one compute node (docs/decisions/0043). It executes some of them as
+the home of their tag. Other homes execute the rest, for callers of this node.
 """
 
 from __future__ import annotations

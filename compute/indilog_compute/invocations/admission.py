@@ -18,8 +18,8 @@ from indilog_compute.shares import limit_of_one
 class OpenLimits(NamedTuple):
     """Limits on open invocations: those that wait or run.
 
-    An application gets a fraction of what the others leave, even while it is the only one, because
-    an invocation may wait for a year, and other applications may be deployed meanwhile.
+    An application gets only a fraction of what the others leave, even while it is the only one. An
+    invocation may wait for a year, and other applications may be deployed meanwhile.
 
     Attributes:
         total: open invocations of all applications.

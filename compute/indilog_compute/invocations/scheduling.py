@@ -3,9 +3,9 @@
 Due times follow the calendar, so `now` is the wall clock, in this module only.
 
 Every compute node with workers watches all schedules. Node 0 appends a record for a due time at
-once, node 1 one lease later, and so on, unless the log has a record of that due time by then. The
-log decides which record takes effect: each record names the previous due time, and takes effect
-only if that was the last accepted one.
+once. Node 1 does so one lease later, and so on, unless the log has a record of that due time by
+then. The log decides which record takes effect: each record names the previous due time, and takes
+effect only if that was the last accepted one.
 
 If the wall clock is set back by less than `SET_BACK_S`, no due time runs a second time (as in
 Debian's cron). If the wall clock is set back further, the schedule continues with the next due time

@@ -155,9 +155,9 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Queue admitted calls again that never began. Return the calls that start now, which may
         be other calls.
 
-        No limit applies to the given calls. They are queued in the given order, before all waiting
-        calls of their applications. They are removed from `worker` before any call starts, so no
-        later call of their application overtakes them. Pass None as `worker` if the worker was
+        No limit applies to the given calls. The given calls are queued in their order, before all
+        waiting calls of their applications. They are removed from `worker` before any call starts,
+        so no later call of an application overtakes them. Pass None as `worker` if the worker was
         removed, or if `finished` has already counted the calls.
 
         Raises:

@@ -1,6 +1,6 @@
 """Selects the environment variables of deployed code: those that a process needs, and those named
-in the setting `worker_environment`. Others may contain secrets of the user that started the
-platform.
+in the setting `worker_environment`. Other variables may contain secrets of the user that started
+the platform.
 """
 
 from __future__ import annotations

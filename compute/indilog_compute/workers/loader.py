@@ -57,9 +57,9 @@ class LoadedDeployment:
         """Return the line of deployed code that raised an error, such as `social.py, line 12`."""
         return _place_of(error, self._package)
 
-    def without_home(self, text: str) -> str:
-        """Return `text` with the file and module names that the author used."""
-        return without_home(text, self._package)
+    def with_author_names(self, text: str) -> str:
+        """Return `text` with the author's names of files and modules, not those in this process."""
+        return with_author_names(text, self._package)
 
     def unload(self) -> None:
         """Remove the deployment's modules and files; running calls keep the objects that they
@@ -175,7 +175,7 @@ def _import(package: str, module: str) -> None:
 def _sentence(error: BaseException, package: str) -> str:
     """Return a sentence with the file, line and reason of a failed import."""
     description = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
-    description = without_home(description, package)
+    description = with_author_names(description, package)
     if isinstance(error, SyntaxError) and error.filename:
         file = _place(error.filename, package)
         return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}."
@@ -194,8 +194,8 @@ def _place(filename: str, package: str) -> str:
     return filename.partition(f"/{package}/")[2] or filename
 
 
-def without_home(text: str, package: str) -> str:
-    """Return `text` with the file and module names that the author used."""
+def with_author_names(text: str, package: str) -> str:
+    """Return `text` with the author's names of files and modules, not those in this process."""
     return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
 
 

@@ -283,7 +283,9 @@ def _error_for_caller(
         place=loaded.place(error),
         exc_info=error,
     )
-    text = loaded.without_home(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
+    text = loaded.with_author_names(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(
+        "."
+    )
     return FunctionFailedError(
         f"{function.qualified_name} failed: {kind}{': ' if text else ''}{text}.",
         kind=kind,

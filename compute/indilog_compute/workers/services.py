@@ -105,7 +105,7 @@ class _Running:
         structlog.get_logger().error(
             "service failed", service=self._service.qualified_name, place=place, exc_info=error
         )
-        text = self._loaded.without_home(" ".join(f"{type(error).__name__}: {error}".split()))
+        text = self._loaded.with_author_names(" ".join(f"{type(error).__name__}: {error}".split()))
         where = f"{place}: " if place else ""
         return f"{where}{text[:_PROBLEM_CHARACTERS_MAX].rstrip('.: ')}."
 

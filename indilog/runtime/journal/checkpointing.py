@@ -68,7 +68,9 @@ class Checkpointing:
         self._frames_at = 0
         self._bytes_at = 0
         self._segment_at = 0
-        """The state of the journal when the last checkpoint was taken: frames, bytes, segment."""
+        """These three attributes are the frames, bytes and segment of the journal when the last
+        checkpoint was taken.
+        """
         self._unsaved_at = 0
         """The sum of the roles' `Checkpoints.unsaved` at that time; valid until that checkpoint is
         durable.

@@ -26,7 +26,9 @@ from indilog.roles.role import Location
 _VERSION: Final = 1
 _LAYOUT: Final = Struct("<B3xI")
 _BATCHES_MAX: Final = 448
-"""Batches in one `MOVED` frame, so few that a flipped bit in its payload can be corrected."""
+"""Largest number of batches in a `MOVED` frame. It keeps the payload small enough to correct a
+flipped bit.
+"""
 
 
 class Places:

@@ -244,7 +244,7 @@ def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
 
 
 def punch(fd: int, place: Location) -> None:
-    """Free the whole pages of a batch after its header. They then read as zeros.
+    """Free the whole pages of a batch after its header. The freed pages then read as zeros.
 
     Raises:
         OSError: the file system does not support it, or another error of the system.

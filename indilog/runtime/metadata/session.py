@@ -22,8 +22,8 @@ _BELIEVED_SHARE: Final = 2 / 3
 """Share of `ttl_s`, counted from the sending of a heartbeat, during which the owner relies on the
 answer to that heartbeat.
 
-The rest covers clocks that run at different speeds, and the delay of a ZooKeeper follower that
-passes a heartbeat on to its leader (half a tick; a session has at least two ticks).
+The rest of `ttl_s` covers two things. Clocks run at different speeds. And a ZooKeeper follower
+forwards a heartbeat to its leader only after half a tick (a session has at least two ticks).
 """
 _HEARTBEATS_PER_TTL: Final = 6
 _UNANSWERED_SHARE: Final = 1 / 3

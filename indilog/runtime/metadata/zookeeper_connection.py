@@ -226,7 +226,7 @@ class ZooKeeperConnection:
         return answers
 
     async def _nothing(self) -> None:
-        """Send a request that every client may send."""
+        """Send a request that needs no permission, to learn whether the server answers."""
         await self.request(partial(self.client.exists_async, "/"))
 
     def _hand_over(self, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401 of kazoo
@@ -242,7 +242,9 @@ class ZooKeeperConnection:
         return _Watcher(name, partial(self._hand_over, notify, name))
 
     def _on_state(self, state: str) -> None:
-        """Called in kazoo's thread, which continues after it."""
+        """Handle a change of the connection's state. kazoo's thread calls this, so it must not
+        block.
+        """
         self._hand_over(self._on_state_handed_over, (state, self.client.client_state))
 
     def _on_state_handed_over(self, states: tuple[str, str]) -> None:

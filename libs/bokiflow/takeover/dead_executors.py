@@ -5,10 +5,10 @@ be in flight, and be ordered after all drivers have read that executor's stream.
 only records that it has read, and re-reads the streams of dead executors at doubling intervals for
 a day. Each driver makes about twenty pairs of reads for each dead executor.
 
-The stream of an executor that stopped normally need not be re-read. Such an executor records that
-it has no runs left only if no record in flight can assign it a run, and before its lease ends for
-other processes (`HeartbeatSender.rest`). Garbage collection finds later assignments
-(`bokiflow.takeover.cleaning`).
+The stream of an executor that stopped normally need not be re-read. An executor that stops normally
+records that it has no runs left, before its lease ends for other processes
+(`HeartbeatSender.rest`). It does so only if no record in flight can assign it a run. Garbage
+collection finds later assignments (`bokiflow.takeover.cleaning`).
 
 Lost records, and records of a later version, are skipped. Each belongs to one run, so this process
 cannot take over that run. Such a record is not trimmed, and is read again later.
@@ -58,10 +58,10 @@ class HeldRuns:
 
     It applies the rules of `bokiflow.runs.run_state` to these records only. An epoch ends only by a
     record that takes effect in it: the run's end, its parking, or the next epoch. A record without
-    effect belongs to another epoch, so it removes no run here. (Examples are a late end of an
-    earlier epoch, a second takeover, and any record of an earlier run with that id.) Hence no owned
-    run is missing here. Runs that the executor does not own may be included; their own records show
-    that.
+    effect belongs to another epoch, so it removes no run here. Examples are a late end of an
+    earlier epoch, a second takeover, and any record of an earlier run with that id. Hence no owned
+    run is missing here. Runs that the executor does not own may be included; the records of such a
+    run show its owner.
 
     Args:
         executor: name of the owner; None: runs of all executors.

@@ -28,9 +28,9 @@ from bokiflow.takeover.dead_executors import DeadExecutors
 from indilog.sdk import SeqNum
 
 NEW_OWNER_S: Final = 600.0
-"""Seconds after which a second new owner is chosen, if the first has not taken over all runs
-(because it has no room, or takes crash-looping runs in groups). Each of them skips runs that the
-other has taken over.
+"""Seconds after which a second new owner is chosen, if the first one has not taken over all runs:
+it may have no room, or take crash-looping runs in groups. Each new owner skips the runs that the
+other one has taken over.
 """
 
 

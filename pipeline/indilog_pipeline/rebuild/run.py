@@ -54,7 +54,7 @@ class Rebuilt(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """Another number of index shards.
+    """A change of the number of index shards.
 
     Attributes:
         index_shards: the new number of index shards.

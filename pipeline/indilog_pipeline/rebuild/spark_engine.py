@@ -1,14 +1,14 @@
 """The engine `spark`: a Spark session makes the rows of all index shards (decision 0041).
 
-Three jobs run the code of the engine `local`, each in as many tasks as it has parts:
+Three jobs run the code of the engine `local`, in parallel tasks:
 
 1. A task decodes a part of the log into sorted rows, and cuts them into blocks, one for each range
    of (tag, seqnum).
 2. Spark moves each block to the task of its range, which merges the blocks and writes the rows.
 3. A task for each index shard writes the ranges, one after the other, as a snapshot.
 
-Nothing is sorted in the JVM, and no row is a Python object. Files are in the workspace: executors
-need the data directory at the same place, and write there.
+Nothing is sorted in the JVM, and no row is a Python object. All files are in the workspace, so
+executors must see the data directory at the same path and be able to write there.
 """
 
 from __future__ import annotations

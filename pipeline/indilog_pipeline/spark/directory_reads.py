@@ -85,8 +85,7 @@ class DirectoryReads:
         records_max: int | None,
         bytes_max: int | None,
     ) -> SeqNum:
-        """Return the greatest seqnum up to `end` so that [start, seqnum) has at most that many
-        records and bytes of data, but at least one record if there is one.
+        """Return where a batch from `start` ends (`LogReads.end_of_batch`).
 
         Without a limit of bytes, no data is read.
         """

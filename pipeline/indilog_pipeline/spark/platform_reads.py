@@ -115,10 +115,9 @@ class PlatformReads:
         records_max: int | None,
         bytes_max: int | None,
     ) -> SeqNum:
-        """Return the greatest seqnum up to `end` so that [start, seqnum) has at most that many
-        records and bytes of data, but at least one record if there is one.
+        """Return where a batch from `start` ends (`LogReads.end_of_batch`).
 
-        Without limits that is `end`. With a limit, the records of the batch are also read here.
+        Without limits it is `end`. With a limit, the records of the batch are also read here.
         """
         if records_max is None and bytes_max is None:
             return end

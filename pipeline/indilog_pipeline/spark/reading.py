@@ -65,8 +65,8 @@ class LogReads(Protocol):
         records_max: int | None,
         bytes_max: int | None,
     ) -> SeqNum:
-        """Return the greatest seqnum up to `end` so that [start, seqnum) has at most that many
-        records and bytes of data, but at least one record if there is one.
+        """Return where a batch from `start` ends: the greatest seqnum up to `end` within both
+        limits. The batch has at least one record, if there is one.
         """
 
     def batches(self, part: Part, bounds: Bounds, columns: Sequence[str]) -> Iterator[Found]:
