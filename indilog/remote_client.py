@@ -325,8 +325,8 @@ class RemoteClient:
         by then. The logs stay, and another deployment continues with them.
 
         Raises:
-            UnknownFunctionError: the application is not deployed; the message says since when, if
-                it was before.
+            UnknownFunctionError: the application is not deployed; the message names the time of its
+                undeployment, if there was one.
             AppNameTakenError: another owner has deployed it.
             NotReadyError: the log cannot be written now; the application stays deployed.
             AppendOutcomeUnknownError, CallOutcomeUnknownError: the application may be
@@ -352,12 +352,14 @@ class _Socket(websocket):
     """A WebSocket that follows no redirect: its headers carry the token."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """Refuse it."""
+        """Refuse the redirect."""
         return exc
 
 
 async def _connected(endpoint: Endpoint) -> _Connection:
-    """Return a connection that was welcomed; any other exit leaves none behind."""
+    """Return a connection after the platform's `Welcome`. After an error, no connection stays
+    open.
+    """
     url = endpoint.url
     try:
         socket = await _Socket(

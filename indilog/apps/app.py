@@ -45,7 +45,7 @@ SCHEDULES_MAX: Final = 64
 
 
 class Service:
-    """A coroutine of an application that every worker process runs while it is deployed.
+    """A coroutine that every worker process runs while its application is deployed.
 
     Attributes:
         name: unique among the application's services.
@@ -69,10 +69,10 @@ class App:
     """A named set of functions that are deployed together.
 
     Attributes:
-        name: 1 to 64 letters, digits, `_` and `-`, a letter first.
-        functions: by name.
-        services: by name.
-        schedules: when the platform calls which function.
+        name: name of the application: 1 to 64 letters, digits, `_` and `-`; the first is a letter.
+        functions: its functions, by name.
+        services: its services, by name.
+        schedules: its schedules: the functions that the platform calls, and when.
     """
 
     def __init__(self, name: str) -> None:
@@ -102,7 +102,7 @@ class App:
 
         Args:
             body: the function, if the decorator is used without arguments.
-            name: of the function on the platform; default: its own.
+            name: name of the function on the platform; default: the name of `body`.
             timeout_s: seconds that a call may take.
             public: HTTP callers need no token (for webhooks): any client that reaches the gateway
                 may call it.
@@ -130,8 +130,8 @@ class App:
 
         Args:
             expression: minute, hour, day of month, month, day of week, such as `*/5 * * * *`.
-            timezone: of the expression, such as `Europe/Berlin`.
-            catch_up: of due times that were missed while the platform was down, run `none`, the
+            timezone: time zone of the expression, such as `Europe/Berlin`.
+            catch_up: which due times run that were missed while the platform was down: `none`, the
                 `last` one, or `all` (the last `schedule_catch_up_max` of them).
 
         Raises:
@@ -161,12 +161,12 @@ class App:
     def add_service(self, body: ServiceBody, *, name: str | None = None) -> None:
         """Have every worker process run `body(ctx)` while this version is deployed.
 
-        Each worker process of each compute node starts it when the version takes calls. It is
-        cancelled when another version replaces this one, or the platform stops. A service that
-        raises is restarted after a pause that doubles each time. One that returns is not restarted.
-        A service uses no slot for calls, and has no time limit. Several processes run it at once,
-        possibly also one that counts as dead. So effects that must happen once must be decided by
-        the log.
+        Each worker process of each compute node starts the service when the version takes calls.
+        The service is cancelled when another version replaces this one, or the platform stops. A
+        service that raises is restarted after a pause that doubles each time. A service that
+        returns is not restarted. A service uses no slot for calls, and has no time limit. Several
+        processes run it concurrently, possibly also a process that counts as dead. So effects that
+        must happen once must be decided by the log.
 
         Raises:
             ValueError: the name is invalid or used, or there are too many services.

@@ -121,13 +121,13 @@ class Context:
         """Run another function and return its result.
 
         A call of a function object returns a value of its return type; a call by `"app.function"`
-        returns plain JSON values. The call continues this session, also if it fails: later reads
-        here see what it appended.
+        returns plain JSON values. The call continues this session, even if the call fails: later
+        reads of this context see what the function appended.
 
-        With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
-        first. Each call with the same key gets the one recorded outcome, also later and after a
-        crash, for `results_kept_s` seconds. If a worker crashes, the body runs again; the outcome
-        is decided once.
+        With an `idempotency_key` (1 to 255 characters; keys of different functions are independent)
+        the call is recorded first. For `results_kept_s` seconds, each call with the same key gets
+        the one recorded outcome, also after a crash. If a worker crashes, the body runs again; the
+        outcome is decided once.
 
         Raises:
             UnknownFunctionError, InvalidArgumentsError: the function did not run; its key may
@@ -155,8 +155,8 @@ class Context:
         """Start another function without waiting for it; return the invocation's id.
 
         With `delay` it starts that many seconds later. When this returns, the invocation is as
-        durable as an append. It runs despite crashes until one outcome is recorded, which is kept
-        for `results_kept_s` seconds. So its body may run more than once. After
+        durable as an append. It runs again after crashes until one outcome is recorded, so its body
+        may run more than once. The outcome is kept for `results_kept_s` seconds. After
         `invocation_tries_max` losses of its worker or compute node the invocation fails. Repeating
         an `idempotency_key` returns the id of the first invocation with that key.
 

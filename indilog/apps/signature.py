@@ -35,7 +35,7 @@ _SENTENCES: Final = {"missing": "is missing", "extra_forbidden": "is not a param
 
 
 class _NoNumberError(ValueError):
-    """NaN or Infinity where JSON is written."""
+    """A value to be written as JSON contains NaN or Infinity."""
 
 
 class Signature:
@@ -96,7 +96,7 @@ class ResultType:
     """A return type: converts values to JSON text and back.
 
     Args:
-        name: of the function or step that returns the value, for error messages.
+        name: name of the function or step that returns the value, for error messages.
         hint: the type; `Any` takes any JSON value.
 
     Raises:

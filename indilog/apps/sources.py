@@ -1,4 +1,4 @@
-"""What a deployment consists of: the text files of a Python file, a package or a folder."""
+"""Reads the sources of a deployment: the text files of a Python file, a package or a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from indilog.base.errors import DeployError
 from indilog.config import MIB
 
 SOURCES_BYTES_MAX: Final = 4 * MIB
-"""More than any platform accepts; stops reading a folder that was given by mistake."""
+"""Largest total size that is read. It is more than any platform accepts, and stops the reading of a
+folder that was given by mistake.
+"""
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests"})
 _SUFFIXES: Final = frozenset({".py", ".json", ".toml", ".txt", ".md", ".sql", ".html", ".csv"})
 

@@ -1,5 +1,5 @@
-"""Where cold objects are: a directory or an S3-compatible store, through `pyarrow.fs` (decision
-0039).
+"""The place of cold objects: a directory or an S3-compatible store, through `pyarrow.fs`
+(docs/decisions/0039).
 
 A place is a path (`/mnt/cold`) or `s3://bucket/prefix`, with `endpoint_override`, `scheme` and
 `region` as parameters (`s3://bucket/logs?endpoint_override=minio.example:9000`). Credentials come
@@ -102,7 +102,7 @@ class ColdFolder:
 
     Args:
         place: see the module.
-        folder: of the node, in the place.
+        folder: folder of the node in the place.
         timeout_s: seconds after which a request to a store over the network fails.
     """
 

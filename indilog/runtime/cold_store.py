@@ -66,7 +66,7 @@ class ColdObjects:
     """The objects of one node, for several threads.
 
     Args:
-        folder: of the objects.
+        folder: folder of the objects.
         cache_bytes_max: bytes of batches that are cached.
         note: writes the file `COLD`, before the first object; None: the file exists.
     """
@@ -231,7 +231,7 @@ class ColdStore:
         deliver: takes the answers, on the loop.
 
     Raises:
-        ConfigError: the configured place is another one than that of the existing objects.
+        ConfigError: the configured place differs from the place of the existing objects.
         DataDirectoryError: the file `COLD` is damaged.
     """
 
@@ -259,7 +259,7 @@ class ColdStore:
         self._working: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._works: set[Future[ColdAnswer]] = set()
-        """What runs in a thread, or waits for one."""
+        """Requests that run in a thread, or wait for one."""
 
     def ask(self, node: NodeId, request: ColdRequest) -> None:
         """Serve a request of a node; its answer is delivered later, or at once."""
@@ -298,9 +298,9 @@ class ColdStore:
     async def close(self) -> None:
         """Stop, and wait for what the threads are doing, for `cold_timeout_s` at most.
 
-        An object that is being written is finished or not, and both are correct: no note names it.
-        But it must not appear after the next incarnation has listed the objects, which would then
-        keep it until a further start.
+        An object whose write is in progress may be finished or not. Both are correct, because no
+        frame of the journal names it. But it must not appear after the next incarnation has listed
+        the objects, because that incarnation would keep it until a further start.
         """
         for task in self._tasks:
             task.cancel()

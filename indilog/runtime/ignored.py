@@ -1,4 +1,4 @@
-"""Counting and logging of ignored events (STYLE "Errors")."""
+"""Counts and logs ignored events (STYLE "Errors")."""
 
 from __future__ import annotations
 

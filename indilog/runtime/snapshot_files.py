@@ -66,7 +66,7 @@ class _StoppedError(Exception):
 
 
 class SnapshotFolder:
-    """The snapshots of one node. Calls may take long, so they run in threads; one of them
+    """The snapshots of one node. Calls may take long, so they run in threads; only one thread
     writes.
     """
 

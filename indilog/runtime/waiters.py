@@ -1,4 +1,4 @@
-"""Resolving futures of callers (ARCHITECTURE 5)."""
+"""Resolves the futures of callers (ARCHITECTURE 5)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from indilog.sdk.event import Event
 _T = TypeVar("_T")
 
 Choose: TypeAlias = Callable[[Sequence[int]], int]
-"""Chooses the execution to continue, given the numbers of those that can."""
+"""Chooses the execution to continue, given the numbers of the executions that can continue."""
 
 
 class _Pause:

@@ -153,9 +153,9 @@ class Driver:
         await runner.look(log, is_one_page=True)  # one page usually has all notifications
         if runner.executors.lapsed(waiting.monotonic_now()):
             await runner.look(log)
-        rests_at = runner.rests_at()
-        if rests_at is not None and rests_at <= waiting.monotonic_now():
-            await runner.rest(log)
+        leaves_at = runner.leaves_at()
+        if leaves_at is not None and leaves_at <= waiting.monotonic_now():
+            await runner.leave_if_idle(log)
         end = runner.executors.end
         for name in runner.executors.lapsed(waiting.monotonic_now()):
             await self._on_lapsed(log, name, end)
@@ -206,7 +206,7 @@ class Driver:
             next_due = look_at if _UNKNOWN in self._taking else self._unknown_until()
         times = (
             executors.next_lapse(),
-            self._runner.rests_at(),
+            self._runner.leaves_at(),
             next_due,
             next_retry,
             look_at,

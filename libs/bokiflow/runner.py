@@ -287,7 +287,9 @@ class Runner(HeartbeatSender):
             structlog.get_logger().error("execution of a run failed", run=id_, exc_info=error)
             # This executor owns the run, so no other process continues it.
             if run.executor == self.lease.name:
-                self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
+                self._pending.note_interrupted(
+                    id_, run.started_at, execution.epoch, running.failures
+                )
                 self._keep_beating(logs)
         self._notify_room()
 
@@ -371,7 +373,7 @@ class Runner(HeartbeatSender):
         to read the record: the session of another log object may not see the record yet.
         """
         pending = self._pending
-        async with pending.alone(id_):
+        async with pending.exclusive(id_):
             lease = self.current_lease()
             before = pending.note(id_, self.executors.end)
             try:
@@ -440,7 +442,7 @@ class Runner(HeartbeatSender):
             return  # the run began to execute while other runs were looked up
         if pending.is_under_way(id_):
             return  # an assignment in progress must not delay heartbeats
-        async with pending.alone(id_):
+        async with pending.exclusive(id_):
             try:
                 run = await read_run(log, id_, Run(), is_reused=True)
             except TrimmedError:

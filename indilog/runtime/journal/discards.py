@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class Discards:
-    """Frees each discarded frame when the frames that make it unneeded are durable.
+    """Frees discarded frames, each after a sync of the frames that made it unneeded.
 
     Attributes:
         unpunched: number of discarded frames that kept their pages, because the file system cannot

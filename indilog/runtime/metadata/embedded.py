@@ -326,8 +326,8 @@ class EmbeddedMetadataStore(SessionKeeper):
             self._wake(directory + "/")
 
     async def _changed(self, watched: str) -> None:
-        """Wait for the next write of a key; of a directory, if `watched` is its name and a
-        slash.
+        """Wait for the next write of the key `watched`. If `watched` is the name of a directory and
+        a slash, wait for the next write of any key in that directory.
         """
         if sum(map(len, self._watchers.values())) >= self._config.metadata.metadata_watchers_max:
             raise OverloadedError(
@@ -369,7 +369,7 @@ class EmbeddedMetadataStore(SessionKeeper):
         self._contents = contents
 
     def _put_in_place(self, data: bytes) -> None:
-        """Replace the file; on a full disk, in the reserved room.
+        """Replace the file. On a full disk, use the reserved room.
 
         Raises:
             DiskFullError: there is no room in spite of the reserve; nothing was changed.

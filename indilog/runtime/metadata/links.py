@@ -117,10 +117,11 @@ class MetadataConnection(asyncio.Protocol):
 
 
 class MetadataListener:
-    """The server's end: accepts connections at `address`, with keys only those of known peers.
+    """The server's end: accepts connections at `address`. If the platform has keys, only peers with
+    a certificate of the cluster are accepted.
 
     Raises:
-        ConfigError: the address cannot be bound, or needs keys that are not there.
+        ConfigError: the address cannot be bound, or needs keys that do not exist.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class MetadataServer:
     """Answers other processes' requests to an embedded store.
 
     Raises:
-        ConfigError: the address cannot be bound, or needs keys that are not there.
+        ConfigError: the address cannot be bound, or needs keys that do not exist.
     """
 
     def __init__(self, store: EmbeddedMetadataStore, address: str, config: NodeConfig) -> None:

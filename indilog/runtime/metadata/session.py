@@ -94,7 +94,9 @@ class HeartbeatSession(ABC):
         return await self._while_alive(self._delete(key, expected_version))
 
     async def _while_alive(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do a write; the session must not end before, during or after it."""
+        """Run a write, and raise `SessionExpiredError` if the session has ended before or
+        meanwhile.
+        """
         writing, ending = asyncio.create_task(work), asyncio.create_task(self._over.wait())
         try:
             self.check()

@@ -1,4 +1,4 @@
-"""Sessions of the embedded store and of its clients in other processes, which know them by name."""
+"""Sessions of the embedded metadata store. Its clients in other processes name them in requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from indilog.runtime.metadata.store import Conflict, Deleted, Write, Written
 
 
 class SessionKeeper(ABC):
-    """The embedded store, or a client of it; the part of a `MetadataStore` that they share."""
+    """The part of `MetadataStore` that the embedded store and its clients share."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -54,7 +54,8 @@ class SessionKeeper(ABC):
 
     @abstractmethod
     async def open_session(self, name: str, ttl_s: float) -> None:
-        """Open a session that ends `ttl_s` after its last heartbeat; a repetition is a heartbeat.
+        """Open a session that ends `ttl_s` after its last heartbeat. A repeated call is a
+        heartbeat.
 
         Raises:
             OverloadedError: the limit of sessions is reached.

@@ -468,7 +468,7 @@ class ZooKeeperSession(HeartbeatSession):
         return asked_at
 
     async def _heartbeat(self) -> bool:
-        """Ask the leader (`sync`): a follower that is cut off answers until it notices that."""
+        """Ask the leader (`sync`), because a follower that is cut off still answers for a while."""
         client = self._connection.client
 
         async def attempt() -> bool:

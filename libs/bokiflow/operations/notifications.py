@@ -27,7 +27,9 @@ def _ignore_count(by: int) -> None:
     """Do nothing: the default of `WAIT_COUNTER` outside of a runner."""
 
 
-WAIT_COUNTER: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
+WAIT_COUNTER: Final[ContextVar[Callable[[int], None]]] = ContextVar(
+    "wait_counter", default=_ignore_count
+)
 """Called with 1 when an operation of the run begins to wait, with -1 when it stops waiting."""
 
 

@@ -53,11 +53,13 @@ _DEFERRED_TOGETHER: Final = 500
 """Largest number of outcomes in one batch; all but one of them have short results."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
-"""Suffix of a compensation's number; the rest is the number of the operation that it undoes."""
+"""Suffix of a compensation's number. The number is that of the undone operation, with this
+suffix.
+"""
 CANCEL: Final = "cancel"
 """The kind of a decision by which a cancellation replaces an operation."""
 RETURN: Final = "return"
-"""Number, name and kind of the decision that records that the workflow returned too early."""
+"""Number, name and kind of one decision: the workflow returned too early."""
 
 
 class LeaseCheck(Protocol):

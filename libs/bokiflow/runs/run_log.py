@@ -98,7 +98,8 @@ async def read_run(
 async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
-    """Append idempotent entries; return the seqnum of the last entry, in its last copy.
+    """Append idempotent entries, with retries. Return the seqnum of the last entry, as the last
+    attempt appended it.
 
     Raises:
         Stopped: the log was unavailable for too long.

@@ -7,8 +7,8 @@ a day. Each driver makes about twenty pairs of reads for each dead executor.
 
 The stream of an executor that stopped normally need not be re-read. An executor that stops normally
 records that it has no runs left, before its lease ends for other processes
-(`HeartbeatSender.rest`). It does so only if no record in flight can assign it a run. Garbage
-collection finds later assignments (`bokiflow.takeover.cleaning`).
+(`HeartbeatSender.leave_if_idle`). The executor does so only if no record in flight can assign it a
+run. Garbage collection finds later assignments (`bokiflow.takeover.cleaning`).
 
 Lost records, and records of a later version, are skipped. Each belongs to one run, so this process
 cannot take over that run. Such a record is not trimmed, and is read again later.

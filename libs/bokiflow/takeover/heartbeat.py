@@ -47,9 +47,9 @@ from indilog import DataLossError, Entry, IndilogError, Log, Record, TrimmedErro
 from indilog.sdk import SeqNum, check_own_append
 
 BEATS: Final = 4
-_RESTS: Final = 0.75
-"""Fraction of the lease after which an idle executor records that it leaves, before its lease
-ends.
+_LEAVES_AFTER: Final = 0.75
+"""Fraction of the lease after which an idle executor records that it leaves; below 1, so that the
+lease has not ended yet.
 """
 _PAGE: Final = 1000
 _TRIM_EVERY: Final = 512
@@ -294,19 +294,17 @@ class HeartbeatSender(ABC):
 
     # --- leaving
 
-    def rests_at(self) -> float | None:
-        """Return when to call `rest` (time of `waiting.monotonic_now`); None: it need not be
-        called.
-        """
+    def leaves_at(self) -> float | None:
+        """Return when to call `leave_if_idle` (time of `waiting.monotonic_now`); None: never."""
         renewed_at, beating = self.lease.renewed_at, self._beating
         if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
             return None
         if self.executors.left_to(self.lease.name):
             return None
-        in_s = renewed_at + self.lease_s * _RESTS - waiting.passed_now()
+        in_s = renewed_at + self.lease_s * _LEAVES_AFTER - waiting.passed_now()
         return waiting.monotonic_now() + in_s
 
-    async def rest(self, log: Log) -> None:
+    async def leave_if_idle(self, log: Log) -> None:
         """While idle, record that this process leaves, before its lease ends. So no process looks
         for its runs.
         """

@@ -68,10 +68,8 @@ class PendingAssignments:
         return (pending.since for pending in self._pending.values())
 
     @asynccontextmanager
-    async def alone(self, run: str) -> AsyncIterator[None]:
-        """Enter a block with exclusive access to a run, to assign the run or to start its
-        execution.
-        """
+    async def exclusive(self, run: str) -> AsyncIterator[None]:
+        """Enter a block with exclusive access to a run, in which to assign or execute it."""
         alone = self._alone.setdefault(run, _Exclusive(waiting.Mutex()))
         alone.users += 1
         try:
@@ -102,7 +100,7 @@ class PendingAssignments:
         else:
             self.clear(run)
 
-    def broke_off(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
+    def note_interrupted(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
         """Register that an execution in `epoch` was interrupted, after `failures` earlier
         interruptions.
         """
