@@ -16,11 +16,15 @@ from typing import Final
 
 from indilog.runtime.journal.segment import segment_numbers, segment_path
 from tests.cluster.faults.small_disk import MIB, SmallDisk
-from tests.nemesis.promise import CLOCK, EVERYTHING, KINDS, SUPERVISOR, Fault
+from tests.nemesis.promise import CLOCK, DISKS, EVERYTHING, KINDS, SUPERVISOR, Fault
 from tests.nemesis.proxies import Direction, Proxies
 from tests.nemesis.tested_cluster import TestedCluster, drawn_bit
 
 RECOVERY_S_MAX: Final = 120.0
+REPAIR_S_MAX: Final = 1200.0
+"""A storage node that lost its disk fetches what it had while others append and trim."""
+FIGURES_S: Final = 11.0
+"""Seconds after which figures of a process that has ended are no longer shown."""
 AHEAD_S: Final = (-600.0, 600.0, -366 * 86_400.0, 366 * 86_400.0)
 """How far clocks jump. A start believes ten minutes, and no year (`clock_gap_s_max`)."""
 _SYNC_DELAY_US: Final = 100_000
@@ -35,6 +39,10 @@ class Faults:
         self._cluster = cluster
         self._proxies = proxies
         self._disks = disks
+        self._killed: dict[str, int | None] = {}
+        """The process of a node that was killed last."""
+        self._positions: dict[str, int] = {}
+        """By node whose disk was harmed: how many metalog entries the cluster then had."""
         self._by_kind: dict[str, Callable[[Fault], Awaitable[str]]] = {
             "kill": self._kill,
             "stop": self._stop,
@@ -64,7 +72,7 @@ class Faults:
         """
         if fault.target in (SUPERVISOR, CLOCK):
             return ""  # a supervisor is up when it has adopted all nodes
-        if KINDS[fault.kind].harms_disk or fault.target == EVERYTHING:
+        if fault.target == EVERYTHING:
             await self._cluster.healthy(RECOVERY_S_MAX)
             return " ".join(self._cluster.last_problems)
         deadline = time.monotonic() + RECOVERY_S_MAX
@@ -72,11 +80,25 @@ class Faults:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{fault.target} is not back: {await self._cluster.problems()}")
             await asyncio.sleep(0.3)
-        return ""
+        return await self._repaired(fault.target) if KINDS[fault.kind].harms_disk else ""
+
+    async def _repaired(self, node: str) -> str:
+        """Wait until a node that lost synced bytes has applied all metalog entries of that time,
+        and nothing is missing; return what was wrong last.
+        """
+        await asyncio.sleep(FIGURES_S)
+        deadline = time.monotonic() + RECOVERY_S_MAX
+        while await self._cluster.position_of(node) < self._positions[node]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{node} has not applied {self._positions[node]} entries")
+            await asyncio.sleep(0.3)
+        await self._cluster.healthy(REPAIR_S_MAX)
+        return " ".join(self._cluster.last_problems)
 
     async def _is_back(self, node: str) -> bool:
-        """Return whether a node runs, and a gateway hears it."""
-        if self._cluster.pid_of(node) is None:
+        """Return whether a node runs, not in a process that was killed, and a gateway hears it."""
+        pid = self._cluster.pid_of(node)
+        if pid is None or pid == self._killed.get(node):
             return False
         for gateway in range(len(self._cluster.urls)):
             cluster = await self._cluster.seen_by(gateway)
@@ -90,7 +112,8 @@ class Faults:
     # --- processes
 
     async def _kill(self, fault: Fault) -> str:
-        return f"process {self._cluster.signal(fault.target, signal.SIGKILL)}"
+        pid = self._killed[fault.target] = self._cluster.signal(fault.target, signal.SIGKILL)
+        return f"process {pid}"
 
     async def _stop(self, fault: Fault) -> str:
         pid = self._cluster.signal(fault.target, signal.SIGSTOP)
@@ -134,8 +157,17 @@ class Faults:
 
     # --- disks
 
+    async def _stopped_for_harm(self, node: str) -> int | None:
+        """Stop a node whose disk is about to be harmed; return its process, which is to be killed.
+
+        Note how many metalog entries there are.
+        """
+        pid = self._killed[node] = self._cluster.signal(node, signal.SIGSTOP)
+        self._positions[node] = max([await self._cluster.position_of(n) for n in DISKS])
+        return pid
+
     async def _wipe(self, fault: Fault) -> str:
-        pid = self._cluster.signal(fault.target, signal.SIGSTOP)
+        pid = await self._stopped_for_harm(fault.target)
         folder = self._cluster.data / fault.target
         for path in list(folder.iterdir()):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -145,7 +177,7 @@ class Faults:
 
     async def _flip(self, fault: Fault) -> str:
         """Flip a bit of a closed segment; without one it is a kill."""
-        pid = self._cluster.signal(fault.target, signal.SIGSTOP)
+        pid = await self._stopped_for_harm(fault.target)
         where = "no closed segment"
         if closed := _closed_segments(self._cluster.data / fault.target):
             rng = random.Random(fault.variant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -86,8 +87,11 @@ async def _tried(
         try:
             await load.begin()
             injector = Injector(faults, outcome.seed, kinds)
-            await injector.run(outcome.seconds)
+            injecting = asyncio.create_task(injector.run(outcome.seconds))
+            await asyncio.wait({injecting}, timeout=outcome.seconds)
             outcome.pauses = _pauses(outcome.recorder.acknowledged_at, injector.began)
+            await load.rest()  # what is repaired now is repaired sooner
+            await injecting
             outcome.injected, outcome.violations = injector.injected, injector.failures
             if injector.failures:
                 return None

@@ -230,6 +230,16 @@ class TestedCluster:
         except (httpx.HTTPError, ValueError, KeyError):
             return None
 
+    async def position_of(self, node: str) -> int:
+        """Return how many metalog entries a node has applied or committed; 0: not known."""
+        found = 0
+        for gateway in range(len(self.urls)):
+            if (cluster := await self.seen_by(gateway)) is not None:
+                with suppress(KeyError):  # a node without some figures
+                    positions = {shown.node: shown.position for shown in cluster.nodes}
+                    found = max(found, positions.get(node) or 0)
+        return found
+
     async def problems(self) -> list[str]:
         """Return what is wrong, as the gateways say it."""
         found: list[str] = []
@@ -257,9 +267,15 @@ class TestedCluster:
             wrong = await self.problems()
             times = 0 if wrong else times + 1
             self.last_problems = wrong or self.last_problems
+            self._note(wrong)
             if wrong and time.monotonic() > deadline:
                 raise TimeoutError(f"not healthy after {deadline_s:g} s: {' '.join(wrong)}")
             await asyncio.sleep(HEALTHY_AGAIN_S if not wrong else 0.5)
+
+    def _note(self, wrong: list[str]) -> None:
+        """Write what is wrong into the file `health.txt`, with the time."""
+        with (self.directory / "health.txt").open("a") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {' '.join(wrong) or 'healthy'}\n")
 
 
 def _is_ended(pid: int) -> bool:

@@ -78,16 +78,20 @@ class Workload:
             self._late.append(self._task(follow(await self._client(n), shown, self._recorder)))
         self._ordering = [self._task(self._orders.live(http, self._stop)) for http in self._https]
 
+    async def rest(self) -> None:
+        """Stop the callers that write, except that running workflows end."""
+        self._stop.set()
+        await _cancelled(self._callers)
+
     async def end(self) -> None:
         """Stop all callers; the queue is emptied, and workflows and subscriptions end.
 
         Raises:
             TimeoutError: a workflow does not end.
         """
-        self._stop.set()
+        await self.rest()
         async with asyncio.timeout(ENDED_S_MAX):
             await asyncio.gather(*self._ordering)
-        await _cancelled(self._callers)
         await self._mail.emptied(await self._client(0))
         end = await (await self._client(0)).log(LOG).read_prev(fresh=True)
         deadline = time.monotonic() + SHOWN_S_MAX
