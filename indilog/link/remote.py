@@ -195,8 +195,8 @@ class RemoteLog(Log):
         return _expected(TailFound, await self._read(question)).seqnum
 
     async def places(self, start: SeqNum, end: SeqNum) -> Sequence[PlacedSpan]:
-        """Return where the records of all logs from `start` to below `end` are: the spans of the
-        first of them; none if `start` is not ordered yet.
+        """Return the places of records of all logs from seqnum `start` on, below `end`. The answer
+        may cover only the first of these records. It is empty if `start` is not ordered yet.
         """
         question = LogPlaces(self.name, self._session.position, start, end)
         return _expected(PlacesAre, await self._read(question)).spans

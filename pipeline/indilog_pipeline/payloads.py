@@ -47,8 +47,8 @@ class Chunk(NamedTuple):
 class Payloads:
     """Reads chunks of an image; a damaged batch is taken from another replica.
 
-    A platform may have moved or discarded a batch that cannot be read. So the image is read again,
-    until a damaged batch is found in the same places twice.
+    If a batch cannot be read, a platform may have moved or discarded it. So the image is read
+    again. A batch counts as damaged when two images name the same places for it.
 
     Attributes:
         image: the image that was read last.
@@ -67,7 +67,7 @@ class Payloads:
         self._cold.close()
 
     def chunk(self, start: SeqNum, end: SeqNum, *, with_data: bool) -> Chunk:
-        """Return a first part of `[start, end)`.
+        """Return the first part of `[start, end)`, as large as a chunk may be.
 
         Raises:
             NotReadyError: a platform moved batches during each of several attempts, or cold

@@ -43,7 +43,7 @@ _RESERVED: Final = frozenset(
 # --- in the worker
 
 
-class _Speaker:
+class _OutputSource:
     """A source of output: an application or one of its invocations, with its incomplete lines."""
 
     __slots__ = ("application", "invocation", "rests")
@@ -60,7 +60,7 @@ class _Speaker:
             output.write_line(self, rest)
 
 
-_SPEAKER: ContextVar[_Speaker | None] = ContextVar("speaker", default=None)
+_OUTPUT_SOURCE: ContextVar[_OutputSource | None] = ContextVar("source", default=None)
 
 
 class output_of:  # noqa: N801 - used like a function
@@ -76,26 +76,26 @@ class output_of:  # noqa: N801 - used like a function
     __slots__ = ("_speaker", "_token")
 
     def __init__(self, application: str, invocation: str = "") -> None:
-        self._speaker = _Speaker(application, invocation)
+        self._speaker = _OutputSource(application, invocation)
 
     def __enter__(self) -> None:
         """Begin the attribution."""
-        self._token = _SPEAKER.set(self._speaker)
+        self._token = _OUTPUT_SOURCE.set(self._speaker)
 
     def __exit__(self, *_: object) -> None:
         """Write the incomplete lines, and end the attribution."""
-        _SPEAKER.reset(self._token)
+        _OUTPUT_SOURCE.reset(self._token)
         if self._speaker.rests:
             self._speaker.end_lines()
 
 
 def attributed(_logger: object, _method: str, fields: EventDict) -> EventDict:
     """Add the application and the invocation to a log line: a processor of structlog."""
-    speaker = _SPEAKER.get()
-    if speaker is not None:
-        fields.setdefault("application", speaker.application)
-        if speaker.invocation:
-            fields.setdefault("invocation", speaker.invocation)
+    source = _OUTPUT_SOURCE.get()
+    if source is not None:
+        fields.setdefault("application", source.application)
+        if source.invocation:
+            fields.setdefault("invocation", source.invocation)
     return fields
 
 
@@ -111,7 +111,7 @@ class FunctionOutput(io.TextIOBase):
 
     def __init__(self, raw: TextIO) -> None:
         self._raw = raw
-        self._no_speaker = _Speaker("", "")
+        self._no_speaker = _OutputSource("", "")
 
     @property
     def buffer(self) -> Any:  # noqa: ANN401 - as of any text stream
@@ -128,14 +128,14 @@ class FunctionOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write text; a line is written when it is complete, or longer than `LINE_BYTES_MAX`."""
-        speaker = _SPEAKER.get() or self._no_speaker
-        *lines, rest = (speaker.rests.pop(self, "") + text).split("\n")
+        source = _OUTPUT_SOURCE.get() or self._no_speaker
+        *lines, rest = (source.rests.pop(self, "") + text).split("\n")
         if len(rest) > LINE_BYTES_MAX:
             lines.append(rest)
         elif rest:
-            speaker.rests[self] = rest
+            source.rests[self] = rest
         for line in lines:
-            self.write_line(speaker, line)
+            self.write_line(source, line)
         return len(text)
 
     def flush(self) -> None:
@@ -147,15 +147,15 @@ class FunctionOutput(io.TextIOBase):
         self._no_speaker.end_lines()
         self.flush()
 
-    def write_line(self, speaker: _Speaker, line: str) -> None:
-        """Write one line of `speaker`, unless it is blank."""
+    def write_line(self, source: _OutputSource, line: str) -> None:
+        """Write one line of `source`, unless it is blank."""
         if not line.strip():
             return
         line_fields = {"event": _OUTPUT, "line": line.encode(errors="backslashreplace").decode()}
-        if speaker.application:
-            line_fields["application"] = speaker.application
-        if speaker.invocation:
-            line_fields["invocation"] = speaker.invocation
+        if source.application:
+            line_fields["application"] = source.application
+        if source.invocation:
+            line_fields["invocation"] = source.invocation
         self._raw.write(json.dumps(line_fields) + "\n")
 
 

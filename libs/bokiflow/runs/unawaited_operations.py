@@ -53,7 +53,7 @@ class AskedOperation(NamedTuple):
 
 
 class AskedOperations:
-    """The operations requested in one execution, except most of those that have ended.
+    """The operations requested in one execution. Ended ones are removed from time to time.
 
     Attributes:
         replayed: number of outcomes of earlier executions that were replayed.
@@ -90,7 +90,9 @@ class AskedOperations:
 
     @contextmanager
     def performing(self) -> Iterator[None]:
-        """Enter a block that carries out a decision; the operation ends after the block."""
+        """Enter a block that carries out a decided operation, such as the start of a child.
+        `run_until_idle` waits for the block's end.
+        """
         self._carried_out += 1
         self._is_at_rest.clear()
         try:

@@ -1,8 +1,9 @@
 """Reads through a running platform: pages of one log, in parallel by ranges of seqnums.
 
 Tasks read in a session that has seen the end of the log, so each answer has at least the records
-that the plan knew. The platform's reads return no shard, localid and position. If these columns are
-wanted, the task asks where the range's records are; a span of them is one row of the answer.
+that the plan knew. Reads of the platform do not return shard, localid and position. If these
+columns are wanted, the task requests the places of its records (`RemoteLog.places`). The answer has
+one row for each span of records.
 """
 
 from __future__ import annotations
