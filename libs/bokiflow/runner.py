@@ -440,7 +440,7 @@ class Runner(HeartbeatSender):
         pending, lease = self._pending, self.lease
         if id_ not in pending:
             return  # the run began to execute while other runs were looked up
-        if pending.is_under_way(id_):
+        if pending.is_in_use(id_):
             return  # an assignment in progress must not delay heartbeats
         async with pending.exclusive(id_):
             try:

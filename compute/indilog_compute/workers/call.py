@@ -23,9 +23,10 @@ class DeployedApp:
     """A version of an application that runs on this compute node.
 
     Attributes:
-        number: identifies this deployment to the workers of this host. seqnum: seqnum of its record
-                in the log of deployments. since: when it was deployed, as in `Placed`. functions:
-                its functions by name.
+        number: identifies this deployment to the workers of this host.
+        seqnum: seqnum of its record in the log of deployments.
+        since: when it was deployed, as in `Placed`.
+        functions: its functions by name.
         running: number of its calls that wait or run.
         successor: the newer version that replaced it, if any.
         is_undeployed: whether the application was undeployed, not replaced.

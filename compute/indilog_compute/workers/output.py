@@ -111,7 +111,7 @@ class FunctionOutput(io.TextIOBase):
 
     def __init__(self, raw: TextIO) -> None:
         self._raw = raw
-        self._no_speaker = _OutputSource("", "")
+        self._no_source = _OutputSource("", "")
 
     @property
     def buffer(self) -> Any:  # noqa: ANN401 - as of any text stream
@@ -128,7 +128,7 @@ class FunctionOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write text; a line is written when it is complete, or longer than `LINE_BYTES_MAX`."""
-        source = _OUTPUT_SOURCE.get() or self._no_speaker
+        source = _OUTPUT_SOURCE.get() or self._no_source
         *lines, rest = (source.rests.pop(self, "") + text).split("\n")
         if len(rest) > LINE_BYTES_MAX:
             lines.append(rest)
@@ -144,7 +144,7 @@ class FunctionOutput(io.TextIOBase):
 
     def end_line(self) -> None:
         """Write the incomplete line of output outside of calls."""
-        self._no_speaker.end_lines()
+        self._no_source.end_lines()
         self.flush()
 
     def write_line(self, source: _OutputSource, line: str) -> None:

@@ -75,9 +75,10 @@ class Cleaner:
         return forgotten
 
     async def _page(self, log: Log) -> list[Record]:
-        """Return the next page of the list of runs, and skip lost records. A lost record counts as
-        old as the record after it, so the list is not trimmed beyond it until that later record is
-        old.
+        """Return the next page of the list of runs, and skip lost records.
+
+        The time of a lost record is unknown. The list is trimmed beyond it when the record after it
+        is old.
         """
         bound = self._cursor
         while True:

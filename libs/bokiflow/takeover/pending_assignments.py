@@ -62,9 +62,7 @@ class PendingAssignments:
 
     @property
     def since(self) -> Iterator[SeqNum]:
-        """Seqnums of which the smallest is a lower bound: no record below it assigns a pending
-        run.
-        """
+        """A seqnum for each pending run; no record below it assigns this run."""
         return (pending.since for pending in self._pending.values())
 
     @asynccontextmanager
@@ -81,7 +79,7 @@ class PendingAssignments:
             if not alone.users:
                 del self._alone[run]
 
-    def is_under_way(self, run: str) -> bool:
+    def is_in_use(self, run: str) -> bool:
         """Tell whether a task has exclusive access to the run, or waits for it."""
         return run in self._alone
 

@@ -111,7 +111,7 @@ class SparkFailedError(IndilogError):
 
 
 @contextmanager
-def _failures_told() -> Iterator[None]:
+def _explain_failures() -> Iterator[None]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -148,7 +148,7 @@ class SparkEngine:
         """
         if not plan.starts:
             return {}
-        with _failures_told():
+        with _explain_failures():
             return self._built(plan)
 
     def _built(self, plan: RebuildPlan) -> dict[int, Built]:
