@@ -38,6 +38,7 @@ from indilog.kernel.metalog import (
     Entry,
     MetalogReplay,
     NewReplicas,
+    NewView,
     NewWriters,
     Span,
     Trim,
@@ -58,6 +59,7 @@ from indilog.roles.role import (
     FrameRead,
     Ignore,
     Location,
+    MembersWanted,
     Persisted,
     Received,
     Send,
@@ -119,16 +121,15 @@ class Engine:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._node = node
-        self._views = views
         self.placement = Placement(views[-1])
         self._config = config
         self._leadership = Leadership(views[-1])
         self._extended = config.node.caches.local_index == "extended"
         self._begin()
-        self.order_lookups = OrderLookups(views, config.node)
+        self.order_lookups = OrderLookups(self.placement, config.node)
         self.trims = Trims(self._leadership, config.node)
         self._writer: ShardWriter | None = None
-        self._conditional = ConditionalAppends(node, views[-1], config.node)
+        self._conditional = ConditionalAppends(node, self.placement, config.node)
         self.watches = Watches(config.node.reads.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
@@ -136,7 +137,9 @@ class Engine:
         self._join = self._new_resend()
         self._join_request = 0
         self._catch_up = CatchUp(MetalogReader(), self._new_resend())
-        self._index_fetch = IndexFetch(views, self._new_resend())
+        self._index_fetch = IndexFetch(self.placement, self._new_resend())
+        self._epoch = Epoch(0)
+        self._had_shard = False
 
     def _new_resend(self) -> Resend:
         messages = self._config.node.messages
@@ -151,7 +154,7 @@ class Engine:
         self._floors = LogFloors(node.trims.log_floors_max)
         self._local_reads = LocalReads(self._cache, self._floors)
         self._reads = Reads(
-            self._node, self._views[-1], self.placement, self._config, self._cache,
+            self._node, self.placement, self._config, self._cache,
             self._floors, self._leadership,
         )  # fmt: skip
         self._replay = MetalogReplay()
@@ -301,7 +304,7 @@ class Engine:
     def request_snapshots(self) -> MetalogPosition:
         """Ask all index nodes for snapshots of all positions below the one returned."""
         wanted = SnapshotWanted(self.position)
-        self._outbox += [Send(node, wanted) for node in self._views[-1].index_nodes]
+        self._outbox += [Send(node, wanted) for node in self.placement.view.index_nodes]
         return self.position
 
     def when_ready(self, waiter: object) -> None:
@@ -408,6 +411,8 @@ class Engine:
                 return self._on_started(epoch, now)
             case TermBegun():
                 return self._on_term(event, now)
+            case MembersWanted():
+                return []
             case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 return [Ignore(event, "an engine has no disk")]
             case unreachable:
@@ -484,21 +489,30 @@ class Engine:
     # --- joining (thesis 5.5.1)
 
     def _on_started(self, epoch: Epoch, now: Instant) -> list[Effect]:
-        view = self._views[-1]
+        self._epoch = epoch
         self._join_request = epoch * _REQUESTS_PER_EPOCH
         self._catch_up.reader.start(epoch)
         self._reads.number_from(self._join_request)
         self.order_lookups.number_from(self._join_request)
         self.trims.number_from(self._join_request)
         self._conditional.started(epoch, self._join_request)
-        effects = self._ask_to_join(now)
-        shard = view.shard_written_by(self._node)
-        if shard is not None:
-            replicas = self.placement.replicas(shard)
-            copies = len(self.placement.counting(shard))
-            self._writer = ShardWriter(shard, replicas, epoch, self._config, copies=copies)
-            effects += self._want_shard(self._writer, now)
-        return effects
+        return self._ask_to_join(now) + self._follow_view(now)
+
+    def _follow_view(self, now: Instant) -> list[Effect]:
+        """Ask for the shard that the view gives this node, or stop to append to the one that it
+        takes away.
+        """
+        shard, writer = self.placement.view.shard_written_by(self._node), self._writer
+        if writer is not None and writer.shard != shard:
+            self._writer = None
+            return writer.give_up()
+        if shard is None or writer is not None or self._had_shard:
+            return []  # a second writer of one incarnation looks like the first
+        self._had_shard = True
+        replicas = self.placement.replicas(shard)
+        copies = len(self.placement.counting(shard))
+        self._writer = ShardWriter(shard, replicas, self._epoch, self._config, copies=copies)
+        return self._want_shard(self._writer, now)
 
     def _want_shard(self, writer: ShardWriter, now: Instant) -> list[Effect]:
         wanted = writer.want(now)
@@ -506,7 +520,8 @@ class Engine:
 
     def _ask_to_join(self, now: Instant) -> list[Effect]:
         self._join.sent(now)
-        return [Send(self._leadership.primary, TailWanted(self._join_request))]
+        wanted = TailWanted(self._join_request, self.placement.view.number)
+        return [Send(self._leadership.primary, wanted)]
 
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
@@ -517,12 +532,15 @@ class Engine:
         )
         self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
-        self.placement.restore(message.replicas)
+        self.placement.moved = dict(message.replicas)
+        if message.view is not None:
+            self.placement.install(message.view)
+        effects = self._follow_view(now)
         own = () if self._writer is None else (self._writer.shard,)
         self._local = LocalIndex(self._config.node, message.position, message.tail, own)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
-        effects = self._reads.advanced(now)
+        effects += self._reads.advanced(now)
         if (writer := self._writer) is not None:
             effects += writer.move(self.placement.replicas(writer.shard))
             epoch = message.writers.get(writer.shard, NO_INCARNATION)
@@ -576,14 +594,14 @@ class Engine:
             return self._join_again(now, "metalog entries were replaced after they were read")
         effects: list[Effect] = []
         for entry in taken.entries:
-            effects += self._apply_entry(entry, self._local)
+            effects += self._apply_entry(entry, self._local, now)
         if (wanted := self._catch_up.ask_at_once(now)) is not None:
             effects.append(self._to_primary(wanted))
         if self._feed.behind or self._reads.parked:
             effects += self._apply_index_data(self._local, now)
         return effects
 
-    def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
+    def _apply_entry(self, entry: Entry, local: LocalIndex, now: Instant) -> list[Effect]:
         spans = self._replay.apply(entry)
         local.apply_spans(spans)
         if isinstance(entry, Trim):
@@ -592,6 +610,9 @@ class Engine:
             self.placement.move(replicas_in(entry))
             self._reads.note_moved()
         effects: list[Effect] = []
+        if isinstance(entry, NewView) and self.placement.install(entry.following):
+            self._reads.note_moved()
+            effects += self._follow_view(now)
         if (writer := self._writer) is not None:
             for span in spans:
                 if span.shard == writer.shard:
@@ -631,7 +652,7 @@ class Engine:
         before = self.tag_position
         self._feed.put(message.blocks, message.copy_of)
         effects = self._apply_index_data(local, now)
-        if event.sender in self._views[-1].storage_nodes:
+        if event.sender in self.placement.view.storage_nodes:
             effects += self._index_fetch.on_index_data(before, self.tag_position)
         return effects
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Instant, MetalogPosition
 from indilog.base.resend import Resend
-from indilog.kernel.view import Views
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Effect, Send
 from indilog.wire.messages import IndexDataWanted
 
@@ -17,10 +17,10 @@ from indilog.wire.messages import IndexDataWanted
 class IndexFetch:
     """The fetch of one engine; it asks every storage node, each about its shards."""
 
-    __slots__ = ("_end", "_resend", "_tag_position", "_views")
+    __slots__ = ("_end", "_placement", "_resend", "_tag_position")
 
-    def __init__(self, views: Views, resend: Resend) -> None:
-        self._views = views
+    def __init__(self, placement: Placement, resend: Resend) -> None:
+        self._placement = placement
         self._resend = resend
         self._end: MetalogPosition = 0
         """Index data below this position was requested, page by page: each page that arrives
@@ -59,7 +59,7 @@ class IndexFetch:
         assert start < end, "something is missed"
         self._end = end
         wanted = IndexDataWanted(start, end, 1)
-        return [Send(node, wanted) for node in self._views[-1].storage_nodes]
+        return [Send(node, wanted) for node in self._placement.view.storage_nodes]
 
     def deadline(self) -> Instant | None:
         """When to ask again; None: nothing is missed."""

@@ -17,6 +17,7 @@ from indilog.roles.role import (
     FrameRead,
     Ignore,
     Location,
+    MembersWanted,
     Persisted,
     Received,
     SnapshotsAnswered,
@@ -25,7 +26,7 @@ from indilog.roles.role import (
     TermBegun,
 )
 from indilog.wire.messages import IndexAnswer
-from indilog.wire.replica_messages import ReplicasAre
+from indilog.wire.replica_messages import PlacementIs
 from indilog_index.merging import Merging
 
 
@@ -33,10 +34,9 @@ class Aggregator:
     """One aggregator; its guarantees are those of `Merging`."""
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
-        assert node in views[-1].aggregators, f"{node} is an aggregator of the newest view"
+        assert node.startswith("aggregator"), f"{node} is named after its role"
         self._placement = Placement(views[-1])
-        self._storage_nodes = frozenset(views[-1].storage_nodes)
-        self._merging = Merging(views[-1], self._placement, config.node)
+        self._merging = Merging(self._placement, config.node)
 
     def status(self) -> dict[str, int]:
         """Return the status for operators: how many lookups are pending."""
@@ -65,14 +65,15 @@ class Aggregator:
         match event:
             case Received(sender=sender, message=IndexAnswer() as answer):
                 return self._merging.add(sender, answer, now)
-            case Received(sender=sender, message=ReplicasAre(replicas)):
-                if sender not in self._storage_nodes:
-                    return [Ignore(event, "replicas from a node that is no storage node")]
+            case Received(sender=sender, message=PlacementIs(view, replicas)):
+                if sender not in {*view.storage_nodes, *self._placement.view.storage_nodes}:
+                    return [Ignore(event, "the placement, from a node that is no storage node")]
+                self._placement.install(view)
                 self._placement.move(replicas)
                 return []
             case Received(message=message):
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
-            case Started() | TermBegun():
+            case Started() | TermBegun() | MembersWanted():
                 return []
             case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():
                 raise AssertionError("an aggregator has no journal")

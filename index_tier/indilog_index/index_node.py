@@ -31,7 +31,7 @@ from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, MetalogPosition, NodeId
 from indilog.base.log import READ_RANGE_LIMIT_MAX
 from indilog.base.resend import Resend
 from indilog.config import Config
-from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, last_below
+from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, first_difference, last_below
 from indilog.kernel.index_snapshot import (
     ReadRows,
     RowsRead,
@@ -44,7 +44,7 @@ from indilog.kernel.index_snapshot import (
 from indilog.kernel.lineage import Lineage
 from indilog.kernel.lost_ranges import within
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import Views
+from indilog.kernel.view import View, Views
 from indilog.roles.index_feed import IndexFeed, ReadyBlock
 from indilog.roles.role import (
     AskSnapshots,
@@ -55,6 +55,7 @@ from indilog.roles.role import (
     FrameRead,
     Ignore,
     Location,
+    MembersWanted,
     Persisted,
     Received,
     Send,
@@ -72,7 +73,7 @@ from indilog.wire.messages import (
     IndexLookup,
     ReadRecords,
 )
-from indilog.wire.replica_messages import ReplicasAre
+from indilog.wire.replica_messages import PlacementIs
 from indilog.wire.tag_messages import (
     NO_RECORD,
     NOT_KNOWN,
@@ -96,9 +97,19 @@ from indilog_index.waiting import WaitingLookups
 
 _DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
 _REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
+_RESCHEDULED: Final = "index data that another index shard gets; the index is rebuilt"
 _OUTDATED: Final = "index data of entries that may have been replaced"
 _SWEEP_PAUSE_S: Final = 0.005
 """Seconds between two steps of a sweep, in which other work runs."""
+
+
+def index_shard_of(node: NodeId, view: View) -> int:
+    """Return the index shard of a node, also of one that no view has yet: `index-SHARD-REPLICA`."""
+    for shard, replicas in enumerate(view.index_shards):
+        if node in replicas:
+            return shard
+    assert node.startswith("index-"), f"{node} is named after its role"
+    return int(node.split("-")[1])
 
 
 class IndexNode:
@@ -112,27 +123,20 @@ class IndexNode:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         view = views[-1]
-        mine = [i for i, replicas in enumerate(view.index_shards) if node in replicas]
-        assert len(mine) == 1, f"{node} is an index node of the newest view"
         self._node = node
         self._placement = Placement(view)
-        self._view = view
-        self._storage_nodes = frozenset(view.storage_nodes)
-        self._engines = frozenset(view.engines)
-        self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
-        self._known_shards = frozenset(view.shards)
-        self.index_shard = mine[0]
-        self._positions = IndexPositions.of(view.eras, self.index_shard)
+        self.index_shard = index_shard_of(node, view)
+        self._note_view()
         self._config = config.node
         self._store = self._empty_store()
         self._feed = self._feed_from(0)
-        self._snapshots = Snapshots(view, self.index_shard, config.node)
+        self._snapshots = Snapshots(self._placement, self.index_shard, config.node)
         self._spilled = SpilledLookups(config.node.reads.lookups_pending_max)
         self._waiting = WaitingLookups(
             lookups_max=config.node.reads.lookups_pending_max,
             timeout_s=config.node.reads.read_timeout_s,
         )
-        self._floors = TrimFeed(view.storage_nodes, config.node)
+        self._floors = TrimFeed(self._placement, config.node)
         self._lineage = Lineage()
         """The epochs of the entries at the applied positions."""
         self._copy_of = Epoch(0)
@@ -144,7 +148,7 @@ class IndexNode:
         self._rebuilds = 0
         self._discards = Discards(self._placement, self._floors, config.node)
         self._swept_at = Instant(0.0)
-        self._merging = Merging(view, self._placement, config.node)
+        self._merging = Merging(self._placement, config.node)
         """The lookups whose master this node is."""
         self._fetch: Fetch | None = None
         self._attempts = 0
@@ -154,6 +158,14 @@ class IndexNode:
         self._kept_payload = b""
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         """When to begin a new fetch if nothing arrives; `due` is None while nothing is missed."""
+
+    def _note_view(self) -> None:
+        """Serve the nodes of the newest view, and take in the positions that it names."""
+        view = self._placement.view
+        self._storage_nodes = frozenset(view.storage_nodes)
+        self._engines = frozenset(view.engines)
+        self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
+        self._positions = IndexPositions.of(view.eras, self.index_shard)
 
     @property
     def position(self) -> MetalogPosition:
@@ -289,7 +301,7 @@ class IndexNode:
         match event:
             case Received():
                 return self._on_received(event, now)
-            case TermBegun():
+            case TermBegun() | MembersWanted():
                 return []
             case Started():
                 return [self._snapshots.open(), *self._floors.start(now)]
@@ -322,10 +334,33 @@ class IndexNode:
         if isinstance(message, Discarded):
             found, sent = self._discards.on_answer(event.sender, message, self._copy_of, now)
             return self._forget(found, sent)
-        if isinstance(message, ReplicasAre) and event.sender in self._storage_nodes:
-            self._placement.move(message.replicas)
-            return []
+        if isinstance(message, PlacementIs):
+            return self._on_placement(event, message, now)
         return [Ignore(event, f"an index node has no use for {type(message).__name__}")]
+
+    def _on_placement(self, event: Received, message: PlacementIs, now: Instant) -> list[Effect]:
+        """Learn the newest view, which may give positions to this index shard or take them away.
+
+        Only positions after the entry that installed the view change. The index is rebuilt if it
+        has some of them, because they were fetched before the view was known: another index shard
+        has them, too. So it is if a snapshot claims some of them, which were not this index
+        shard's.
+        """
+        if event.sender not in {*message.view.storage_nodes, *self._storage_nodes}:
+            return [Ignore(event, "the placement, from a node that is no storage node")]
+        self._placement.move(message.replicas)
+        before = self._placement.view.eras
+        if not self._placement.install(message.view):
+            return []
+        self._note_view()
+        changed = first_difference(before, message.view.eras)
+        claimed = max(self._snapshots.writing, self._store.closed_position)
+        if max(self._lineage.position, claimed) > changed:
+            return self._rebuild(changed + 1, _RESCHEDULED, now)
+        self._feed.set_positions(self._positions, changed)
+        self._waiting.wait_for_positions()  # the next position may be an earlier one now
+        self._fetch = None
+        return [] if self._snapshots.opening else self._begin_fetch(NO_POSITION)
 
     # --- index data
 
@@ -384,7 +419,7 @@ class IndexNode:
     @property
     def _last_applied(self) -> MetalogPosition:
         """The last applied position of this index shard; -1: none is applied."""
-        return last_below(self._view.eras, self.index_shard, self._lineage.position)
+        return last_below(self._placement.view.eras, self.index_shard, self._lineage.position)
 
     def _apply(self, event: Event, now: Instant) -> list[Effect]:
         """Index complete positions in order, while there is memory for them."""
@@ -446,7 +481,7 @@ class IndexNode:
             return False
         return all(
             part.shard in block.productive
-            and part.shard in self._known_shards
+            and part.shard in self._placement.shards
             and 0 < part.count == len(part.tag_counts)
             and 8 * sum(part.tag_counts) == len(part.tags)
             and part.first_seqnum >= 0
@@ -470,6 +505,8 @@ class IndexNode:
     # --- lookups
 
     def _on_lookup(self, event: Received, lookup: IndexLookup, now: Instant) -> list[Effect]:
+        if lookup.view > self._placement.view.number:
+            return self._answer_in_time(event, lookup, now)
         if event.sender not in self._engines:
             return [Ignore(event, "a lookup from a node that is no engine")]
         if lookup.aggregator not in self._merging_nodes:
@@ -499,6 +536,8 @@ class IndexNode:
 
     def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
         """Whether applied entries and known trims include those that a lookup rests on."""
+        if lookup.view > self._placement.view.number:
+            return False
         of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
         return of_its_copy and self._floors.known.covers(lookup.trims, lookup.epoch)
 
@@ -573,7 +612,7 @@ class IndexNode:
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards, lookup.names_first,
             lookup.bound, floor, log_floor, lookup.trims, self._floors.position,
-            lookup.epoch, lost,
+            lookup.epoch, lost, lookup.index_shards,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)
@@ -724,7 +763,7 @@ class IndexNode:
         was replaced.
         """
         sources, last = (
-            sources_of(self._placement, self._view.storage_nodes, self._attempts),
+            sources_of(self._placement, self._placement.view.storage_nodes, self._attempts),
             self._last_applied,
         )
         self._fetch = Fetch(sources, start=self._feed.position, end=end, positions=self._positions)

@@ -449,6 +449,14 @@ class IndexStore:
         last = self._closed[-1] if self._closed else None
         return last is not None and not last.restored and not self._is_covered(last)
 
+    @property
+    def closed_position(self) -> MetalogPosition:
+        """The greatest position of the snapshot and of generations that are closed for the next
+        one; 0: there is none.
+        """
+        base = self.base.info.position if self.base is not None else 0
+        return max((base, *(generation.position for generation in self._closed)))
+
     def close_generation(self, position: MetalogPosition) -> Unwritten:
         """Return the input of the next snapshot: everything that was added below `position`.
 

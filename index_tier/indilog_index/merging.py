@@ -12,7 +12,6 @@ from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.config import NodeConfig
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Send
 from indilog.wire.messages import Direction, IndexAnswer, LookupResult, ReadRecords
 from indilog_index.lost_records import before, nearest
@@ -23,7 +22,8 @@ class _Lookup:
     """The answers to one lookup so far."""
 
     __slots__ = (
-        "answered", "bound", "count", "direction", "done", "expires", "floor", "log_floor",
+        "answered", "bound", "count", "direction", "done", "expires", "floor", "index_shards",
+        "log_floor",
         "lost", "matches", "position", "trims",
     )  # fmt: skip
 
@@ -32,6 +32,8 @@ class _Lookup:
         self.count = answer.count
         self.bound = answer.bound
         self.trims = answer.trims
+        self.index_shards = answer.index_shards
+        """How many index shards were asked."""
         self.floor: SeqNum = 0
         """The highest floor of all answers: an index shard that is ahead has dropped the records
         below its floor.
@@ -47,8 +49,8 @@ class _Lookup:
         """An exact match was found; further answers change `answered` only."""
 
     def fits(self, answer: IndexAnswer) -> bool:
-        return (self.direction, self.count, self.bound) == (
-            answer.direction, answer.count, answer.bound,
+        return (self.direction, self.count, self.bound, self.index_shards) == (
+            answer.direction, answer.count, answer.bound, answer.index_shards,
         )  # fmt: skip
 
     def add(self, answer: IndexAnswer) -> None:
@@ -90,10 +92,8 @@ class Merging:
     counts once. An answer that arrives after the result starts a new pending lookup, which expires.
     """
 
-    def __init__(self, view: View, placement: Placement, config: NodeConfig) -> None:
+    def __init__(self, placement: Placement, config: NodeConfig) -> None:
         self._placement = placement
-        self._index_shards = view.index_shards
-        self._engines = frozenset(view.engines)
         self._lookups_max = config.reads.lookups_pending_max
         self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
@@ -111,8 +111,7 @@ class Merging:
     def check_invariants(self) -> None:
         """Assert that complete lookups are not kept, and that the limit holds."""
         assert len(self._pending) <= self._lookups_max
-        shards = len(self._index_shards)
-        assert all(0 < len(p.answered) < shards for p in self._pending.values())
+        assert all(0 < len(p.answered) < p.index_shards for p in self._pending.values())
 
     def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
         """Add the answer of `sender`; send the result if it was the last one."""
@@ -129,7 +128,7 @@ class Merging:
         if answer.index_shard in pending.answered:
             return effects
         pending.add(answer)
-        if len(pending.answered) == len(self._index_shards):
+        if len(pending.answered) == pending.index_shards:
             del self._pending[key]
             if not pending.done:
                 effects += self._result(answer, pending)
@@ -137,11 +136,12 @@ class Merging:
 
     def _refusal(self, sender: NodeId, answer: IndexAnswer) -> str | None:
         """Return why an answer is ignored, or None."""
-        if not 0 <= answer.index_shard < len(self._index_shards):
-            return "an answer of an index shard that is not in this view"
-        if sender not in self._index_shards[answer.index_shard]:
+        view = self._placement.view
+        if not 0 <= answer.index_shard < answer.index_shards <= len(view.index_shards):
+            return "an answer of an index shard that no view here has"
+        if sender not in view.index_shards[answer.index_shard]:
             return "an answer of a node that is not of that index shard"
-        if answer.origin not in self._engines:
+        if answer.origin not in view.engines:
             return "an answer for a node that is no engine"
         if not len(answer.seqnums) == len(answer.shards) <= answer.count:
             return "an answer that contradicts itself"

@@ -18,7 +18,7 @@ from indilog.kernel.index_snapshot import (
     WriteSnapshot,
 )
 from indilog.kernel.lineage import Lineage
-from indilog.kernel.view import View
+from indilog.kernel.placement import Placement
 from indilog.roles.role import AskSnapshots
 from indilog_index.index_store import IndexStore
 
@@ -32,8 +32,8 @@ class Snapshots:
         failed: how many could not be written.
     """
 
-    def __init__(self, view: View, index_shard: int, config: NodeConfig) -> None:
-        self._view = view
+    def __init__(self, placement: Placement, index_shard: int, config: NodeConfig) -> None:
+        self._placement = placement
         self._index_shard = index_shard
         self._retry_s = config.index_tier.index_snapshot_retry_s
         self._writing: SnapshotInfo | None = None
@@ -58,6 +58,11 @@ class Snapshots:
         self._wanted = max(position, self._wanted or 0)
 
     @property
+    def writing(self) -> MetalogPosition:
+        """The position of the snapshot that is being written; 0: none is."""
+        return self._writing.position if self._writing is not None else 0
+
+    @property
     def wanted(self) -> bool:
         """Whether a snapshot was asked for and is not written yet."""
         return self._wanted is not None
@@ -74,9 +79,9 @@ class Snapshots:
         position.
         """
         return (
-            info.logspace == self._view.logspace
+            info.logspace == self._placement.view.logspace
             and info.index_shard == self._index_shard
-            and info.eras == eras_below(self._view.eras, info.position)
+            and info.eras == eras_below(self._placement.view.eras, info.position)
         )
 
     def write(
@@ -101,11 +106,11 @@ class Snapshots:
         unwritten = store.close_generation(position)
         assert unwritten.position <= position, "a snapshot that failed is written first"
         self._writing = SnapshotInfo(
-            logspace=self._view.logspace,
+            logspace=self._placement.view.logspace,
             index_shard=self._index_shard,
             position=unwritten.position,
             tail=unwritten.tail,
-            eras=eras_below(self._view.eras, unwritten.position),
+            eras=eras_below(self._placement.view.eras, unwritten.position),
             lost=tuple(lost for lost in store.lost if lost.start < unwritten.tail),
             lineage=lineage.copied(unwritten.position),
         )
@@ -135,11 +140,11 @@ class Snapshots:
     def info(self, store: IndexStore, position: MetalogPosition, lineage: Lineage) -> SnapshotInfo:
         """Return what `store` covers: everything below `position`."""
         return SnapshotInfo(
-            logspace=self._view.logspace,
+            logspace=self._placement.view.logspace,
             index_shard=self._index_shard,
             position=position,
             tail=store.end,
-            eras=eras_below(self._view.eras, position),
+            eras=eras_below(self._placement.view.eras, position),
             lost=tuple(store.lost),
             lineage=lineage.copied(),
         )

@@ -12,8 +12,6 @@ sequence of trims (`TrimExtent`). Floors of a replaced trim stay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId
@@ -22,6 +20,7 @@ from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.lineage import TrimExtent
 from indilog.kernel.metalog import NO_FLOORS, Floor, FloorCursor
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Send
 from indilog.wire.messages import ShardTags
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -37,11 +36,11 @@ class TrimFeed:
         position: after this many metalog entries, all trims in `trimmed` are applied.
     """
 
-    def __init__(self, sources: Sequence[NodeId], config: NodeConfig) -> None:
+    def __init__(self, placement: Placement, config: NodeConfig) -> None:
         self.trimmed = Trimmed()
         self.known = TrimExtent()
         self.position: MetalogPosition = 0
-        self._sources = sources
+        self._placement = placement
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._announced = 0
         """The most trims that a storage node has announced, of the known copy or a newer one."""
@@ -142,7 +141,8 @@ class TrimFeed:
         return self._resend.due
 
     def _fetch(self, now: Instant) -> list[Send]:
-        source = self._sources[self._attempts % len(self._sources)]
+        sources = self._placement.view.storage_nodes
+        source = sources[self._attempts % len(sources)]
         self._attempts += 1
         return self._ask(source, NO_FLOORS, now)
 

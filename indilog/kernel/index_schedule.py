@@ -54,6 +54,15 @@ def last_below(eras: Eras, index_shard: int, end: MetalogPosition) -> MetalogPos
     return -1
 
 
+def first_difference(before: Eras, after: Eras) -> MetalogPosition:
+    """Return the first position that the two schedules may give to different index shards."""
+    for old, new in zip(before, after, strict=False):
+        if old != new:
+            return min(old.start, new.start)
+    longer = before[len(after) :] or after[len(before) :]
+    return longer[0].start if longer else NO_POSITION
+
+
 def eras_below(eras: Eras, position: MetalogPosition) -> tuple[IndexEra, ...]:
     """Return the eras that cover positions below `position`."""
     return tuple(era for era in eras if era.start < position)

@@ -11,7 +11,7 @@ a node that receives only trims detects a gap.
 
 `NewWriters` gives shards to new writers. What an earlier writer of such a shard has stored and no
 entry below has ordered is never ordered (decision 0047). `NewReplicas` moves shards to other
-storage nodes (decision 0048).
+storage nodes (decision 0048). `NewView` installs the next view (decision 0049).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from indilog.base.errors import MalformedFrameError
+from indilog.base.errors import ConfigError, MalformedFrameError
 from indilog.base.ids import (
     MAX_SEQNUM,
     Epoch,
@@ -33,6 +33,7 @@ from indilog.base.ids import (
     TagHash,
     ViewNumber,
 )
+from indilog.kernel.view import View
 
 
 class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
@@ -88,6 +89,12 @@ class NewReplicas(_OrdersNothing, frozen=True, array_like=True, tag="R"):
     replicas: dict[ShardId, tuple[NodeId, ...]]
 
 
+class NewView(_OrdersNothing, frozen=True, array_like=True, tag="V"):
+    """The cluster has these nodes from this entry on. The entry orders no records."""
+
+    following: View
+
+
 class Replicas(NamedTuple):
     """The replicas of a shard, in order of preference, and the position of the entry that names
     them.
@@ -135,7 +142,7 @@ class Trim(_OrdersNothing, frozen=True, array_like=True, tag="T"):
 
 _NOTHING: Final[Mapping[ShardId, int]] = {}
 
-Entry: TypeAlias = NewRecords | NewWriters | NewReplicas | Trim
+Entry: TypeAlias = NewRecords | NewWriters | NewReplicas | NewView | Trim
 """All kinds of entries."""
 
 TRIM_FLOORS_MAX: Final = 1024
@@ -176,12 +183,23 @@ def is_possible(entry: Entry) -> bool:
             0 <= shard < _SHARDS_MAX and _are_possible(replicas)
             for shard, replicas in entry.replicas.items()
         )
+    if isinstance(entry, NewView):
+        return _is_possible_view(entry.following)
     counts = entry.counts
     return (
         min(counts, default=0) >= 0
         and max(counts, default=0) < _SHARDS_MAX
         and (min(counts.values(), default=1) > 0)
     )
+
+
+def _is_possible_view(view: View) -> bool:
+    names_fit = all(0 < len(name.encode()) <= NODE_NAME_MAX for name in view.nodes)
+    try:
+        view.check()
+    except ConfigError:
+        return False
+    return names_fit and all(0 <= shard < _SHARDS_MAX for shard in view.shards)
 
 
 def replicas_in(entry: NewReplicas) -> dict[ShardId, Replicas]:
@@ -209,6 +227,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         time_us: the last stamp among them.
         writers: the newest writer of each shard.
         replicas: the newest replicas of each shard that was moved.
+        view: the view that they install; None: none of them does.
     """
 
     position: MetalogPosition = 0
@@ -219,6 +238,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     time_us: int = 0
     writers: dict[ShardId, Epoch] = {}
     replicas: dict[ShardId, Replicas] = {}
+    view: View | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -233,6 +253,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
                 0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers, *self.replicas)
             )
             and all(_are_possible(replicas.nodes) for replicas in self.replicas.values())
+            and (self.view is None or _is_possible_view(self.view))
         )
 
     def with_entries(self, entries: Iterable[Entry]) -> Base:
@@ -249,12 +270,14 @@ _page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def size_bound(entry: Entry) -> int:
-    """Return the largest size of an encoded entry in bytes, without encoding it."""
+    """Return the largest size of an encoded entry in bytes; most are not encoded for it."""
     if isinstance(entry, Trim):
         return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
     if isinstance(entry, NewReplicas):
         names = sum(map(len, entry.replicas.values()))
         return _ENTRY_BYTES + _COUNT_BYTES * len(entry.replicas) + _NAME_BYTES * names
+    if isinstance(entry, NewView):
+        return len(_encoder.encode(entry))
     shards = entry.writers if isinstance(entry, NewWriters) else entry.counts
     return _ENTRY_BYTES + _COUNT_BYTES * len(shards)
 
@@ -359,13 +382,15 @@ class MetalogReplay:
 class GrowingBase(MetalogReplay):
     """A base to which entries are added one by one."""
 
-    __slots__ = ("_replicas", "_time_us", "_writers")
+    __slots__ = ("_replicas", "_time_us", "_writers", "view")
 
     def __init__(self, base: Base) -> None:
         super().__init__(base.position, base.tail, base.cut, base.trims, base.last)
         self._time_us = base.time_us
         self._writers = dict(base.writers)
         self._replicas = dict(base.replicas)
+        self.view = base.view
+        """The view that entries install; None: no entry does."""
 
     def apply(self, entry: Entry) -> list[Span]:
         """Add the next entry; return what it ordered."""
@@ -374,6 +399,8 @@ class GrowingBase(MetalogReplay):
             self._writers.update(entry.writers)
         elif isinstance(entry, NewReplicas):
             self._replicas |= replicas_in(entry)
+        elif isinstance(entry, NewView):
+            self.view = entry.following
         return super().apply(entry)
 
     @property
@@ -391,5 +418,5 @@ class GrowingBase(MetalogReplay):
         assert self.trims <= self.position, "each trim is an entry"
         return Base(
             self.position, self.last, self.tail, dict(self.cut), self.trims, self._time_us,
-            self.writers, self.replicas,
+            self.writers, self.replicas, self.view,
         )  # fmt: skip

@@ -1,58 +1,61 @@
-"""Which storage nodes keep which shard (decision 0048).
+"""The nodes of the cluster, and which of them keep which shard, as metalog entries change them.
 
-The view says where shards are at first. A metalog entry (`NewReplicas`) moves a shard away from a
-storage node that is lost. Each role keeps a `Placement` of its own, because roles apply the same
-entry at different times.
+The view says which nodes there are, and where shards are at first. An entry installs the next view
+(`NewView`, decision 0049). Another one moves shards between storage nodes (`NewReplicas`, decision
+0048). Each role keeps a `Placement` of its own, because roles apply the same entry at different
+times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from indilog.base.ids import MetalogPosition, NodeId, ShardId
 from indilog.kernel.metalog import Replicas
-from indilog.kernel.view import View
+from indilog.kernel.view import NO_WRITER, View
 
 _ANNOUNCERS: Final = 2
 """How many storage nodes send data that belongs to no shard, so that one of them may be down."""
 
 
 class Placement:
-    """The replicas of all shards as one role knows them.
+    """The newest view, and the replicas of all shards, as one role knows them.
 
     The first replicas of a shard are its *counting* ones, as many as the view gives it: their
     reports decide what is ordered. Those after them are kept until the counting ones have every
     record; new batches go to them, too.
 
     Attributes:
+        view: the newest view that was installed.
         moved: the replicas that metalog entries name, by shard; the other shards are where the view
             has them.
     """
 
-    __slots__ = ("_view", "moved")
+    __slots__ = ("_first", "moved", "view")
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._first = self.view = view
         self.moved: dict[ShardId, Replicas] = {}
 
     @property
-    def shards(self) -> Collection[ShardId]:
+    def shards(self) -> AbstractSet[ShardId]:
         """All shards."""
-        return self._view.shards.keys()
+        return self.view.shards.keys()
 
     def replicas(self, shard: ShardId) -> tuple[NodeId, ...]:
         """Return all replicas of a shard, in order of preference; empty: it is not known."""
         if (moved := self.moved.get(shard)) is not None:
             return moved.nodes
-        placed = self._view.shards.get(shard)
+        placed = self.view.shards.get(shard)
         return placed.replicas if placed is not None else ()
 
     def counting(self, shard: ShardId) -> tuple[NodeId, ...]:
         """Return the replicas of a shard whose reports decide what is ordered; empty: the shard is
         not known.
         """
-        placed = self._view.shards.get(shard)
+        placed = self.view.shards.get(shard)
         return self.replicas(shard)[: len(placed.replicas)] if placed is not None else ()
 
     def since(self, shard: ShardId) -> MetalogPosition:
@@ -61,8 +64,11 @@ class Placement:
         return moved.since if moved is not None else -1
 
     def writer(self, shard: ShardId) -> NodeId:
-        """Return the engine that writes a shard."""
-        return self._view.shards[shard].writer
+        """Return the engine that writes a shard; `NO_WRITER`: none does, or the view has no such
+        shard.
+        """
+        placed = self.view.shards.get(shard)
+        return placed.writer if placed is not None else NO_WRITER
 
     def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
         """Return the shards of which `node` is a replica, ascending."""
@@ -82,6 +88,16 @@ class Placement:
             if moved.since >= self.since(shard):
                 self.moved[shard] = moved
 
-    def restore(self, replicas: Mapping[ShardId, Replicas]) -> None:
+    def install(self, view: View) -> bool:
+        """Note the view of an entry; return whether it is newer than the one that is known."""
+        if view.number <= self.view.number:
+            return False
+        self.view = view
+        return True
+
+    def restore(self, replicas: Mapping[ShardId, Replicas], view: View | None) -> None:
         """Put what entries name in place of what was known of them."""
         self.moved = dict(replicas)
+        self.view = self._first
+        if view is not None:
+            self.install(view)

@@ -1,21 +1,27 @@
 """The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
 
-Every message carries the number of its sender's view. A view says where shards are at first;
-metalog entries move them (`indilog.kernel.placement`). A start whose configuration names more
-storage nodes or another index tier stores the next view; no view is installed while the cluster
-runs.
+A view says where shards are at first; metalog entries move them (`indilog.kernel.placement`). A
+metalog entry installs the next view while the cluster runs (`NewView`): compute nodes, storage
+nodes and index shards join and leave (decision 0049). A start whose configuration names more
+storage nodes or another index tier stores the next view before any node runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from indilog.base.errors import ConfigError
 from indilog.base.ids import MetalogPosition, NodeId, ShardId, ViewNumber
 from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
+
+NO_WRITER: Final = NodeId("")
+"""The writer of a shard whose compute node has left."""
+FIRST_VIEW: Final = ViewNumber(1)
+NODES_MAX: Final = 1000
+"""Nodes of a view."""
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
@@ -44,6 +50,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
     spares: tuple[NodeId, ...] = ()
     """Storage nodes without a shard, which replace lost ones."""
+    homes: tuple[NodeId, ...] = ()
+    """The compute nodes that check conditional appends, if not all with a shard: those of the
+    first view, so that a tag never changes its home (decision 0043).
+    """
+    members_version: int = 0
+    """The version of the wanted members (`Members`) that led to this view."""
 
     @property
     def storage_nodes(self) -> tuple[NodeId, ...]:
@@ -62,6 +74,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def index_nodes(self) -> tuple[NodeId, ...]:
         """All index nodes."""
         return tuple(node for replicas in self.index_shards for node in replicas)
+
+    @property
+    def conditional_homes(self) -> tuple[NodeId, ...]:
+        """The compute nodes that check conditional appends."""
+        with_shard = {placement.writer for placement in self.shards.values()}
+        return self.homes or tuple(engine for engine in self.engines if engine in with_shard)
+
+    @property
+    def members(self) -> Members:
+        """The nodes that may change while the cluster runs."""
+        active = self.eras[-1].shards
+        index_shards = tuple(self.index_shards[shard] for shard in active)
+        return Members(
+            self.engines, self.storage_nodes, index_shards, self.aggregators, self.members_version
+        )
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -110,6 +137,29 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError("An era of the index schedule names index shards, each once.")
         if len(set(self.nodes)) != len(self.nodes):
             raise ConfigError("A node has one role; a name appears twice in the view.")
+        if len(self.nodes) > NODES_MAX:
+            raise ConfigError(f"A view has at most {NODES_MAX:,} nodes.")
+
+
+class Members(msgspec.Struct, frozen=True):
+    """The nodes that a cluster is to have, besides its sequencers. `index_shards` are the replicas
+    of the index shards that get new positions.
+
+    Each change has a greater `version`. A primary that does not know the newest members yet does
+    not undo a view that rests on them.
+    """
+
+    engines: tuple[NodeId, ...]
+    storage_nodes: tuple[NodeId, ...]
+    index_shards: tuple[tuple[NodeId, ...], ...]
+    aggregators: tuple[NodeId, ...]
+    version: int = 0
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """All of these nodes."""
+        index_nodes = tuple(node for replicas in self.index_shards for node in replicas)
+        return self.storage_nodes + index_nodes + self.aggregators + self.engines
 
 
 Views: TypeAlias = Sequence[View]
@@ -138,7 +188,7 @@ def view_of(
         )
     nodes = tuple(NodeId(f"storage-{i}") for i in range(storage_nodes))
     view = View(
-        number=ViewNumber(1),
+        number=FIRST_VIEW,
         sequencers=tuple(NodeId(f"sequencer-{i}") for i in range(sequencers)),
         shards={
             ShardId(e): ShardPlacement(
@@ -156,6 +206,106 @@ def view_of(
     view = msgspec.structs.replace(view, spares=tuple(n for n in nodes if n not in used))
     view.check()
     return view
+
+
+def view_with(
+    view: View,
+    members: Members,
+    position: MetalogPosition,
+    replicas_of: Callable[[ShardId], tuple[NodeId, ...]],
+) -> View:
+    """Return the view that an entry at `position` installs after `view`, so that it has `members`;
+    `view` itself if nothing changes (yet), or if it rests on newer members.
+
+    A new compute node gets a shard without writer, or a new one, on the storage nodes with the
+    fewest shards. The shard of one that leaves keeps its records. A storage node leaves when it
+    keeps no shard. New index shards get positions after the entry.
+
+    Args:
+        view: the newest view.
+        members: see `Members`. Compute nodes that check conditional appends stay.
+        position: the position of the entry.
+        replicas_of: all replicas of a shard now.
+
+    Raises:
+        ConfigError: no cluster can run with these members.
+    """
+    if members.version < view.members_version:
+        return view
+    homes = view.conditional_homes
+    engines = tuple(dict.fromkeys((*homes, *members.engines)))
+    kept = {shard: replicas_of(shard) for shard in view.shards}
+    used = {node for replicas in kept.values() for node in replicas}
+    storage_nodes = tuple(sorted({*members.storage_nodes, *used}))
+    shards = _shards_with(view, engines, kept, members.storage_nodes)
+    retired = view.index_shards[len(members.index_shards) :]
+    active = tuple(range(len(members.index_shards)))
+    eras = view.eras
+    if eras[-1].shards != active:
+        eras = (*eras, IndexEra(position + 1, active))
+    placed_on = {node for placed in shards.values() for node in placed.replicas}
+    following = msgspec.structs.replace(
+        view,
+        number=ViewNumber(view.number + 1),
+        shards=shards,
+        spares=tuple(node for node in storage_nodes if node not in placed_on),
+        engines=engines,
+        index_shards=members.index_shards + retired,
+        index_eras=eras if len(eras) > 1 else view.index_eras,
+        aggregators=members.aggregators,
+        homes=homes,
+        members_version=members.version,
+    )
+    following.check()
+    same = (
+        view.members_version == members.version
+        and (view.engines, view.storage_nodes) == (following.engines, following.storage_nodes)
+        and (view.index_shards, view.eras) == (following.index_shards, following.eras)
+        and view.aggregators == following.aggregators
+    )
+    return view if same else following
+
+
+def _shards_with(
+    view: View,
+    engines: tuple[NodeId, ...],
+    kept: dict[ShardId, tuple[NodeId, ...]],
+    storage_nodes: tuple[NodeId, ...],
+) -> dict[ShardId, ShardPlacement]:
+    """Return the shards of a view, so that each of the engines writes one.
+
+    `kept`: the replicas of each shard now. New shards are placed on `storage_nodes`.
+    """
+    shards = {
+        shard: ShardPlacement(
+            kept[shard][: len(placed.replicas)],
+            placed.writer if placed.writer in engines else NO_WRITER,
+        )
+        for shard, placed in view.shards.items()
+    }
+    for engine in engines:
+        if all(placed.writer != engine for placed in shards.values()):
+            shard, replicas = _shard_for_new(shards, storage_nodes)
+            shards[shard] = ShardPlacement(replicas, engine)
+    return shards
+
+
+def _shard_for_new(
+    shards: dict[ShardId, ShardPlacement], storage_nodes: tuple[NodeId, ...]
+) -> tuple[ShardId, tuple[NodeId, ...]]:
+    """Return the shard of a new compute node: one without writer, or a new one."""
+    for shard, placed in sorted(shards.items()):
+        if placed.writer == NO_WRITER:
+            return shard, placed.replicas
+    load = dict.fromkeys(storage_nodes, 0)
+    for placed in shards.values():
+        for node in placed.replicas:
+            load[node] = load.get(node, 0) + 1
+    copies = max(len(placed.replicas) for placed in shards.values())
+    chosen = sorted(storage_nodes, key=lambda node: (load[node], node))[:copies]
+    if len(chosen) < copies:
+        raise ConfigError(f"{copies} replicas need as many storage nodes; there are {len(chosen)}.")
+    return ShardId(max(shards) + 1), tuple(chosen)
 
 
 def with_storage_nodes_of(view: View, wanted: View) -> View:

@@ -24,6 +24,10 @@ class DiskFullNotifier:
         self._full = False
         self._due: Instant | None = None
 
+    def set_receivers(self, receivers: Iterable[NodeId]) -> None:
+        """Note which nodes are notified from now on."""
+        self._receivers = tuple(dict.fromkeys(receivers))
+
     def changed(self, *, full: bool, now: Instant) -> None:
         """Note whether the disk is full now; `conclude` sends the notification."""
         if full != self._full:

@@ -9,7 +9,6 @@ reports checks the incarnation too, so that it is correct in any order of arriva
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 
 from indilog.base.ids import Epoch, NodeId
 
@@ -23,19 +22,22 @@ class Heard(enum.Enum):
 
 
 class Incarnations:
-    """The newest incarnation received from each of some nodes; epochs begin at 1."""
+    """The newest incarnation received from each node; epochs begin at 1.
+
+    The transport limits how many nodes there are.
+    """
 
     __slots__ = ("_newest",)
 
-    def __init__(self, nodes: Iterable[NodeId]) -> None:
-        self._newest = dict.fromkeys(nodes, Epoch(0))
+    def __init__(self) -> None:
+        self._newest: dict[NodeId, Epoch] = {}
 
     def note(self, node: NodeId, incarnation: Epoch) -> Heard:
         """Compare a message's incarnation with the newest one, and keep the greater.
 
-        The first message of a node is `NEWER`. A node that is not among the given ones is `SAME`.
+        The first message of a node is `NEWER`.
         """
-        newest = self._newest.get(node, incarnation)
+        newest = self._newest.get(node, Epoch(0))
         if incarnation == newest:
             return Heard.SAME
         if incarnation < newest:

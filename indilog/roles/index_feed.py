@@ -94,6 +94,13 @@ class IndexFeed:
         self._held_bytes = 0
         self._gathering: dict[MetalogPosition, _Gathering] = {}
 
+    def set_positions(self, positions: IndexPositions, start: MetalogPosition) -> None:
+        """Follow other positions from `start` on; none of those was taken yet."""
+        self._positions = positions
+        self.position = positions.first_from(min(self.position, start))
+        for position in [held for held in self._gathering if held not in positions]:
+            self._held_bytes -= self._gathering.pop(position).size_bytes
+
     @property
     def behind(self) -> bool:
         """Whether data of a later position is here while the next one is incomplete."""

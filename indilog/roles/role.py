@@ -23,6 +23,7 @@ from indilog.wire.messages import Message
 if TYPE_CHECKING:
     from indilog.kernel.cold import ColdAnswer, ColdRequest
     from indilog.kernel.index_snapshot import SnapshotAnswer, SnapshotRequest
+    from indilog.kernel.view import Members
 
 
 class FrameKind(enum.IntEnum):
@@ -107,6 +108,16 @@ class TermBegun(NamedTuple):
     primary: NodeId
 
 
+class MembersWanted(NamedTuple):
+    """The cluster is to have these nodes; the primary proposes the view that has them.
+
+    The metadata store keeps them. A process learns the newest ones at its start, and later ones
+    some time after they were set.
+    """
+
+    members: Members
+
+
 class Received(NamedTuple):
     """A message arrived.
 
@@ -165,6 +176,7 @@ class SpaceChanged(NamedTuple):
 Event: TypeAlias = (
     Started
     | TermBegun
+    | MembersWanted
     | Received
     | Persisted
     | FrameRead

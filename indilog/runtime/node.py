@@ -43,7 +43,7 @@ from indilog.base.telemetry import Metrics
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer
 from indilog.kernel.index_snapshot import SnapshotAnswer
-from indilog.kernel.view import View, Views
+from indilog.kernel.view import Members, View, Views
 from indilog.roles.role import (
     Answer,
     Appended,
@@ -56,6 +56,7 @@ from indilog.roles.role import (
     FrameKind,
     FrameRead,
     Ignore,
+    MembersWanted,
     Persist,
     Persisted,
     ReadFrame,
@@ -148,7 +149,7 @@ class NodeShell:
         self._idle_s = config.node.journal.journal_idle_s
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
-        self._fence = Fence(self.roles, views)
+        self._fence = Fence(self.roles)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._later: dict[NodeId, list[Event]] = {}
         """Messages that are not urgent; delivered when no other work is left, or after `_LATER_S`.
@@ -188,7 +189,7 @@ class NodeShell:
         is not synced belongs to their sender.
         """
         early = sum(isinstance(role, SurvivesLoss) for role in self.roles.values()) < 2
-        args = transport, self._views, self._epoch, self._config, self.metrics
+        args = transport, self._epoch, self._config, self.metrics
         return Outbox(*args, early=early)
 
     # --- start and end
@@ -275,9 +276,16 @@ class NodeShell:
                 self._inbox.setdefault(node, []).append(term)
             self._schedule()
 
+    def want_members(self, members: Members) -> None:
+        """Notify all roles of the nodes that the cluster is to have."""
+        if not self.ended:
+            for node in self.roles:
+                self._inbox.setdefault(node, []).append(MembersWanted(members))
+            self._schedule()
+
     @property
     def view(self) -> View:
-        """The newest view."""
+        """The view at the start of this process."""
         return self._views[-1]
 
     @property

@@ -8,31 +8,27 @@ from typing import Final
 import msgspec
 
 from indilog.base.errors import MalformedFrameError
-from indilog.base.ids import Epoch, NodeId, ViewNumber
+from indilog.base.ids import Epoch, NodeId
 from indilog.wire.messages import Message
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What travels on a socket: messages of one sender to one receiver, with the sender's view and
-    epoch.
-    """
+    """What travels on a socket: messages of one sender to one receiver, with the sender's epoch."""
 
     version: int
-    view: ViewNumber
     epoch: Epoch
     sender: NodeId
     receiver: NodeId
     messages: tuple[Message, ...]
 
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """An envelope whose messages are encoded already."""
 
     version: int
-    view: ViewNumber
     epoch: Epoch
     sender: NodeId
     receiver: NodeId
@@ -54,7 +50,6 @@ def message_encoded(message: Message) -> msgspec.Raw:
 
 
 def envelope_packed(
-    view: ViewNumber,
     epoch: Epoch,
     sender: NodeId,
     receiver: NodeId,
@@ -64,7 +59,7 @@ def envelope_packed(
 
     So a message to several receivers is encoded once.
     """
-    return _encoder.encode(_Packed(WIRE_VERSION, view, epoch, sender, receiver, tuple(messages)))
+    return _encoder.encode(_Packed(WIRE_VERSION, epoch, sender, receiver, tuple(messages)))
 
 
 def envelope_decoded(frame: bytes | memoryview) -> Envelope:

@@ -12,8 +12,8 @@ the last paragraph here. docs/PROTOCOL.md is generated from these docstrings; a 
 equal.
 
 A transport may lose, delay and repeat messages; it never changes one. On a socket, messages travel
-in an `Envelope` (`indilog.wire.envelope`) with the sender's view and epoch. Inside one process they
-are passed by reference, so they are immutable.
+in an `Envelope` (`indilog.wire.envelope`) with the sender's epoch. Inside one process they are
+passed by reference, so they are immutable.
 
 A repeated message is harmless if its fields are *absolute*: they state a length or a start, not a
 step.
@@ -34,9 +34,11 @@ from indilog.base.ids import (
     SeqNum,
     ShardId,
     TagHash,
+    ViewNumber,
 )
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import NO_INCARNATION, Entry, Replicas
+from indilog.kernel.view import View
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.conditional_messages import (
     ConditionalAnswer,
@@ -45,7 +47,7 @@ from indilog.wire.conditional_messages import (
     HomeWanted,
 )
 from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
-from indilog.wire.replica_messages import ReplicasAre, StorageAlive
+from indilog.wire.replica_messages import PlacementIs, StorageAlive
 from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogStored,
@@ -179,6 +181,8 @@ class TailWanted(WireMessage, frozen=True):
     """
 
     request: int
+    view: ViewNumber = ViewNumber(0)
+    """The newest view that the engine knows; 0: none, so that the answer has the view."""
 
 
 class TailIs(WireMessage, frozen=True):
@@ -204,6 +208,8 @@ class TailIs(WireMessage, frozen=True):
     """The writer of each shard."""
     replicas: dict[ShardId, Replicas] = msgspec.field(default_factory=dict)
     """The replicas of each shard that an entry moved."""
+    view: View | None = None
+    """The newest installed view; None: the engine knows it."""
 
 
 class TermIs(WireMessage, frozen=True):
@@ -337,6 +343,12 @@ class IndexLookup(WireMessage, frozen=True):
     """The incarnation that proposed the entry before `position`. The node answers when its data is
     of the metalog of that incarnation, or of a later one.
     """
+    view: ViewNumber = ViewNumber(1)
+    """The newest view that an entry below `position` installed. The node answers when it knows this
+    view, which names the positions of its index shard.
+    """
+    index_shards: int = 1
+    """How many index shards are asked: those of the view."""
 
 
 class IndexAnswer(WireMessage, frozen=True):
@@ -372,6 +384,8 @@ class IndexAnswer(WireMessage, frozen=True):
     """Lost records between the bound and the last match, or the end of the search: the nearest
     first, at most 64 ranges. Each of them may have been a match.
     """
+    index_shards: int = 1
+    """As in the lookup."""
 
 
 class LookupResult(WireMessage, frozen=True):
@@ -530,7 +544,7 @@ Message: TypeAlias = (
     | ShardStored
     | ShardProgress
     | StorageAlive
-    | ReplicasAre
+    | PlacementIs
     | MetalogAppend
     | MetalogStored
     | Seal

@@ -1,4 +1,4 @@
-"""The messages about the replicas of shards (decision 0048).
+"""The messages about the nodes of the cluster and the replicas of shards (decisions 0048, 0049).
 
 `indilog.wire.messages` says how to read them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch, MetalogPosition, ShardId
 from indilog.kernel.metalog import Replicas
+from indilog.kernel.view import View
 from indilog.wire.wire_message import WireMessage
 
 
@@ -26,13 +27,16 @@ class StorageAlive(WireMessage, frozen=True):
     has_room: bool = True
 
 
-class ReplicasAre(WireMessage, frozen=True):
-    """storage → index, aggregator: the replicas of the shards that metalog entries moved.
+class PlacementIs(WireMessage, frozen=True):
+    """storage → index, aggregator: the view, and the replicas of the shards that metalog entries
+    moved.
 
-    Two storage nodes send it when they apply such an entry, and periodically.
+    Storage nodes send it when they apply an entry that changes either; two of them also send it
+    periodically.
     Lost: the next one is equal or newer. Until then reads are sent to a replica that may be lost,
-    and repeated by the engine.
-    Repeated: of a shard, the replicas of the latest entry hold.
+    and repeated by the engine; lookups that rest on a newer view wait.
+    Repeated: the newest view holds, and of each shard the replicas of the latest entry.
     """
 
+    view: View
     replicas: dict[ShardId, Replicas]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
+from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId, ViewNumber
 from indilog.kernel.lineage import TrimExtent
 from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Floor, FloorCursor
 from indilog.wire.wire_message import WireMessage
@@ -154,6 +154,8 @@ class TagFirstsWanted(WireMessage, frozen=True):
     trims: int = 0
     """As in a lookup. For a tag with a floor the answer does not name the first record."""
     epoch: Epoch = NO_INCARNATION
+    """As in a lookup."""
+    view: ViewNumber = ViewNumber(1)
     """As in a lookup."""
 
 

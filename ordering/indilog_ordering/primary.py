@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from indilog.base.errors import DataDirectoryError
-from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.base.errors import ConfigError, DataDirectoryError
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, ViewNumber
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import (
@@ -27,12 +27,13 @@ from indilog.kernel.metalog import (
     WRITERS_MAX,
     NewRecords,
     NewReplicas,
+    NewView,
     NewWriters,
     Replicas,
     Trim,
 )
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import View
+from indilog.kernel.view import Members, View, view_with
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
@@ -88,17 +89,11 @@ class Primary:
         now: Instant,
     ) -> None:
         self._node = node
-        self._view = view
         self._epoch = epoch
         self._leader = leader
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
         self._metalog = metalog
-        self._engines = frozenset(view.engines)
-        self._readers = view.engines + view.storage_nodes
-        """Engines first: callers wait for them."""
-        self._reader_set = frozenset(self._readers)
-        self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._published: MetalogPosition | None = None
         """How many entries are published; None: this incarnation has not published yet."""
         recovered = metalog.iterate(metalog.committed.position, len(metalog))
@@ -113,7 +108,15 @@ class Primary:
         """How many of all entries are trims."""
         self._placement = Placement(view)
         """Where shards are by all entries, committed or not."""
-        self._placement.restore(proposed.replicas)
+        self._placement.restore(proposed.replicas, proposed.view)
+        view = self._placement.view
+        self._engines = frozenset(view.engines)
+        self._readers = view.engines + view.storage_nodes
+        """Engines first: callers wait for them."""
+        self._reader_set = frozenset(self._readers)
+        self._disk_full_notifier = DiskFullNotifier(view.engines)
+        self._members: Members | None = None
+        """The nodes that the cluster is to have; None: those that it has."""
         self._replacements = Replacements(self._placement, view.storage_nodes, config, now)
         self._reports = Reports(
             self._placement, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
@@ -127,8 +130,10 @@ class Primary:
         self._covered = dict.fromkeys(view.storage_nodes, Extent(NO_INCARNATION, 0))
         """What both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0
-        self._tails: dict[tuple[NodeId, int], int] = {}
-        """The tails that were asked for, by reader and request, with the round that each needs."""
+        self._tails: dict[tuple[NodeId, int], tuple[int, ViewNumber]] = {}
+        """The tails that were asked for, by reader and request: the round that each needs, and the
+        view that its reader knows.
+        """
 
     @property
     def committed(self) -> MetalogPosition:
@@ -150,10 +155,10 @@ class Primary:
         """The storage nodes without a recent heartbeat, ascending; empty where no shard can
         move, because storage nodes then send no heartbeats.
         """
-        if not self._view.moves_shards:
+        if not self._placement.view.moves_shards:
             return []
         alive = self._replacements.alive(self._now)
-        return [node for node in self._view.storage_nodes if node not in alive]
+        return [node for node in self._placement.view.storage_nodes if node not in alive]
 
     def begin_iteration(self, now: Instant) -> None:
         """Note the time, which holds for all answers and proposals of the iteration."""
@@ -206,7 +211,9 @@ class Primary:
             effects += self._answer_tails()
         if self._reports.changed:
             effects += self._propose()
-        if self._view.moves_shards and self._replacements.is_due(now):
+        if self._members is not None:
+            effects += self._propose_view(self._members, now)
+        if self._placement.view.moves_shards and self._replacements.is_due(now):
             effects += self._propose_replicas(now)
         if self._wanted:
             effects += self._propose_writers()
@@ -219,7 +226,8 @@ class Primary:
     def deadline(self) -> Instant | None:
         """When to repeat a disk-full notification, or a storage node may be lost."""
         due = self._disk_full_notifier.deadline()
-        if not (self._view.moves_shards and self._leader.settled and self._leader.has_room):
+        moves = self._placement.view.moves_shards
+        if not (moves and self._leader.settled and self._leader.has_room):
             return due
         lost = self._replacements.deadline()
         return lost if due is None else min(lost, due)
@@ -232,7 +240,7 @@ class Primary:
         """Assert that entries pass through their stages in order."""
         assert len(self._tails) <= _TAILS_MAX
         assert self._published is None or self._published <= self.committed
-        assert self._wanted.keys() <= self._view.shards.keys()
+        assert self._wanted.keys() <= self._placement.shards
         assert self._covered_by_all <= len(self._metalog), "only what equals this metalog counts"
         assert self.tail == sum(self._metalog.committed.cut.values())
         assert all(self._cut[s] >= length for s, length in self._metalog.committed.cut.items())
@@ -271,7 +279,7 @@ class Primary:
         self._covered[node] = covered
         agreement = self._metalog.agreement
         nodes = frozenset(self._covered)
-        if self._view.moves_shards:
+        if self._placement.view.moves_shards:
             alive = self._replacements.alive(self._now)
             # So many nodes keep the history of old entries for those that come back.
             if len(alive) >= min(len(nodes), self._histories_min):
@@ -300,7 +308,7 @@ class Primary:
         if len(self._tails) >= _TAILS_MAX:
             return [Ignore(event, "too many tails are asked for")]
         needed = 0 if self._leader.alone else self._leader.confirm()
-        self._tails.setdefault((event.sender, message.request), needed)
+        self._tails.setdefault((event.sender, message.request), (needed, message.view))
         return []
 
     def _answer_tails(self) -> list[Effect]:
@@ -308,10 +316,10 @@ class Primary:
         they were asked for.
         """
         confirmed, committed = self._leader.confirmed, self._metalog.committed
-        answered = [asked for asked, needed in self._tails.items() if needed <= confirmed]
+        answered = [asked for asked, (needed, _) in self._tails.items() if needed <= confirmed]
         effects: list[Effect] = []
         for reader, request in answered:
-            del self._tails[reader, request]
+            _, known = self._tails.pop((reader, request))
             answer = TailIs(
                 request,
                 committed.position,
@@ -322,6 +330,7 @@ class Primary:
                 self._clock.now_us,
                 committed.writers,
                 committed.replicas,
+                _newer(committed.view, known),
             )
             effects.append(Send(reader, answer))
         return effects
@@ -336,8 +345,8 @@ class Primary:
         return [Ignore(event, "too many trims are under way")] if effects is None else effects
 
     def _on_shard_wanted(self, event: Received, message: ShardWanted) -> list[Effect]:
-        placement = self._view.shards.get(message.shard)
-        if placement is None or placement.writer != event.sender:
+        placed = self._placement.view.shards.get(message.shard)
+        if placed is None or placed.writer != event.sender:
             return [Ignore(event, "a shard wanted by a node that is not its writer")]
         if message.epoch < (writer := self._reports.writer(message.shard)):
             return [Ignore(event, "a shard wanted by an earlier writer")]
@@ -391,7 +400,7 @@ class Primary:
 
     def _cut_entry(self, counts: dict[ShardId, int], time_us: int) -> Effect:
         """Propose an entry that orders these records."""
-        position, number, epoch = len(self._metalog), self._view.number, self._epoch
+        position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
         return self._leader.append(NewRecords(position, number, epoch, counts, time_us))
 
     def _propose_writers(self) -> list[Effect]:
@@ -407,7 +416,7 @@ class Primary:
         if not writers:
             return []
         self._reports.begin(writers)
-        position, number, epoch = len(self._metalog), self._view.number, self._epoch
+        position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
         return [self._leader.append(NewWriters(position, number, epoch, writers))]
 
     def _propose_replicas(self, now: Instant) -> list[Effect]:
@@ -417,10 +426,52 @@ class Primary:
         wanted = self._replacements.wanted(now)
         if not wanted:
             return []
-        position, number, epoch = len(self._metalog), self._view.number, self._epoch
+        position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
         self._placement.move({s: Replicas(position, nodes) for s, nodes in wanted.items()})
         self._reports.move(wanted)
         return [self._leader.append(NewReplicas(position, number, epoch, wanted))]
+
+    def want_members(self, members: Members) -> None:
+        """Note the nodes that the cluster is to have."""
+        self._members = members
+
+    def _propose_view(self, members: Members, now: Instant) -> list[Effect]:
+        """Install the view that has the wanted nodes, as far as that is possible now.
+
+        A sole sequencer changes nothing: it may lose the entry with its disk.
+        """
+        placement, position = self._placement, len(self._metalog)
+        if self._leader.alone or not self._leader.has_room:
+            return []
+        before = placement.view
+        if members.version < before.members_version:
+            self._members = None
+            return []
+        leaving = set(before.storage_nodes) - set(members.storage_nodes)
+        try:
+            view = view_with(before, members, position, placement.replicas)
+        except ConfigError as error:
+            self._members = None
+            return [Ignore(members, str(error))]
+        self._replacements.set_nodes(view.storage_nodes, leaving, now)
+        if view is before:
+            if not leaving:
+                self._members = None
+            return []
+        placement.install(view)
+        self._note_view()
+        return [self._leader.append(NewView(position, view.number, self._epoch, view))]
+
+    def _note_view(self) -> None:
+        """Serve the nodes of the newest view."""
+        view = self._placement.view
+        self._engines = frozenset(view.engines)
+        self._readers = view.engines + view.storage_nodes
+        self._reader_set = frozenset(self._readers)
+        self._disk_full_notifier.set_receivers(view.engines)
+        self._reports.add_shards({})
+        nothing = Extent(NO_INCARNATION, 0)
+        self._covered = {n: self._covered.get(n, nothing) for n in view.storage_nodes}
 
     def _propose_trim(self) -> list[Effect]:
         """Put all requested trims into one entry."""
@@ -428,9 +479,14 @@ class Primary:
             return []
         position = len(self._metalog)
         floors = self._trim_requests.propose(position)
-        entry = Trim(position, self._view.number, self._epoch, self._trims, floors)
+        entry = Trim(position, self._placement.view.number, self._epoch, self._trims, floors)
         self._trims += 1
         return [self._leader.append(entry)]
+
+
+def _newer(view: View | None, known: ViewNumber) -> View | None:
+    """Return a view if it is newer than the known one."""
+    return view if view is not None and view.number > known else None
 
 
 def check_new(epoch: Epoch, before: Epoch) -> None:

@@ -82,7 +82,7 @@ class Reports:
     the reports of all its replicas before it gets another writer.
     """
 
-    __slots__ = ("_changed", "_placement", "_shards")
+    __slots__ = ("_changed", "_config", "_entries_may_be_lost", "_placement", "_shards")
 
     def __init__(
         self,
@@ -93,14 +93,20 @@ class Reports:
         entries_may_be_lost: bool,
     ) -> None:
         self._placement = placement
+        self._config = config
+        self._entries_may_be_lost = entries_may_be_lost
         self._shards: dict[ShardId, ShardReports] = {}
-        for shard in placement.shards:
-            replicas = len(placement.counting(shard))
-            quorum = config.quorum_of(replicas)
-            needed = replicas if entries_may_be_lost else quorum
+        self._changed: set[ShardId] = set()
+        self.add_shards(writers)
+
+    def add_shards(self, writers: Mapping[ShardId, Epoch]) -> None:
+        """Add the shards of the placement that are not known yet, with their writers."""
+        for shard in self._placement.shards - self._shards.keys():
+            replicas = len(self._placement.counting(shard))
+            quorum = self._config.quorum_of(replicas)
+            needed = replicas if self._entries_may_be_lost else quorum
             epoch = writers.get(shard, NO_INCARNATION)
             self._shards[shard] = ShardReports(quorum, epoch, needed)
-        self._changed: set[ShardId] = set()
 
     def note(
         self,

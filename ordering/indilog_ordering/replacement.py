@@ -14,7 +14,7 @@ new records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from indilog.base.ids import Instant, MetalogPosition, NodeId, ShardId
@@ -56,6 +56,8 @@ class Replacements:
         self._lost_s = config.node.ordering.storage_lost_s
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
+        self._leaving: frozenset[NodeId] = frozenset()
+        """Storage nodes that give their shards away, although they are alive."""
         self._due = self._next_look(now)
         self._ran = now
         """When this node ran last."""
@@ -70,6 +72,15 @@ class Replacements:
             for node in self._nodes.values():
                 node.heard = now
         self._ran = now
+
+    def set_nodes(
+        self, nodes: Collection[NodeId], leaving: Collection[NodeId], now: Instant
+    ) -> None:
+        """Note which storage nodes there are, and which of them leave the cluster."""
+        if self._nodes.keys() != set(nodes) or self._leaving != set(leaving):
+            self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
+            self._leaving = frozenset(leaving)
+            self._changed = True
 
     def _next_look(self, now: Instant) -> Instant:
         """When this node runs next, although it hears nothing: otherwise it would take the silence
@@ -137,7 +148,7 @@ class Replacements:
     ) -> tuple[NodeId, ...]:
         """Return the replicas that a shard should have now."""
         before, counting = self._placement.replicas(shard), self._placement.counting(shard)
-        alive = [node for node in before if not self._is_lost(node, now)]
+        alive = [n for n in before if not self._is_lost(n, now) and n not in self._leaving]
         lost = [node for node in before if node not in alive]
         missing = [node for node in counting if node in lost]
         if not missing:
@@ -145,7 +156,7 @@ class Replacements:
             return counting if complete else before
         stalled = len(counting) - len(missing) < self._config.quorum_of(len(counting))
         after_s = self._lost_s if stalled else self._replaced_s
-        vacant = sum(self._is_lost(node, now, after_s) for node in missing)
+        vacant = sum(n in self._leaving or self._is_lost(n, now, after_s) for n in missing)
         vacant -= len(alive) - (len(counting) - len(missing))  # others that have a copy
         spares = self._spares(before, load, now)
         chosen = spares[: max(0, min(vacant, REPLICAS_MAX - len(before)))]
@@ -162,7 +173,8 @@ class Replacements:
         least = min(current, default=0)
         spares = [
             node for node, state in known.items()
-            if node not in replicas and state.has_room and not self._is_lost(node, now)
+            if node not in replicas and node not in self._leaving
+            and state.has_room and not self._is_lost(node, now)
         ]  # fmt: skip
         return sorted(spares, key=lambda n: (known[n].position < least, load[n], n))
 

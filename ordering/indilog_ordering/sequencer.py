@@ -14,7 +14,7 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.config import Config
 from indilog.kernel.metalog import entries_decoded
-from indilog.kernel.view import Views
+from indilog.kernel.view import NODES_MAX, Members, Views
 from indilog.roles.incarnations import Heard, Incarnations
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
@@ -27,6 +27,7 @@ from indilog.roles.role import (
     Ignore,
     Location,
     Lost,
+    MembersWanted,
     Persisted,
     Received,
     Send,
@@ -58,7 +59,9 @@ class Sequencer:
         self._metalog = StoredMetalog(
             sole=len(self._view.sequencers) == 1, kept=config.node.ordering.metalog_entries_kept
         )
-        self._incarnations = Incarnations(self._view.nodes)
+        self._incarnations = Incarnations()
+        self._members: Members | None = None
+        """The nodes that the cluster is to have; None: those that it has."""
         self._core: Consensus | None = None
         """Set by `Started`, after recovery."""
         self._leadership = Leadership(self._view)
@@ -217,7 +220,7 @@ class Sequencer:
             self._core.check_invariants()
         if self._primary is not None:
             self._primary.check_invariants()
-        assert len(self._parked) <= len(self._view.nodes) * 6, "six kinds of messages"
+        assert len(self._parked) <= NODES_MAX * 6, "six kinds of messages"
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
@@ -230,6 +233,9 @@ class Sequencer:
                 return self._start(event)
             case TermBegun():
                 return self._on_term(event)
+            case MembersWanted(members):
+                self._want_members(members)
+                return []
             case SpaceChanged(room=room):
                 self._full = room is not None
                 if self._primary is not None:
@@ -307,6 +313,13 @@ class Sequencer:
         self._retire_primary()
         return effects
 
+    def _want_members(self, members: Members) -> None:
+        """Note the nodes that the cluster is to have; a primary installs the views with them."""
+        if self._members is None or members.version >= self._members.version:
+            self._members = members
+            if self._primary is not None:
+                self._primary.want_members(members)
+
     def _retire_primary(self) -> None:
         """Stop to work as a primary; readers ask the next one."""
         self._primary = None
@@ -320,6 +333,8 @@ class Sequencer:
         primary = Primary(self._node, view, self._config, self._metalog, term, leader, now)
         if self._full:
             primary.on_space_changed(full=True, now=now)
+        if self._members is not None:
+            primary.want_members(self._members)
         self._primary = primary
         return primary.begin()
 

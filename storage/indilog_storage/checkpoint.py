@@ -172,7 +172,7 @@ def restore(
     ordering.trimmed_at = checkpoint.trimmed_at
     ordering.restore(checkpoint.ordering)
     covered.restore(ordering.extent, checkpoint.before)
-    moved.placement.restore(ordering.replicas)
+    moved.placement.restore(ordering.replicas, ordering.view)
     moved.forget_all()
     moved.sync()
     for part in checkpoint.shards:

@@ -6,10 +6,10 @@ from typing import Final
 
 from indilog.base.ids import Instant
 from indilog.config import NodeConfig
-from indilog.kernel.view import View
+from indilog.kernel.view import FIRST_VIEW
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import Effect, Send
-from indilog.wire.replica_messages import ReplicasAre, StorageAlive
+from indilog.wire.replica_messages import PlacementIs, StorageAlive
 from indilog_storage.moved_shards import MovedShards
 from indilog_storage.ordering import Ordering
 
@@ -23,38 +23,36 @@ class Heartbeat:
     None is sent where no shard can move (`View.moves_shards`).
     """
 
-    def __init__(
-        self, view: View, moved: MovedShards, ordering: Ordering, config: NodeConfig
-    ) -> None:
+    def __init__(self, moved: MovedShards, ordering: Ordering, config: NodeConfig) -> None:
         self._moved = moved
         self._ordering = ordering
         self._pause_s = config.ordering.storage_lost_s / HEARTBEATS
-        self._receivers = (*view.index_nodes, *view.aggregators)
         self.has_room = True
-        self._due = Instant(0.0) if view.moves_shards else None
+        self._due = Instant(0.0)
 
     def hurry(self) -> None:
         """Send the next heartbeat at once."""
-        if self._due is not None:
-            self._due = Instant(0.0)
+        self._due = Instant(0.0)
 
     def conclude(self, leadership: Leadership, now: Instant) -> list[Effect]:
         """Return the messages that are due."""
-        if self._due is None or now < self._due:
+        if now < self._due or not self._moved.placement.view.moves_shards:
             return []
         self._due = Instant(now + self._pause_s)
         complete = self._moved.complete
         alive = StorageAlive(leadership.term, self._ordering.position, complete, self.has_room)
-        return [Send(leadership.primary, alive), *self.announce()]
+        effects: list[Effect] = [Send(leadership.primary, alive)]
+        return effects + (self.announce() if self._moved.announces else [])
 
     def announce(self) -> list[Effect]:
-        """Return what index nodes must know of replicas, if this node announces it."""
-        moved = self._moved
-        if not moved.placement.moved or not moved.announces:
+        """Return what index nodes must know of the nodes and of replicas."""
+        placement = self._moved.placement
+        if not placement.moved and placement.view.number == FIRST_VIEW:
             return []
-        replicas = ReplicasAre(moved.placement.moved)
-        return [Send(node, replicas) for node in self._receivers]
+        message = PlacementIs(placement.view, placement.moved)
+        receivers = (*placement.view.index_nodes, *placement.view.aggregators)
+        return [Send(node, message) for node in receivers]
 
     def deadline(self) -> Instant | None:
         """When the next heartbeat is due."""
-        return self._due
+        return self._due if self._moved.placement.view.moves_shards else None

@@ -21,6 +21,7 @@ from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.floors import Trimmed
 from indilog.kernel.metalog import NO_FLOORS, NO_INCARNATION, Base, Entry, is_possible
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import History, HistoryWanted
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -38,11 +39,11 @@ class HistoryFetch:
     """
 
     def __init__(
-        self, node: NodeId, others: Sequence[NodeId], ordering: Ordering, config: NodeConfig
+        self, node: NodeId, placement: Placement, ordering: Ordering, config: NodeConfig
     ) -> None:
         self.base: Base | None = None
         self._node = node
-        self._others = others
+        self._placement = placement
         self._ordering = ordering
         self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._source = 0
@@ -57,6 +58,17 @@ class HistoryFetch:
         """
         self._has_floors = False
         self._lacking: set[NodeId] = set()
+
+    @property
+    def _others(self) -> tuple[NodeId, ...]:
+        """The other storage nodes."""
+        return tuple(n for n in self._placement.view.storage_nodes if n != self._node)
+
+    @property
+    def _asked_node(self) -> NodeId:
+        """The node that is asked."""
+        others = self._others
+        return others[self._source % len(others)]
 
     def start(self, epoch: Epoch) -> None:
         """Begin an incarnation: answers to questions of earlier ones are ignored."""
@@ -102,7 +114,7 @@ class HistoryFetch:
             self._next_source()
         self._asked = True
         self._resend.sent(now)
-        return [Send(self._others[self._source], self._question(self.base))]
+        return [Send(self._asked_node, self._question(self.base))]
 
     def _question(self, base: Base) -> TagFloorsWanted | HistoryWanted:
         if not self._has_floors and not self._is_short:
@@ -113,7 +125,7 @@ class HistoryFetch:
         return HistoryWanted(self._request, ordering.position, last, base.position, base.last)
 
     def _next_source(self) -> None:
-        self._source = (self._source + 1) % len(self._others)
+        self._source += 1
         self._is_short = False
         if not self._has_floors:
             self._cursor, self._promised = NO_FLOORS, None
@@ -127,7 +139,7 @@ class HistoryFetch:
     def on_floors(self, event: Received, message: TagFloors) -> list[Effect]:
         """Apply a page of floors; a floor above the applied entries does no harm."""
         wanted = self.base is not None and self._asked and not self._has_floors
-        from_source = wanted and event.sender == self._others[self._source]
+        from_source = wanted and event.sender == self._asked_node
         if not from_source or message.start is not None or message.after != self._cursor:
             return [Ignore(event, "floors that were not requested, or are no longer needed")]
         assert self.base is not None

@@ -122,10 +122,9 @@ class MovedShards:
 
     def add_late(self, shard: ShardId, batch: LateBatch) -> None:
         """Note a replayed batch of a shard that the node does not keep."""
-        if shard in self.placement.shards:
-            if shard not in self._aside:
-                self._aside[shard] = Shard(shard)
-            self._late.setdefault(shard, []).append(batch)
+        if shard not in self._aside:
+            self._aside[shard] = Shard(shard)
+        self._late.setdefault(shard, []).append(batch)
 
     def take_late(self, shard: ShardId, first: LocalId, end: LocalId) -> list[LateBatch]:
         """Remove and return the late batches within [first, end)."""
@@ -157,7 +156,7 @@ class MovedShards:
 
     def follow(self, ordering: Ordering, *, drops: bool = True) -> None:
         """Keep what the applied entries say."""
-        self.placement.restore(ordering.replicas)
+        self.placement.restore(ordering.replicas, ordering.view)
         self.sync(ordering, drops=drops)
 
     def others(self, shard: ShardId) -> tuple[NodeId, ...]:

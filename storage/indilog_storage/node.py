@@ -23,9 +23,9 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.cold import ColdAnswer, ColdBatchRead, ColdObject
 from indilog.kernel.index_schedule import NO_POSITION
-from indilog.kernel.metalog import Entry, NewReplicas, NewWriters, Span, Trim
+from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, Span, Trim
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import Views
+from indilog.kernel.view import View, Views
 from indilog.roles.catch_up import CatchUp
 from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.leadership import Leadership
@@ -38,6 +38,7 @@ from indilog.roles.role import (
     Ignore,
     Location,
     Lost,
+    MembersWanted,
     Persist,
     Persisted,
     Received,
@@ -106,7 +107,6 @@ class StorageNode:
     """The role of one storage node."""
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
-        self._views = views
         self._leadership = Leadership(views[-1])
         self._config = config.node
         self._aux_bytes_max = config.cluster.aux_bytes_max
@@ -120,8 +120,7 @@ class StorageNode:
             self._ordering.reader,
             Resend(config.node.messages.resend_s, config.node.messages.resend_s_max),
         )
-        others = [other for other in views[-1].storage_nodes if other != node]
-        self._history = HistoryFetch(node, others, self._ordering, config.node)
+        self._history = HistoryFetch(node, self._moved.placement, self._ordering, config.node)
         self._unsaved = 0
         """Entries fetched from other storage nodes that no durable checkpoint holds yet."""
         self._saving = 0
@@ -145,7 +144,7 @@ class StorageNode:
         cold = ColdTier(self._cold, self._moved, self._ordering, self._covered, config.node)
         floors = self._ordering.floors
         self._care = DiskCare(self._moved, floors, cold, config.node)
-        self._heartbeat = Heartbeat(views[-1], self._moved, self._ordering, config.node)
+        self._heartbeat = Heartbeat(self._moved, self._ordering, config.node)
         self._disk_full_notifier = DiskFullNotifier(views[-1].engines)
         self._blocks: list[IndexBlock] = []
         self._journal = OrderingJournal()
@@ -175,6 +174,11 @@ class StorageNode:
     def cold_objects(self) -> Mapping[int, ColdObject]:
         """Its objects on cold storage, by number; not to be changed."""
         return self._cold.objects
+
+    @property
+    def _view(self) -> View:
+        """The newest view that the applied entries install."""
+        return self._moved.placement.view
 
     # --- figures for operators
 
@@ -292,7 +296,7 @@ class StorageNode:
         effects += self._appends.conclude(self._leadership, self.position, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
-            effects += distribute(self._views[-1], blocks, self._ordering.last)
+            effects += distribute(self._view, blocks, self._ordering.last)
         if self._stirred or now >= self._upkeep_at:
             effects += self._upkeep(now)
         elif events:
@@ -326,6 +330,8 @@ class StorageNode:
                 return []
             case TermBegun():
                 return self._on_term(event)
+            case MembersWanted():
+                return []
             case ColdAnswered(answer):
                 return self._on_cold(answer, now)
             case SnapshotsAnswered():
@@ -496,8 +502,8 @@ class StorageNode:
         for entry in taken.entries:
             effects += self._apply(entry)
         if last and self._ordering.last != last and self._moved.announces:
-            effects += announce_incarnation(self._views[-1], self._ordering)
-            effects += announce_trims(self._views[-1], self._ordering)
+            effects += announce_incarnation(self._view, self._ordering)
+            effects += announce_trims(self._view, self._ordering)
             effects += self._heartbeat.announce()
         if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
             effects += self._journal.flush()
@@ -513,15 +519,15 @@ class StorageNode:
             self._begin_writers(entry)
             # On disk it must come before the writers' batches.
             effects += self._journal.flush()
-        elif isinstance(entry, NewReplicas):
-            self._follow_replicas()
+        elif isinstance(entry, NewReplicas | NewView):
+            self._follow_placement()
             effects += self._journal.flush()
             effects += self._heartbeat.announce()
         elif isinstance(entry, Trim):
             self._stirred = True
             self._care.note_risen_floors()
             if self._moved.announces:
-                effects += announce_trim(entry, self._views[-1], self._ordering)
+                effects += announce_trim(entry, self._view, self._ordering)
         return effects
 
     def _begin_writers(self, entry: NewWriters) -> None:
@@ -529,9 +535,10 @@ class StorageNode:
             if (given := self._shards.get(shard)) is not None:
                 self._appends.begin(given, epoch)
 
-    def _follow_replicas(self) -> None:
-        """Keep the shards that the applied entries give to this node."""
+    def _follow_placement(self) -> None:
+        """Keep the shards that the applied entries give to this node, and serve their nodes."""
         self._moved.follow(self._ordering)
+        self._disk_full_notifier.set_receivers(self._view.engines)
         self._appends.note_moved()
         self._care.repair.note_moved()
         self._heartbeat.hurry()
@@ -584,8 +591,8 @@ class StorageNode:
                     self._appends.order(shard, span)
             if isinstance(entry, NewWriters):
                 self._begin_writers(entry)
-            elif isinstance(entry, NewReplicas):
-                self._follow_replicas()
+            elif isinstance(entry, NewReplicas | NewView):
+                self._follow_placement()
         self._unsaved += len(entries)
         self._journal.skip()
         base = self._history.base
@@ -636,9 +643,7 @@ class StorageNode:
                 announces = True
                 parts.append(part_of(span, map(columns_of, batches)))
         if announces:
-            self._blocks.append(
-                index_block(self._views[-1], position, self._ordering, spans, parts)
-            )
+            self._blocks.append(index_block(self._view, position, self._ordering, spans, parts))
 
     # --- reads
 
@@ -674,7 +679,7 @@ class StorageNode:
             # The sender may know of entries that are not applied here.
             self._ordering.reader.mark_unconfirmed()
         positions = range(message.start, end, message.step)
-        page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
+        page = IndexPage(event.sender, positions, self._view, self._ordering, self._shards)
         return self._start(event, page)
 
     def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:

@@ -30,12 +30,14 @@ from indilog.kernel.metalog import (
     MetalogReplay,
     NewRecords,
     NewReplicas,
+    NewView,
     NewWriters,
     Replicas,
     Span,
     Trim,
     replicas_in,
 )
+from indilog.kernel.view import View
 from indilog.roles.metalog_reader import MetalogReader
 
 
@@ -53,6 +55,8 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     writers: tuple[Pack, ...]
     replicas: tuple[tuple[ShardId, Replicas], ...] = ()
     """All shards that were moved, ascending by position."""
+    views: tuple[tuple[MetalogPosition, View], ...] = ()
+    """All views that entries install, ascending."""
 
 
 class OrderedColumns(NamedTuple):
@@ -116,9 +120,8 @@ class Ordering:
 
     __slots__ = (
         "_lengths", "_localids", "_moves", "_packs", "_replay", "_shards", "_span_ends", "_tails",
-        "_times",
-        "_trim_positions", "_writer_epochs", "_writer_positions", "_writer_shards", "floors",
-        "reader", "trimmed_at",
+        "_times", "_trim_positions", "_views", "_writer_epochs", "_writer_positions",
+        "_writer_shards", "floors", "reader", "trimmed_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -139,6 +142,8 @@ class Ordering:
         """Of each new writer, the position of the entry that names it, its shard and epoch."""
         self._moves: list[tuple[ShardId, Replicas]] = []
         """Each shard that an entry moved, ascending by position."""
+        self._views: list[tuple[MetalogPosition, View]] = []
+        """Each view that an entry installs, with its position."""
         self._packs = tuple(Packs() for _ in _COLUMNS)
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
@@ -215,6 +220,8 @@ class Ordering:
                 self._writer_epochs.append(writer)
         elif isinstance(entry, NewReplicas):
             self._moves += replicas_in(entry).items()
+        elif isinstance(entry, NewView):
+            self._views.append((entry.position, entry.following))
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans
@@ -239,6 +246,7 @@ class Ordering:
         for by_writer in (self._writer_positions, self._writer_shards, self._writer_epochs):
             del by_writer[writers:]
         self._moves = [move for move in self._moves if move[1].since < position]
+        self._views = [at for at in self._views if at[0] < position]
         for by_position in (self._tails, self._times, self._span_ends):
             del by_position[position:]
         for by_span in (self._shards, self._localids, self._lengths):
@@ -253,6 +261,11 @@ class Ordering:
     def replicas(self) -> dict[ShardId, Replicas]:
         """The newest replicas of each shard that was moved."""
         return dict(self._moves)
+
+    @property
+    def view(self) -> View | None:
+        """The newest view that an applied entry installs; None: none does."""
+        return self._views[-1][1] if self._views else None
 
     def history_of(self, shard: ShardId) -> ShardHistory:
         """Return what the applied entries say about one shard."""
@@ -393,6 +406,9 @@ class Ordering:
             return NewWriters(position, _VIEW, epoch, writers)
         if moves := {s: moved.nodes for s, moved in self._moves if moved.since == position}:
             return NewReplicas(position, _VIEW, epoch, moves)
+        for at, following in self._views:
+            if at == position:
+                return NewView(position, _VIEW, epoch, following)
         counts = {span.shard: span.length for span in self.spans_at(position)}
         return NewRecords(position, _VIEW, epoch, counts, self._times[position])
 
@@ -407,11 +423,11 @@ class Ordering:
             packs.copied([getattr(self, name) for name in names])
             for packs, names in zip(self._packs, _COLUMNS, strict=True)
         ]
-        moves = tuple(self._moves)
+        moves, views = tuple(self._moves), tuple(self._views)
 
         def packed() -> OrderingColumns:
             positions, spans, trims, writers = (copy() for copy in copies)
-            return OrderingColumns(*state, positions, spans, trims, writers, moves)
+            return OrderingColumns(*state, positions, spans, trims, writers, moves, views)
 
         return packed
 
@@ -427,7 +443,7 @@ class Ordering:
             typecodes = [getattr(self, name).typecode for name in names]
             for name, column in zip(names, packs.restore(found, typecodes), strict=True):
                 setattr(self, name, column)
-        self._moves = list(columns.replicas)
+        self._moves, self._views = list(columns.replicas), list(columns.views)
         self.reader.lineage = Lineage.restored(columns.lineage)
 
     def check_invariants(self) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from indilog.base.errors import DataLossError, MalformedFrameError
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, ShardId
 from indilog.kernel.cold import ColdObject, cold_decoded
-from indilog.kernel.metalog import Entry, NewReplicas, NewWriters, entries_decoded
+from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters, entries_decoded
 from indilog.kernel.records import BatchHeader, batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
@@ -200,7 +200,7 @@ class Recovery:
             for shard_id, writer in entry.writers.items():
                 if (shard := self._shards.get(shard_id)) is not None:
                     shard.begin(writer)
-        elif isinstance(entry, NewReplicas):
+        elif isinstance(entry, NewReplicas | NewView):
             self._moved.follow(self._ordering)
 
     def _follows_gap(self, entry: Entry) -> bool:

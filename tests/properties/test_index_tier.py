@@ -46,6 +46,7 @@ from indilog.wire.messages import (
     ReadRecords,
     ShardTags,
 )
+from indilog.wire.replica_messages import PlacementIs
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
 from indilog_index.aggregator import Aggregator
 from indilog_index.index_node import IndexNode
@@ -55,6 +56,15 @@ ENGINE: Final = NodeId("engine-0")
 LOG_TAGS: Final = (100, 200)
 TAGS: Final = (1, 2, 3)
 PAGE_BLOCKS: Final = 3
+
+
+NEWER_VIEW: Final = {
+    "index data that contradicts itself",
+    "an answer of an index shard that no view here has",
+    "an answer of a node that is not of that index shard",
+    "a lookup that names no merging node",
+}
+"""Reasons why a node ignores a message whose sender knows a newer view."""
 
 
 class Ordered(NamedTuple):
@@ -146,9 +156,14 @@ def part_of(shard: int, records: list[Ordered]) -> ShardTags:
 class IndexTier:
     """Index nodes, aggregators, storage stubs, and a network with any faults."""
 
-    def __init__(self, history: History, config: Config) -> None:
+    def __init__(
+        self, history: History, config: Config, views: Sequence[View] = (), seed: int = 0
+    ) -> None:
+        """`views`: those that entries install one after another; all nodes exist from the start."""
         self.history = history
         self.view = history.view
+        self.views = views or (history.view,)
+        self.chance = Random(seed)
         self.config = config
         self.now = 0.0
         self.known = 0
@@ -166,14 +181,33 @@ class IndexTier:
             self.restart(node)
 
     @property
+    def installed(self) -> View:
+        """The view that storage knows."""
+        return self.view_at(self.known)
+
+    def view_at(self, position: int) -> View:
+        """The view that the entries below a position have installed."""
+        first, *later = self.views
+        return next((v for v in later[::-1] if v.eras[-1].start <= position), first)
+
+    def announce(self, share: float = 1.0) -> None:
+        """Storage sends the newest view to the index tier; a share of the messages arrives."""
+        if len(self.views) > 1:
+            message = PlacementIs(self.installed, {})
+            for node in (*self.installed.index_nodes, *self.installed.aggregators):
+                if self.chance.random() < share:
+                    self.network.append((self.view.storage_nodes[0], node, message))
+
+    @property
     def merging(self) -> tuple[NodeId, ...]:
-        """Nodes that may merge the answers to a lookup."""
-        return (*self.view.aggregators, *self.view.index_nodes)
+        """Nodes that merge the answers to lookups, now or later."""
+        return merging_of(self.view)
 
     def restart(self, node: NodeId) -> None:
         kind = Aggregator if node in self.view.aggregators else IndexNode
         self.asked = [(asker, request) for asker, request in self.asked if asker != node]
-        role = self.roles[node] = kind(node, [self.view], self.config)
+        stored = self.chance.choice(self.views[: self.views.index(self.installed) + 1])
+        role = self.roles[node] = kind(node, [stored], self.config)
         if isinstance(role, IndexNode) and node in self.checkpoints:
             role.restore(self.checkpoints[node], ())
         self.give(node, Started(Epoch(1)))
@@ -207,6 +241,8 @@ class IndexTier:
         if self.known == len(self.history.positions):
             return
         position, self.known = self.known, self.known + 1
+        if self.installed != self.view_at(position):
+            self.announce(0.3)
         receivers = self.view.index_shards[self.view.index_shard_at(position)]
         for node in self.view.storage_nodes:
             first_of = {int(s) for s, p in self.view.shards.items() if p.replicas[0] == node}
@@ -221,10 +257,15 @@ class IndexTier:
         return IndexData(tuple(self.history.block(p, keeps) for p in positions))
 
     def ask(self, lookup: IndexLookup) -> None:
-        self.lookups[lookup.request] = lookup
-        for replicas in self.view.index_shards:
+        """Send a lookup as an engine does that has applied the positions before the lookup's."""
+        view = self.view_at(lookup.position)
+        asked = msgspec.structs.replace(
+            lookup, view=view.number, index_shards=len(view.index_shards)
+        )
+        self.lookups[lookup.request] = asked
+        for replicas in view.index_shards:
             node = replicas[lookup.request % len(replicas)]
-            self.network.append((ENGINE, node, lookup))
+            self.network.append((ENGINE, node, asked))
 
     def ask_anything(self, chance: Random) -> None:
         position = chance.randint(0, self.known)
@@ -238,7 +279,7 @@ class IndexTier:
                 tail,
                 position,
                 chance.choice([1, 1, 3, 1000]),
-                chance.choice(self.merging),
+                chance.choice(merging_of(self.view_at(position))),
             )
         )
 
@@ -294,6 +335,7 @@ class IndexTier:
 
     def wait(self, duration_s: float) -> None:
         self.now += duration_s
+        self.announce(0.1)
         for node, role in self.roles.items():
             due = role.deadline()
             if due is not None and due <= self.now:
@@ -314,6 +356,7 @@ class IndexTier:
             disk.heal()
         for _ in self.history.positions:
             self.order()
+        self.announce()
         self.settle()
         again = [
             msgspec.structs.replace(lookup, request=request)
@@ -329,12 +372,23 @@ class IndexTier:
         assert self.answered.issuperset(lookup.request for lookup in again)
 
 
-def view_from(chance: Random) -> View:
-    """A view, possibly the second or third one: index shards were added or retired."""
-    view = first_view_from(chance)
+def views_from(chance: Random) -> list[View]:
+    """A view, and sometimes those that follow it: index shards are added or retired."""
+    views = [first_view_from(chance)]
     for start in sorted(chance.sample(range(1, 20), chance.choice([0, 0, 1, 2]))):
-        view = with_index_tier_of(view, view_of(index_shards=chance.randint(1, 6)), start)
-    return view
+        wanted = view_of(
+            index_shards=chance.randint(1, 6),
+            index_replicas=len(views[0].index_shards[0]),
+            aggregators=len(views[0].aggregators),
+        )
+        view = with_index_tier_of(views[-1], wanted, start)
+        if view.eras != views[-1].eras:
+            views.append(view)
+    return views
+
+
+def merging_of(view: View) -> tuple[NodeId, ...]:
+    return (*view.aggregators, *view.index_nodes)
 
 
 def first_view_from(chance: Random) -> View:
@@ -387,8 +441,10 @@ def test_every_answer_equals_a_scan_despite_lost_late_and_repeated_messages(seed
         index_snapshot_retry_s=2.0,
     )
     lossy = chance.random() < 0.5
-    history = History(chance, view_from(chance), positions=chance.randint(1, 25), lossy=lossy)
-    tier = IndexTier(history, Config(node=node))
+    views = views_from(chance)
+    history = History(chance, views[-1], positions=chance.randint(1, 25), lossy=lossy)
+    is_live = chance.random() < 0.6
+    tier = IndexTier(history, Config(node=node), views if is_live else (), seed)
     goes_wrong = faults(tier, chance)
     goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
     goes_on = work(tier, chance)
@@ -401,6 +457,8 @@ def test_every_answer_equals_a_scan_despite_lost_late_and_repeated_messages(seed
         "a lookup waited too long for index data",
         "an index shard did not answer in time",
         "a damaged snapshot; the index is rebuilt",
+        "index data that another index shard gets; the index is rebuilt",
+        *(NEWER_VIEW if len(tier.views) > 1 else ()),
     }
 
 

@@ -22,6 +22,7 @@ from indilog.kernel.metalog import (
     Floor,
     NewRecords,
     NewReplicas,
+    NewView,
     NewWriters,
     Trim,
     entries_decoded,
@@ -126,6 +127,8 @@ class Shown:
                     f"shard {shard} to {', '.join(nodes)}"
                     for shard, nodes in sorted(replicas.items())
                 )
+            case NewView(following=view):
+                change = f"view {view.number} with {', '.join(view.nodes)}"
             case Trim(number=number, floors=floors):
                 change = f"trim {number} {self._list(map(self._floor, floors))}"
             case unreachable:

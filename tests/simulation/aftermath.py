@@ -16,6 +16,7 @@ from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, enve
 from indilog.wire.messages import ReadRecords, RecordsRead
 from tests.simulation.elections import leading
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
+from tests.simulation.joins import Joins
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.lost_storage import Redundancy
 from tests.simulation.metalog_notes import MetalogNotes
@@ -62,9 +63,7 @@ class _Prober:
         cluster = self._cluster
         request = len(self.answers) + 1
         wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
-        envelope = Envelope(
-            WIRE_VERSION, cluster.view.number, self._epoch, self._stands_for, replica, (wanted,)
-        )
+        envelope = Envelope(WIRE_VERSION, self._epoch, self._stands_for, replica, (wanted,))
         cluster.network.carry(self.name, replica, envelope_encoded(envelope))
         cluster.world.run_until(lambda: request in self.answers, _HEALED_WITHIN_S)
         return self.answers[request]
@@ -107,7 +106,9 @@ class Aftermath:
         metalog: MetalogNotes,
         violations: list[Violation],
         batches: LostBatches | None = None,
+        joins: Joins | None = None,
     ) -> None:
+        self._joins = joins
         self._batches = batches
         self._lost: frozenset[int] = frozenset()
         self._told_lost: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -131,16 +132,18 @@ class Aftermath:
         cluster.world.run_for(_LAST_FAULTS_S)
         cluster.world.run_until(self._nothing_fails, _HEALED_WITHIN_S)
         cluster.heal()  # a sync that failed late has ended a process
+        if self._joins is not None:
+            self._joins.check(self._violations)
         cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
         position = 0
-        for engine, node in enumerate(cluster.view.engines):
+        for engine, node in enumerate(cluster.members.engines):
             position = max(
                 position, cluster.run(self._works(node), engine=engine, within_s=_HEALED_WITHIN_S)
             )
         # A caller reads before such an append, and its home may append when the caller is gone.
         cluster.world.run_until(self._without_conditional_appends, _HEALED_WITHIN_S)
         position = max(position, self._waiting_ends())
-        for engine, node in enumerate(cluster.view.engines):
+        for engine, node in enumerate(cluster.members.engines):
             cluster.run(self._scan(node, position), engine=engine, within_s=_HEALED_WITHIN_S)
         cluster.world.run_for(0.5)
         self._unsubscribe()
@@ -215,8 +218,8 @@ class Aftermath:
         those of sessions that have read the whole log.
         """
         cluster = self._cluster
-        waiting = [self._waiting(node) for node in cluster.view.engines]
-        subscribed = [self._subscription(node) for node in cluster.view.engines]
+        waiting = [self._waiting(node) for node in cluster.members.engines]
+        subscribed = [self._subscription(node) for node in cluster.members.engines]
         cluster.world.run_for(_WAITING_S)
         assert not any(task.done() for task in waiting), "no record has been appended yet"
         position = cluster.run(self._works(cluster.view.engines[0]), within_s=_HEALED_WITHIN_S)

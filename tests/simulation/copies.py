@@ -50,7 +50,7 @@ class CopiesNotes:
             return
         for shard, counting in now.counting.items():
             proposed = now.proposed.get(shard, 0)
-            if proposed == before.proposed.get(shard, 0) or counting != before.counting[shard]:
+            if proposed == before.proposed.get(shard, 0) or counting != before.counting.get(shard):
                 continue
             short: list[Violation] = []
             for node in counting:
@@ -73,7 +73,7 @@ class CopiesNotes:
 
     def _note_losses(self, cluster: SimulatedCluster) -> None:
         """Note the holes that a start finds in what is not ordered and of the present writer."""
-        for node in cluster.view.storage_nodes:
+        for node in cluster.storage_nodes:
             if (shell := cluster.process_of(node).shell) is None:
                 continue
             storage = _storage(cluster, node)
@@ -89,14 +89,13 @@ class CopiesNotes:
                 known[shard] = [one for one in ranges if one in holes.get(shard, ())]
 
     def _now(self, cluster: SimulatedCluster) -> _Seen | None:
-        view = cluster.view
         sequencer = leading(cluster)
         if sequencer is None or (primary := sequencer._primary) is None:
             return None
         lives: dict[NodeId, Epoch] = {}
-        for node in view.storage_nodes:
+        for node in cluster.storage_nodes:
             storage = cluster.process_of(node).shell
-            if storage is not None and sequencer._incarnations._newest[node] == storage._epoch:
+            if storage is not None and sequencer._incarnations._newest.get(node) == storage._epoch:
                 lives[node] = storage._epoch
         placement = primary._placement
         counting = {shard: placement.counting(shard) for shard in placement.shards}

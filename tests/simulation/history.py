@@ -27,6 +27,10 @@ EVER: Final = 1 << 62
 """A step after all others."""
 
 
+BATCH_HEADER_BYTES: Final = 58
+"""Bytes of the header of a batch (docs/FORMATS.md)."""
+
+
 class Moment(NamedTuple):
     """An instant: the step of the world, and the simulated second."""
 
@@ -157,3 +161,13 @@ class Evidence(NamedTuple):
     """Per engine and log, the ranges that a scan reported as lost."""
     ordered_at: Sequence[float] = ()
     """The stamp of each seqnum, from the committed entries, seconds since 1970."""
+
+
+def retained_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
+    """Return the bytes of a record that a retention policy counts: its data and its names."""
+    return len(data) + len(log.encode()) + sum(2 + len(tag.encode()) for tag in tags)
+
+
+def stored_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
+    """Return the bytes of a record in its batch."""
+    return retained_bytes(log, data, tags) + 8 * (1 + len(tags)) + 13

@@ -112,7 +112,7 @@ class Redundancy:
             replicas = placement.replicas(shard)
             if replicas != placement.counting(shard):
                 return f"shard {shard} still has {replicas}"
-        for node in cluster.view.storage_nodes:
+        for node in cluster.storage_nodes:
             shell = cluster.process_of(node).shell
             if shell is None:
                 return f"{node} is not up"

@@ -12,8 +12,7 @@ from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import After, Entry, Log, Record
 from indilog.base.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster
-from tests.simulation.history import Operation, Seen, seen
-from tests.simulation.sizes import BATCH_HEADER_BYTES, stored_bytes
+from tests.simulation.history import BATCH_HEADER_BYTES, Operation, Seen, seen, stored_bytes
 
 LOGS: Final = ("orders", "audit", "orders/a", "x")
 TAGS: Final = ("a", "b", "c", "d", "rare", "never")

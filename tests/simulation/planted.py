@@ -332,7 +332,7 @@ BUGS: Final = (
     Bug(
         "the first answer of an index shard is taken for all",
         "index_tier/indilog_index/merging.py",
-        "if len(pending.answered) == len(self._index_shards):",
+        "if len(pending.answered) == pending.index_shards:",
         "if pending.answered:",
     ),
     Bug(

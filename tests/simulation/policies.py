@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from itertools import accumulate
 
-from tests.simulation.history import APPENDS, EVER, Evidence, Moment, Operation
-from tests.simulation.sizes import retained_bytes
+from tests.simulation.history import APPENDS, EVER, Evidence, Moment, Operation, retained_bytes
 
 
 class Policies:

@@ -85,7 +85,7 @@ class ReplacedEntries:
     def _append(self, count: int) -> None:
         """Append at each engine, so that entries order records of different shards."""
         for number in range(count):
-            engine = self._chance.randrange(len(self._cluster.view.engines))
+            engine = self._chance.randrange(len(self._cluster.members.engines))
             data = b"replaced %d" % number
             name = f"tag {len(self._tags)}"
             tag = tag_hash(_LOG, name)
@@ -115,17 +115,17 @@ class ReplacedEntries:
                 cut[shard] = cut.get(shard, 0) + count
                 tail += count
             tails.append(tail)
-        for node in cluster.view.storage_nodes:
+        for node in cluster.storage_nodes:
             self._compare(node, base.position, tails, cut)
         # The entries below the base come from a storage node that agrees with the base.
-        ordering = self._ordering_of(cluster.view.storage_nodes[0])
+        ordering = self._ordering_of(cluster.storage_nodes[0])
         entries = (*ordering.entries(0, base.position), *entries)
         tails = [*map(ordering.tail_at, range(base.position)), *tails[1:]]
         shards = [
             shard for entry in entries for shard in sorted(entry.counts)
             for _ in range(entry.counts[shard])
         ]  # fmt: skip
-        for node in cluster.view.index_nodes:
+        for node in cluster.stored_view.index_nodes:
             self._look_into(node, shards, tails)
 
     def _ordering_of(self, node: NodeId) -> Ordering:
@@ -160,7 +160,7 @@ class ReplacedEntries:
             if role._store.search(search) is not None or acknowledged is None:
                 continue
             position = bisect_right(tails, acknowledged)
-            mine = role.index_shard == index_shard_at(self._cluster.view.eras, position)
+            mine = role.index_shard == index_shard_at(self._cluster.stored_view.eras, position)
             found = list(zip(search.seqnums, search.shards, strict=True))
             if found != ([(acknowledged, shards[acknowledged])] if mine else []):
                 what = f"{node} has {found} for a tag of the record at {acknowledged}"

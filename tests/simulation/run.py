@@ -19,6 +19,7 @@ from tests.simulation.copies import CopiesNotes
 from tests.simulation.elections import Elections
 from tests.simulation.history import Operation, Violation
 from tests.simulation.imagined_damage import ImaginedDamage, pages_of_a_byte
+from tests.simulation.joins import Joins
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.lost_storage import LostStorage
 from tests.simulation.metalog_notes import MetalogNotes
@@ -127,6 +128,7 @@ class Run:
         batches = None if self._quiet else LostBatches(cluster, chaos.injected)
         elections = None if self._quiet else Elections(cluster, chaos.injected)
         storage = None if self._quiet else LostStorage(cluster, chaos.injected)
+        joins = None if self._quiet else Joins(cluster, workload, chaos.injected)
         cold = cold_runs.ColdAway(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
@@ -140,15 +142,19 @@ class Run:
             copies.note(cluster)
             imagined.note(cluster, chaos.injected)
             cold.note()
+            if joins is not None:
+                joins.note()
             workload.move_homeless(moving)
         workload.stopped = True
-        for one in (losses, batches, elections, storage):
+        for one in (losses, batches, elections, storage, joins):
             if one is not None:
                 one.end()
         chaos.end()
         cold.end()
         self.report.cold_objects = cold.objects_max
-        aftermath = Aftermath(cluster, workload, self._metalog, self.report.violations, batches)
+        aftermath = Aftermath(
+            cluster, workload, self._metalog, self.report.violations, batches, joins
+        )
         evidence = aftermath.gathered()
         self.report.violations += checkers.checked(evidence)
         aftermath.enforce_retention()

@@ -14,7 +14,7 @@ from indilog.base.errors import (
 )
 from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId
 from indilog.config import NodeConfig
-from indilog.kernel.view import View
+from indilog.kernel.placement import Placement
 from indilog.link.link_messages import failed
 from indilog.roles.role import Answer, Appended, Effect, Ignore, Received, Send
 from indilog.wire.conditional_messages import (
@@ -35,9 +35,9 @@ _REFUSING = (Takeover.LOST, Takeover.STOPPED)
 class ConditionalAppends:
     """The conditional appends of one compute node."""
 
-    def __init__(self, node: NodeId, view: View, config: NodeConfig) -> None:
+    def __init__(self, node: NodeId, placement: Placement, config: NodeConfig) -> None:
         self._node = node
-        self._writers = [e for e in view.engines if view.shard_written_by(e) is not None]
+        self._placement = placement
         self._home = Home(config)
         self._requests = HomeRequests(config)
         self._served: dict[NodeId, ServedRequests] = defaultdict(ServedRequests)
@@ -62,7 +62,7 @@ class ConditionalAppends:
         Raises:
             OverloadedError: too many are in flight.
         """
-        home = home_of(self._writers, append.tag)
+        home = home_of(self._placement.view.conditional_homes, append.tag)
         if home == self._node:
             self._home.add(append, waiter)
         else:
@@ -71,7 +71,7 @@ class ConditionalAppends:
     def on_message(self, event: Received, now: Instant) -> list[Effect]:
         """Handle a question or an answer of another compute node."""
         message, sender = event.message, event.sender
-        if sender not in self._writers:
+        if sender not in self._placement.view.engines:
             return [Ignore(event, "a conditional append of a node that is no compute node")]
         match message:
             case HomeWanted(request):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from indilog.base.ids import Instant, NodeId
-from indilog.kernel.view import View
+from indilog.base.ids import Instant, NodeId, ViewNumber
+from indilog.kernel.placement import Placement
 from indilog_compute.reads.silent_nodes import SilentNodes
 
 Aggregation: TypeAlias = Literal["aggregator", "master-slave", "both"]
@@ -22,11 +22,13 @@ class Route(NamedTuple):
     """The nodes of one lookup.
 
     Attributes:
+        view: the view that was known.
         replicas: one of every index shard, in the order of the view's index shards.
         aggregator: the node that merges their answers.
         chosen: when the route was chosen.
     """
 
+    view: ViewNumber
     replicas: tuple[NodeId, ...]
     aggregator: NodeId
     chosen: Instant
@@ -36,14 +38,14 @@ class LookupRoutes:
     """Chooses routes round robin, without silent nodes.
 
     Args:
-        view: names the index nodes and aggregators to choose from.
+        placement: its view names the index nodes and aggregators to choose from.
         aggregation: which nodes merge (`ClusterConfig.aggregation`).
         pause_s: as of `SilentNodes`.
     """
 
-    def __init__(self, view: View, aggregation: Aggregation, *, pause_s: float) -> None:
-        assert view.aggregators or aggregation == "master-slave"
-        self._view = view
+    def __init__(self, placement: Placement, aggregation: Aggregation, *, pause_s: float) -> None:
+        assert placement.view.aggregators or aggregation == "master-slave"
+        self._placement = placement
         self._aggregation = aggregation
         self._silent = SilentNodes(pause_s)
 
@@ -58,15 +60,21 @@ class LookupRoutes:
         """
         trial = False
         chosen: list[NodeId] = []
-        for replicas in self._view.index_shards:
+        for replicas in self._placement.view.index_shards:
             node, trial = self._silent.pick(replicas, request, now, trial=trial)
             chosen.append(node)
         if self._merged_by_master(request):
             aggregator = self._master(chosen, request)
         else:
             turn = request // 2 if self._aggregation == "both" else request
-            aggregator, _ = self._silent.pick(self._view.aggregators, turn, now, trial=trial)
-        return Route(tuple(chosen), aggregator, now)
+            aggregator, _ = self._silent.pick(
+                self._placement.view.aggregators, turn, now, trial=trial
+            )
+        return Route(self._placement.view.number, tuple(chosen), aggregator, now)
+
+    def note_view(self) -> None:
+        """Forget silent nodes that the newest view does not have."""
+        self._silent.keep(self._nodes)
 
     def answered(self, route: Route) -> None:
         """Note that all nodes of a route have answered."""
@@ -78,9 +86,14 @@ class LookupRoutes:
         """Note that a lookup timed out. If it tried silent nodes again, only these are silent
         longer; otherwise all of its nodes are silent.
         """
-        nodes = sorted({*route.replicas, route.aggregator})
+        nodes = sorted({*route.replicas, route.aggregator} & {*self._nodes})
         known = [node for node in nodes if node in self._silent]
         self._silent.timed_out(known or nodes, route.chosen, now)
+
+    @property
+    def _nodes(self) -> tuple[NodeId, ...]:
+        view = self._placement.view
+        return (*view.index_nodes, *view.aggregators)
 
     def _merged_by_master(self, request: int) -> bool:
         if self._aggregation == "both":
@@ -89,7 +102,7 @@ class LookupRoutes:
 
     def check_invariants(self) -> None:
         """Assert that only nodes of the view are silent, for bounded pauses."""
-        self._silent.check_invariants((*self._view.index_nodes, *self._view.aggregators))
+        self._silent.check_invariants(self._nodes)
 
     def _master(self, chosen: Sequence[NodeId], request: int) -> NodeId:
         """Return one of the nodes asked; a silent one only if all are silent."""

@@ -13,7 +13,7 @@ from indilog.base.errors import IndilogError, OverloadedError, QuorumUnavailable
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
-from indilog.kernel.view import Views
+from indilog.kernel.placement import Placement
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.order_lookup_messages import PlacesFound, PlacesLookup, TimeFound, TimeLookup
 from indilog_compute.reads.operation import Answered
@@ -51,8 +51,8 @@ class _Lookup:
 class OrderLookups:
     """The questions of one compute node that are in flight; at most `lookups_pending_max`."""
 
-    def __init__(self, views: Views, config: NodeConfig) -> None:
-        self._views = views
+    def __init__(self, placement: Placement, config: NodeConfig) -> None:
+        self._placement = placement
         self._lookups_max = config.reads.lookups_pending_max
         self._resend_s = config.messages.resend_s, config.messages.resend_s_max
         self._timeout_s = config.reads.read_timeout_s
@@ -106,7 +106,7 @@ class OrderLookups:
         lookup = self._lookups.get(message.request)
         if lookup is None:
             return []
-        nodes = self._views[-1].storage_nodes
+        nodes = self._placement.view.storage_nodes
         if sender not in nodes or message.position < 0 or not _answers(lookup.question, message):
             return [Ignore(message, "found by no storage node, or something else than asked for")]
         if message.found or message.position >= lookup.position:
@@ -115,7 +115,7 @@ class OrderLookups:
             return [Answer(lookup.waiter, Answered(value, message.position))]
         lookup.behind.add(sender)
         lookup.resend.stop()
-        if len(lookup.behind) == len(nodes):
+        if lookup.behind.issuperset(nodes):
             lookup.resend.sent(now)  # all nodes lag: they are asked again after a pause
             return []
         lookup.attempt += 1
@@ -138,11 +138,10 @@ class OrderLookups:
         return effects
 
     def _ask(self, request: int, lookup: _Lookup, now: Instant) -> Effect:
-        assert len(lookup.behind) < len(self._views[-1].storage_nodes), "one may still answer"
         lookup.resend.sent(now)
         if lookup.expires is None:
             lookup.expires = Instant(now + self._timeout_s)
-        nodes = self._views[-1].storage_nodes
+        nodes = self._placement.view.storage_nodes
         node = nodes[(request + lookup.attempt) % len(nodes)]
         return Send(node, lookup.question)
 
@@ -160,8 +159,6 @@ class OrderLookups:
         """Assert the limit, and that each question to send exists."""
         assert len(self._lookups) <= self._lookups_max, "more questions than allowed"
         assert self._lookups.keys() >= set(self._starting), "a question ends after it was sent"
-        for lookup in self._lookups.values():
-            assert lookup.behind <= set(self._views[-1].storage_nodes), "only nodes that answered"
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every question."""

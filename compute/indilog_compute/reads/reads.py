@@ -36,7 +36,6 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import MetalogReplay
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import View
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.messages import (
@@ -70,7 +69,6 @@ class Reads:
     def __init__(
         self,
         node: NodeId,
-        view: View,
         placement: Placement,
         config: Config,
         cache: RecordCache,
@@ -96,7 +94,7 @@ class Reads:
             Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         )
         routes = LookupRoutes(
-            view, config.cluster.aggregation, pause_s=config.node.reads.lookup_timeout_s
+            placement, config.cluster.aggregation, pause_s=config.node.reads.lookup_timeout_s
         )
         self._tier = TierLookups(cache, routes)
         self.questions = TagQuestions(config.node, routes, self._number)
@@ -321,7 +319,8 @@ class Reads:
         if not self._tails.is_due(now):
             return []
         request = self._tails.asked(self._number(), now)
-        return [Send(self._leadership.primary, TailWanted(request))]
+        wanted = TailWanted(request, self._placement.view.number)
+        return [Send(self._leadership.primary, wanted)]
 
     def _number(self) -> int:
         self._next_request += 1
@@ -399,6 +398,7 @@ class Reads:
         """Let all replicas be asked again: shards have other replicas now."""
         for operation in self._requests.values():
             operation.denied.clear()
+        self._tier.routes.note_view()
 
     def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
         if operation.stage is Stage.LOOKUP:

@@ -90,6 +90,10 @@ class SilentNodes:
                 return node, True
         return min(in_turn, key=lambda node: self._silent[node].tried_again), trial
 
+    def keep(self, nodes: Collection[NodeId]) -> None:
+        """Forget all nodes but these."""
+        self._silent = {node: s for node, s in self._silent.items() if node in nodes}
+
     def check_invariants(self, nodes: Collection[NodeId]) -> None:
         """Assert that only these nodes are silent, for bounded pauses."""
         assert self._silent.keys() <= set(nodes), "only nodes that are asked are silent"

@@ -145,7 +145,7 @@ class TagQuestions:
             column = array("Q", tags).tobytes()
             wanted = TagFirstsWanted(
                 request, column, local.tag_tail, local.tag_position,
-                self._replay.trims, self._replay.last,
+                self._replay.trims, self._replay.last, route.view,
             )  # fmt: skip
             effects += [Send(node, wanted) for node in route.replicas]
             self._firsts_tags += len(tags)
@@ -228,6 +228,8 @@ class TagQuestions:
             aggregator=route.aggregator,
             trims=self._replay.trims,
             epoch=self._replay.last,
+            view=route.view,
+            index_shards=len(route.replicas),
         )
         return [Send(node, lookup) for node in route.replicas]
 

@@ -88,6 +88,8 @@ class TierLookups:
             log=operation.log,
             trims=replay.trims,
             epoch=replay.last,
+            view=route.view,
+            index_shards=len(route.replicas),
         )
         return [Send(node, lookup) for node in route.replicas]
 

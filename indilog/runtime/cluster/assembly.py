@@ -57,24 +57,28 @@ _LOOKS_SILENT: Final = 250
 _log = structlog.get_logger(__name__)
 
 
+_ROLES: Final[Mapping[str, Callable[[NodeId, Views, Config], Role]]] = {
+    "sequencer": Sequencer,
+    "storage": StorageNode,
+    "index": IndexNode,
+    "aggregator": Aggregator,
+    "engine": Engine,
+}
+
+
 def role_of(node: NodeId, views: Views, config: Config) -> Role:
-    """Return a new role for `node`, according to the view.
+    """Return a new role for `node`, whose name begins with its role.
+
+    The view need not have it yet: nodes join while the cluster runs. But it has all sequencers.
 
     Raises:
-        ConfigError: the view has no such node.
+        ConfigError: the view has no such sequencer, or the name names no role.
     """
     view = views[-1]
-    if node in view.sequencers:
-        return Sequencer(node, views, config)
-    if node in view.storage_nodes:
-        return StorageNode(node, views, config)
-    if node in view.index_nodes:
-        return IndexNode(node, views, config)
-    if node in view.aggregators:
-        return Aggregator(node, views, config)
-    if node in view.engines:
-        return Engine(node, views, config)
-    raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
+    name = node.partition("-")[0]
+    if name not in _ROLES or (name == "sequencer" and node not in view.sequencers):
+        raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
+    return _ROLES[name](node, views, config)
 
 
 def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:

@@ -16,7 +16,6 @@ import msgspec
 from indilog.base.ids import Epoch, NodeId
 from indilog.base.telemetry import Metrics
 from indilog.config import Config
-from indilog.kernel.view import Views
 from indilog.runtime.transport.transport import Transport
 from indilog.wire.envelope import envelope_packed, message_encoded
 from indilog.wire.messages import Message
@@ -32,7 +31,6 @@ class Outbox:
 
     Args:
         transport: transport to send messages with; None: there is no other process.
-        views: the views, the newest last.
         epoch: epoch of this process.
         config: settings of this process.
         metrics: counts sent messages.
@@ -45,7 +43,6 @@ class Outbox:
     def __init__(
         self,
         transport: Transport | None,
-        views: Views,
         epoch: Epoch,
         config: Config,
         metrics: Metrics,
@@ -54,7 +51,6 @@ class Outbox:
     ) -> None:
         self._leave_early = early
         self._transport = transport
-        self._views = views
         self._epoch = epoch
         self._frame_bytes_max = config.cluster.message_bytes_max
         self._metrics = metrics
@@ -112,8 +108,7 @@ class Outbox:
         receiver: NodeId,
         messages: Sequence[msgspec.Raw],
     ) -> None:
-        view = self._views[-1].number
-        frame = envelope_packed(view, self._epoch, sender, receiver, messages)
+        frame = envelope_packed(self._epoch, sender, receiver, messages)
         if len(frame) > self._frame_bytes_max and len(messages) > 1:
             middle = len(messages) // 2
             self._send_envelope(transport, sender, receiver, messages[:middle])

@@ -20,7 +20,7 @@ import structlog
 from indilog.base.ids import Epoch, NodeId
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, node_config
-from indilog.kernel.view import View, view_of
+from indilog.kernel.view import Members, View, view_of
 from indilog.roles.role import TermBegun
 from indilog.testing.simulation.disk import SimulatedDisk, installed
 from indilog.testing.simulation.network import SimulatedNetwork
@@ -95,6 +95,10 @@ class SimulatedCluster:
         self.config = config
         self.segment_bytes = segment_bytes or config.node.journal.segment_bytes
         self.view = view_for(config)
+        self.members = self.view.members
+        """The nodes that the cluster is to have."""
+        self.stored_view = self.view
+        """The view with which processes start."""
         self.network = SimulatedNetwork(self.world)
         self.processes: list[SimulatedProcess] = []
         self._arrangement = arrangement or arrangement_of(self.view, embedded=False)
@@ -152,6 +156,21 @@ class SimulatedCluster:
             delay_s = self._term_chance.choice(_TERM_DELAYS_S)
             self.world.after(delay_s, process.learn_of_term)
 
+    def want_members(self, members: Members) -> None:
+        """Set the nodes that the cluster is to have, as the metadata store would. Each process is
+        notified after its own delay.
+        """
+        self.members = members
+        self.world.tell(f"the cluster is to have {', '.join(members.nodes)}")
+        for process in self.processes:
+            delay_s = self._term_chance.choice(_TERM_DELAYS_S)
+            self.world.after(delay_s, process.learn_of_members)
+
+    @property
+    def storage_nodes(self) -> tuple[NodeId, ...]:
+        """The storage nodes of the newest view."""
+        return self.stored_view.storage_nodes
+
     def add_process(self, nodes: tuple[NodeId, ...]) -> SimulatedProcess:
         """Start a further process with a disk of its own."""
         name = "+".join(nodes) if len(nodes) < 3 else f"{nodes[0]}+{len(nodes) - 1}"
@@ -201,7 +220,7 @@ class SimulatedCluster:
         Raises:
             Stuck: the story does not end within the simulated seconds.
         """
-        node = self.view.engines[engine]
+        node = self.members.engines[engine]
         process = self.process_of(node)
         logs = process.logs[node]
         task = self.call(process, lambda: story(Client(logs)))
@@ -210,7 +229,7 @@ class SimulatedCluster:
 
     def ready(self) -> bool:
         """Return whether every engine has joined."""
-        homes = [(self.process_of(node), node) for node in self.view.engines]
+        homes = [(self.process_of(node), node) for node in self.members.engines]
         return all(p.up and not p.failing and p.logs[node].engine.ready for p, node in homes)
 
     def heal(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from indilog.base.errors import IndilogError
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import KIB, Config
-from indilog.kernel.view import View
+from indilog.kernel.view import Members, View
 from indilog.roles.role import TermBegun
 from indilog.runtime.cluster.assembly import logs_of, retention_of, role_of
 from indilog.runtime.journal.journal import Journal
@@ -47,7 +47,9 @@ class Surroundings(Protocol):
 
     Attributes:
         config: of all processes.
-        view: of all nodes.
+        view: the first one.
+        stored_view: the view with which processes start.
+        members: the nodes that the cluster is to have.
         world: the clock and the scheduler of all processes.
         network: between them.
         processes: those that belong to the cluster; one that was removed does not start again.
@@ -56,6 +58,8 @@ class Surroundings(Protocol):
 
     config: Config
     view: View
+    stored_view: View
+    members: Members
     world: World
     network: SimulatedNetwork
     processes: list[SimulatedProcess]
@@ -162,8 +166,7 @@ class SimulatedProcess:
 
     def _shell(self, epoch: Epoch) -> NodeShell:
         cluster, config = self.cluster, self.cluster.config
-        persisting = {*cluster.view.sequencers, *cluster.view.storage_nodes}
-        persists = bool(persisting.intersection(self.nodes))
+        persists = any(node.startswith(("sequencer", "storage")) for node in self.nodes)
         journal = Journal.open(
             self.disk.directory / "journal",
             segment_bytes=cluster.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
@@ -171,8 +174,8 @@ class SimulatedProcess:
         )
         self._transport = SimulatedTransport(cluster.network, self.name)
         shell = NodeShell(
-            {node: role_of(node, [cluster.view], config) for node in self.nodes},
-            [cluster.view],
+            {node: role_of(node, [cluster.stored_view], config) for node in self.nodes},
+            [cluster.stored_view],
             config,
             journal=journal,
             snapshots=self.disk.directory / "snapshots",
@@ -185,7 +188,14 @@ class SimulatedProcess:
         if cluster.term.primary in self.nodes:
             cluster.begin_term(cluster.term.primary, epoch)
         shell.start(journal_lost=lost, term=cluster.term if cluster.term.term else None)
+        if cluster.members != cluster.view.members:
+            shell.want_members(cluster.members)
         return shell
+
+    def learn_of_members(self) -> None:
+        """Notify the roles of the nodes that the cluster is to have."""
+        if self.shell is not None and self.loop is not None:
+            self.loop.call_soon(self.shell.want_members, self.cluster.members)
 
     def learn_of_term(self) -> None:
         """Notify the roles of the newest term."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from indilog.base.errors import (
@@ -288,7 +289,9 @@ def home_driver() -> Driver:
     driver = joined()
     conditional = driver.engine._conditional
     assert isinstance(conditional, ConditionalAppends)
-    conditional._writers.append(OTHER)
+    placement = driver.engine.placement
+    engines = (*placement.view.engines, OTHER)
+    placement.view = msgspec.structs.replace(placement.view, engines=engines, homes=engines)
     return driver
 
 

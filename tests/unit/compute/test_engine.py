@@ -19,7 +19,7 @@ from indilog.base.log import Record
 from indilog.config import Config
 from indilog.kernel.metalog import Floor, NewRecords
 from indilog.kernel.records import RecordBatch
-from indilog.kernel.view import view_of
+from indilog.kernel.view import FIRST_VIEW, view_of
 from indilog.roles.role import Answer, Appended, Effect, Ignore, Started
 from indilog.wire.messages import (
     AppendBatch,
@@ -83,7 +83,7 @@ def test_a_node_without_a_shard_refuses_appends() -> None:
 def test_a_join_is_resent_until_the_primary_answers() -> None:
     driver = Driver()
     driver.now = 1.0
-    assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(JOIN))]
+    assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(JOIN, FIRST_VIEW))]
 
 
 def test_a_read_waits_until_index_data_of_its_session_is_applied() -> None:

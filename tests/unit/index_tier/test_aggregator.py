@@ -29,7 +29,7 @@ from indilog.wire.messages import (
     LookupResult,
     ReadRecords,
 )
-from indilog.wire.replica_messages import ReplicasAre
+from indilog.wire.replica_messages import PlacementIs
 from indilog_index.aggregator import Aggregator
 
 ENGINE = NodeId("engine-0")
@@ -53,7 +53,9 @@ def answer(
 ) -> Received:
     """What one index shard says; even seqnums are in shard 0, odd ones in shard 1."""
     shards = tuple(ShardId(seqnum % 2) for seqnum in seqnums)
-    message = IndexAnswer(request, ENGINE, direction, index_shard, count, exact, seqnums, shards)
+    message = IndexAnswer(
+        request, ENGINE, direction, index_shard, count, exact, seqnums, shards, index_shards=3
+    )
     return Received(NodeId(f"index-{index_shard}-{replica}"), message, Epoch(1))
 
 
@@ -229,7 +231,7 @@ def test_an_aggregator_is_a_role_without_a_disk() -> None:
 
 def test_a_record_is_read_from_the_replicas_that_storage_has_announced() -> None:
     node = aggregator()
-    moved = ReplicasAre({ShardId(0): Replicas(7, (NodeId("storage-1"),))})
+    moved = PlacementIs(VIEW, {ShardId(0): Replicas(7, (NodeId("storage-1"),))})
     node.handle([Received(NodeId("storage-1"), moved, Epoch(1))], T0)
     for request in (2, 3):
         answers = [answer(shard, 4, request=request) for shard in range(3)]
@@ -242,7 +244,7 @@ def test_a_record_is_not_read_from_a_replica_that_does_not_count() -> None:
     """It may be lost, and stays in the list until the others have all records."""
     node = aggregator()
     nodes = tuple(NodeId(f"storage-{number}") for number in range(3))
-    moved = ReplicasAre({ShardId(0): Replicas(7, nodes)})
+    moved = PlacementIs(VIEW, {ShardId(0): Replicas(7, nodes)})
     node.handle([Received(NodeId("storage-1"), moved, Epoch(1))], T0)
     asked = set()
     for request in range(2, 8):

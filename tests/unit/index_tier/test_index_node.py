@@ -12,7 +12,8 @@ from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, Shar
 from indilog.config import Config, node_config
 from indilog.kernel.index_snapshot import SnapshotOpened
 from indilog.kernel.metalog import Replicas
-from indilog.kernel.view import view_of
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import View, view_of, view_with
 from indilog.roles.role import (
     Effect,
     FrameKind,
@@ -36,7 +37,7 @@ from indilog.wire.messages import (
     ReadRecords,
     ShardTags,
 )
-from indilog.wire.replica_messages import ReplicasAre
+from indilog.wire.replica_messages import PlacementIs
 from indilog.wire.tag_messages import TagFloors
 from indilog_index.index_node import IndexNode
 
@@ -91,7 +92,9 @@ def lookup(
     direction: Direction = Direction.NEXT,
     aggregator: NodeId = AGGREGATOR,
 ) -> Received:
-    message = IndexLookup(request, direction, tag, bound, limit, position, count, aggregator)
+    message = IndexLookup(
+        request, direction, tag, bound, limit, position, count, aggregator, index_shards=2
+    )
     return Received(ENGINE, message, Epoch(1))
 
 
@@ -174,7 +177,9 @@ def test_a_lookup_is_answered_to_the_aggregator_it_names() -> None:
     node = index_node()
     node.handle([data(one(1, 4))], T0)
     effects = node.handle([lookup(2, position=3)], T0)
-    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, False, (4,), (ShardId(0),), bound=2)
+    answer = IndexAnswer(
+        1, ENGINE, Direction.NEXT, 1, 1, False, (4,), (ShardId(0),), bound=2, index_shards=2
+    )
     assert effects == [Send(AGGREGATOR, answer)]
 
 
@@ -185,7 +190,9 @@ def test_an_exact_match_goes_straight_to_storage_and_to_the_aggregator() -> None
     node = index_node()
     node.handle([data(one(1, 4))], T0)
     effects = node.handle([lookup(4, position=3)], T0)
-    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, True, (4,), (ShardId(0),), bound=4)
+    answer = IndexAnswer(
+        1, ENGINE, Direction.NEXT, 1, 1, True, (4,), (ShardId(0),), bound=4, index_shards=2
+    )
     read = ReadRecords(1, ENGINE, ShardId(0), (4,))
     assert effects == [Send(A, read), Send(AGGREGATOR, answer)]
 
@@ -261,7 +268,9 @@ def test_no_more_lookups_wait_than_configured() -> None:
 def others(*seqnums: int, request: int = 1) -> Received:
     """What the other index shard answers to a lookup whose master index-1-0 is."""
     shards = (ShardId(0),) * len(seqnums)
-    answer = IndexAnswer(request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards, bound=2)
+    answer = IndexAnswer(
+        request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards, bound=2, index_shards=2
+    )
     return Received(NodeId("index-0-0"), answer, Epoch(1))
 
 
@@ -439,7 +448,7 @@ def test_shards_that_moved_are_asked_where_they_are() -> None:
     """Records for an exact match, and index data."""
     node = index_node()
     node.handle([data(one(1, 0), one(3, 1))], T0)
-    moved = ReplicasAre({ShardId(0): Replicas(7, (B, A))})
+    moved = PlacementIs(VIEW, {ShardId(0): Replicas(7, (B, A))})
     node.handle([Received(B, moved, Epoch(1))], T0)
     (read, _) = node.handle([lookup(1, position=4)], T0)
     assert isinstance(read, Send)
@@ -449,3 +458,55 @@ def test_shards_that_moved_are_asked_where_they_are() -> None:
     assert {to for to, start, _ in wanted if start == 5} == {B}
     (ignored,) = node.handle([Received(ENGINE, moved, Epoch(1))], T0)
     assert isinstance(ignored, Ignore)
+
+
+def newer_view(position: int) -> View:
+    """The view that the entry at `position` installs: a third index shard."""
+    members = msgspec.structs.replace(
+        VIEW.members, index_shards=view_of(index_shards=3).index_shards, version=1
+    )
+    return view_with(VIEW, members, position, Placement(VIEW).replicas)
+
+
+def lookup_under(view: View, bound: int, *, position: int) -> Received:
+    event = lookup(bound, position=position)
+    assert isinstance(event.message, IndexLookup)
+    message = msgspec.structs.replace(
+        event.message, view=view.number, index_shards=len(view.index_shards)
+    )
+    return event._replace(message=message)
+
+
+def test_a_lookup_waits_until_its_view_is_known() -> None:
+    node = index_node()
+    node.handle([data(one(1, 0), one(3, 1))], T0)
+    view = newer_view(3)
+    waiting = node.handle([lookup_under(view, 1, position=4)], T0)
+    known = Received(A, PlacementIs(view, {}), Epoch(1))
+    assert (answers(waiting), len(answers(node.handle([known], T0)))) == ([], 1)
+
+
+def test_positions_after_the_entry_go_round_robin_over_the_new_index_shards() -> None:
+    node = index_node()
+    node.handle([data(one(1, 0), one(3, 1))], T0)
+    before = node.position
+    node.handle([Received(A, PlacementIs(newer_view(3), {}), Epoch(1))], T0)
+    assert (before, node.position) == (5, 4), "4 % 3 == 1"
+
+
+def test_an_index_with_positions_of_another_index_shard_is_rebuilt() -> None:
+    """They were fetched under the older view."""
+    node = index_node()
+    node.handle([data(one(1, 0), one(3, 1), one(5, 2))], T0)
+    effects = node.handle([Received(A, PlacementIs(newer_view(3), {}), Epoch(1))], T0)
+    assert [e.reason for e in effects if isinstance(e, Ignore)] == [
+        "index data that another index shard gets; the index is rebuilt"
+    ]
+    assert node.tail == 0
+
+
+def test_a_node_that_no_view_has_yet_serves_its_index_shard_when_one_has() -> None:
+    node = IndexNode(NodeId("index-2-0"), [VIEW], Config())
+    node.handle([Started(Epoch(1)), SnapshotsAnswered(SnapshotOpened(None))], T0)
+    wanted = asked(node.handle([Received(A, PlacementIs(newer_view(3), {}), Epoch(1))], T0))
+    assert {start for _, start, _ in wanted} == {5}, "5 % 3 == 2"

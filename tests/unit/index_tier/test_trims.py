@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from indilog.base.ids import Epoch, Instant, NodeId, TagHash
 from indilog.kernel.metalog import Floor, FloorCursor
 from indilog.roles.role import Effect, Received, Send
@@ -36,10 +38,8 @@ def asks(effects: Sequence[Effect]) -> list[tuple[NodeId, int]]:
 
 def lookup_after(known: int, bound: int) -> Received:
     asked = lookup(bound, position=3)
-    message = asked.message.__class__  # an IndexLookup that knows of trims
-    fields = [getattr(asked.message, name) for name in message.__struct_fields__]
-    fields[-3:] = [LOG, known, Epoch(0)]
-    return Received(asked.sender, message(*fields), Epoch(1))
+    message = msgspec.structs.replace(asked.message, log=LOG, trims=known)
+    return Received(asked.sender, message, Epoch(1))
 
 
 def test_a_lookup_waits_until_all_trims_that_it_knows_of_are_here() -> None:

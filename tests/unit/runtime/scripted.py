@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
+from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import Config, node_config
 from indilog.kernel.view import view_of
 from indilog.roles.role import Effect, Event, FrameKind, Location, Persist
@@ -182,9 +182,9 @@ def with_held_sync(script: Script) -> House:
     return house
 
 
-def frame_to(receiver: NodeId, *, view: int = 1, epoch: int = 1) -> bytes:
-    """Return a message to a role of this process, of which it knows one view and epoch."""
-    names = (ViewNumber(view), Epoch(epoch), AWAY, receiver)
+def frame_to(receiver: NodeId, *, epoch: int = 1) -> bytes:
+    """Return a message to a role of this process, of an incarnation of its sender."""
+    names = (Epoch(epoch), AWAY, receiver)
     return envelope_encoded(Envelope(WIRE_VERSION, *names, (MetalogWanted(0),)))
 
 

@@ -16,7 +16,7 @@ from indilog.wire.messages import (
     ShardProgress,
     ShardStored,
 )
-from indilog.wire.replica_messages import ReplicasAre, StorageAlive
+from indilog.wire.replica_messages import PlacementIs, StorageAlive
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
@@ -303,7 +303,7 @@ def test_index_nodes_learn_of_replicas_at_once_and_periodically() -> None:
     nodes = Nodes()
     nodes.move(B, C, A)
     since = nodes.nodes[B].node.position - 1
-    known = ReplicasAre({SHARD: Replicas(since, (B, C, A))})
+    known = PlacementIs(VIEW, {SHARD: Replicas(since, (B, C, A))})
     told = {send.to for send in nodes.sent if send.message == known}
     nodes.sent.clear()
     nodes.wait()

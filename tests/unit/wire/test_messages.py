@@ -43,15 +43,13 @@ MESSAGES: tuple[Message, ...] = (
 
 
 def envelope(*messages: Message, version: int = WIRE_VERSION) -> Envelope:
-    return Envelope(
-        version, ViewNumber(1), Epoch(1), NodeId("storage-0"), NodeId("engine-0"), messages
-    )
+    return Envelope(version, Epoch(1), NodeId("storage-0"), NodeId("engine-0"), messages)
 
 
 def test_an_envelope_keeps_kinds_order_and_contents() -> None:
     sent = envelope(*MESSAGES)
     assert envelope_decoded(envelope_encoded(sent)) == sent
-    names = (sent.view, sent.epoch, sent.sender, sent.receiver)
+    names = (sent.epoch, sent.sender, sent.receiver)
     packed = envelope_packed(*names, [message_encoded(message) for message in sent.messages])
     assert packed == envelope_encoded(sent)
     assert envelope_decoded(memoryview(envelope_encoded(sent))) == sent

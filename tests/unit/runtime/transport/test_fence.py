@@ -1,18 +1,17 @@
-"""`Fence`: only frames of the newest incarnation of a node of the view are accepted."""
+"""`Fence`: only frames of the newest incarnation of a node are accepted."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from indilog.base.ids import Epoch, NodeId, ViewNumber
-from indilog.kernel.view import view_of
-from indilog.runtime.transport.fence import Fence, RefusedFrame
+from indilog.base.ids import Epoch, NodeId
+from indilog.runtime.transport.fence import _SENDERS_MAX, Fence, RefusedFrame
 from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_encoded
 from indilog.wire.messages import MetalogWanted
 
 ENGINE, PRIMARY, STORAGE = NodeId("engine-0"), NodeId("sequencer-0"), NodeId("storage-0")
-SOUND = Envelope(WIRE_VERSION, ViewNumber(1), Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
+SOUND = Envelope(WIRE_VERSION, Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
 
 
 def frame(**changes: object) -> bytes:
@@ -26,7 +25,7 @@ def outcome(fence: Fence, given: bytes) -> str:
 
 @pytest.fixture
 def fence() -> Fence:
-    return Fence({PRIMARY}, [view_of()])
+    return Fence({PRIMARY})
 
 
 @pytest.mark.parametrize(
@@ -36,11 +35,9 @@ def fence() -> Fence:
         (b"junk", "malformed frame"),
         (frame(version=WIRE_VERSION + 1), "malformed frame"),
         (frame(receiver=STORAGE), "frame for another node"),
-        (frame(view=ViewNumber(2)), "frame of another view"),
-        (frame(sender=NodeId("engine-77")), "frame of an unknown node"),
     ],
 )
-def test_only_frames_of_nodes_of_the_view_are_accepted(
+def test_only_frames_for_nodes_of_this_process_are_accepted(
     fence: Fence, given: bytes, expected: str
 ) -> None:
     assert outcome(fence, given) == expected
@@ -61,19 +58,12 @@ def test_each_sender_has_its_own_epoch(fence: Fence) -> None:
 
 
 def test_a_refused_frame_does_not_advance_the_epoch(fence: Fence) -> None:
-    assert outcome(fence, frame(view=ViewNumber(2), epoch=Epoch(9))) != "taken"
     assert outcome(fence, frame(receiver=STORAGE, epoch=Epoch(9))) != "taken"
     assert outcome(fence, frame(epoch=Epoch(5))) == "taken"
 
 
-def test_a_view_change_keeps_the_epochs_of_its_remaining_nodes() -> None:
-    views = [view_of(engines=2)]
-    fence = Fence({PRIMARY}, views)
-    other = NodeId("engine-1")
-    for node in (ENGINE, other):
-        assert outcome(fence, frame(sender=node, epoch=Epoch(8))) == "taken"
-    views.append(msgspec.structs.replace(view_of(), number=ViewNumber(2)))
-    later = ViewNumber(2)
-    assert outcome(fence, frame(view=later, epoch=Epoch(5))) == "frame of an old incarnation"
-    assert outcome(fence, frame(view=later, epoch=Epoch(8))) == "taken"
-    assert outcome(fence, frame(view=later, sender=other)) == "frame of an unknown node"
+def test_the_number_of_senders_is_limited(fence: Fence) -> None:
+    for number in range(_SENDERS_MAX):
+        assert outcome(fence, frame(sender=NodeId(f"engine-{number}"))) == "taken"
+    assert outcome(fence, frame(sender=STORAGE)) == "frame of one node too many"
+    assert outcome(fence, frame(sender=ENGINE)) == "taken"

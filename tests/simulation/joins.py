@@ -1,0 +1,169 @@
+"""Nodes that join and leave a simulated cluster while it works (decision 0049).
+
+This module has its own random source: without joins a seed gives the same run as before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from indilog.base.ids import NodeId
+from indilog.kernel.view import Members, View
+from indilog.testing.simulation import SimulatedCluster
+from tests.simulation.elections import leading
+from tests.simulation.history import Violation
+from tests.simulation.workload import Workload
+
+_SHARE: Final = 0.4
+"""The share of runs with joins, of those with several sequencers."""
+_MEAN_S: Final = (0.1, 0.4, 1.0)
+"""Simulated seconds between two changes, on average."""
+_ENGINES_MAX: Final = 4
+_STORAGE_MAX: Final = 5
+_INDEX_SHARDS_MAX: Final = 5
+_MEMBERS_WITHIN_S: Final = 60.0
+
+
+class Joins:
+    """Changes the nodes of the cluster until `end`; counts the changes in `injected`."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, workload: Workload, injected: dict[str, int]
+    ) -> None:
+        self._cluster = cluster
+        self._workload = workload
+        self._injected = injected
+        self._chance = cluster.world.chance("joins")
+        self._names = set(cluster.view.nodes)
+        self._over = len(cluster.view.sequencers) == 1 or self._chance.random() >= _SHARE
+        self._mean_s = self._chance.choice(_MEAN_S)
+        self._next()
+
+    def end(self) -> None:
+        """Change nothing more."""
+        self._over = True
+
+    def _next(self) -> None:
+        if not self._over:
+            self._cluster.world.after(self._chance.expovariate(1 / self._mean_s), self._change)
+
+    def _change(self) -> None:
+        if self._over:
+            return
+        cluster, chance = self._cluster, self._chance
+        change = chance.choice((self._engines, self._storage, self._index_shards))
+        members = change(cluster.members)
+        if members != cluster.members:
+            name = change.__name__[1:]
+            self._injected[f"join {name}"] = self._injected.get(f"join {name}", 0) + 1
+            self._start(members)
+            cluster.want_members(members)
+        self._next()
+
+    def _engines(self, members: Members) -> Members:
+        first = self._cluster.view.engines
+        engines = members.engines
+        if len(engines) > len(first) and self._chance.random() < 0.5:
+            return _with(members, engines=engines[:-1])
+        if len(engines) >= _ENGINES_MAX:
+            return members
+        return _with(members, engines=(*engines, self._unused("engine")))
+
+    def _storage(self, members: Members) -> Members:
+        nodes = members.storage_nodes
+        if len(nodes) > self._cluster.config.cluster.replicas and self._chance.random() < 0.5:
+            gone = self._chance.choice(nodes)
+            return _with(members, storage_nodes=tuple(n for n in nodes if n != gone))
+        if len(nodes) >= _STORAGE_MAX:
+            return members
+        added = self._unused("storage")
+        return _with(members, storage_nodes=(*nodes, added))
+
+    def _index_shards(self, members: Members) -> Members:
+        count = self._chance.randint(1, _INDEX_SHARDS_MAX)
+        replicas = range(len(members.index_shards[0]))
+        index_shards = tuple(
+            tuple(NodeId(f"index-{shard}-{replica}") for replica in replicas)
+            for shard in range(count)
+        )
+        return _with(members, index_shards=index_shards)
+
+    def _unused(self, role: str) -> NodeId:
+        """Return a name that no node has had."""
+        node = next(
+            name
+            for number in itertools.count()
+            if (name := NodeId(f"{role}-{number}")) not in self._names
+        )
+        self._names.add(node)
+        return node
+
+    def _start(self, members: Members) -> None:
+        """Start the processes of new nodes."""
+        cluster = self._cluster
+        there = {node for process in cluster.processes for node in process.nodes}
+        for node in members.nodes:
+            if node not in there:
+                self._workload.attach(cluster.add_process((node,)))
+
+    def note(self) -> None:
+        """Keep the installed view as the metadata store would, and stop the nodes that left."""
+        if (view := _installed(self._cluster)) is None:
+            return
+        cluster = self._cluster
+        if view.number > cluster.stored_view.number:
+            cluster.stored_view = view
+        if view.number < cluster.stored_view.number:
+            return
+        if view.members_version < cluster.members.version:
+            return  # a primary that knows older members may still have a node join
+        known = {*view.nodes, *cluster.members.nodes, *cluster.view.nodes}
+        for process in list(cluster.processes):
+            if not known.intersection(process.nodes):
+                process.crash(power=False)
+                cluster.remove_process(process)
+
+    def check(self, violations: list[Violation]) -> None:
+        """Check that the cluster gets the nodes that it is to have."""
+        cluster = self._cluster
+        world = cluster.world
+        end_s = world.now_s + _MEMBERS_WITHIN_S
+        while (missing := self._missing()) is not None:
+            if world.now_s >= end_s:
+                violations.append(Violation("members", missing))
+                return
+            world.run_for(0.1)
+        self.note()
+
+    def _missing(self) -> str | None:
+        cluster = self._cluster
+        if (view := _installed(cluster)) is None:
+            return "there is no primary"
+        wanted, found = cluster.members, view.members
+        if wanted.version != found.version or set(wanted.nodes) != set(found.nodes):
+            return f"{wanted} are wanted, there are {found}"
+        return None
+
+
+def _installed(cluster: SimulatedCluster) -> View | None:
+    """Return the view of the committed entries of the primary; None: there is no primary."""
+    if (sequencer := leading(cluster)) is None:
+        return None
+    return sequencer.metalog.committed.view or cluster.stored_view
+
+
+def _with(
+    members: Members,
+    *,
+    engines: tuple[NodeId, ...] | None = None,
+    storage_nodes: tuple[NodeId, ...] | None = None,
+    index_shards: tuple[tuple[NodeId, ...], ...] | None = None,
+) -> Members:
+    return Members(
+        engines or members.engines,
+        storage_nodes or members.storage_nodes,
+        index_shards or members.index_shards,
+        members.aggregators,
+        members.version + 1,
+    )

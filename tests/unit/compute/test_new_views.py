@@ -1,0 +1,94 @@
+"""What a compute node does when an entry installs a view (decision 0049)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.base.ids import Epoch, Instant, ViewNumber
+from indilog.config import Config
+from indilog.kernel.metalog import NewView
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import NO_WRITER, ShardPlacement, View, view_of, view_with
+from indilog.roles.role import Effect, Received, Started
+from indilog.wire.messages import AppendBatch, IndexLookup, ShardWanted, TailIs, TailWanted
+from indilog_compute.engine import Engine
+from tests.support.metalog_messages import entries_message
+from tests.unit.compute.engine_driver import (
+    ENGINE,
+    LOG,
+    PRIMARY,
+    SHARD,
+    TAG,
+    Driver,
+    answers,
+    carrying,
+    joined,
+    sends,
+)
+
+
+def install(driver: Driver, view: View) -> list[Effect]:
+    entry = NewView(driver.position, ViewNumber(1), Epoch(1), view)
+    driver.position += 1
+    return driver.hear(PRIMARY, entries_message((entry,)))
+
+
+def without_shard(view: View) -> View:
+    placed = view.shards[SHARD]
+    shards = view.shards | {SHARD: ShardPlacement(placed.replicas, NO_WRITER)}
+    return msgspec.structs.replace(view, number=ViewNumber(view.number + 1), shards=shards)
+
+
+def with_index_shards(view: View, count: int, position: int) -> View:
+    members = msgspec.structs.replace(
+        view.members, index_shards=view_of(index_shards=count).index_shards, version=1
+    )
+    return view_with(view, members, position, Placement(view).replicas)
+
+
+def test_a_node_whose_shard_is_taken_away_appends_nothing_more() -> None:
+    driver = joined()
+    driver.engine.append(b"one", carrying(LOG, TAG), "waiter")
+    driver.turn()
+    effects = install(driver, without_shard(driver.engine.placement.view))
+    (outcome,) = answers(effects)
+    assert isinstance(outcome, AppendOutcomeUnknownError)
+    with pytest.raises(NotReadyError, match="no shard"):
+        driver.engine.append(b"two", carrying(LOG, TAG), "waiter")
+
+
+def test_a_node_asks_for_its_shard_when_a_view_gives_it_one() -> None:
+    given = Driver().engine.placement.view
+    engine = Engine(ENGINE, [without_shard(given)], Config())
+    ((_, wanted),) = sends(engine.handle([Started(Epoch(1))], Instant(0.0)), TailWanted)
+    assert isinstance(wanted, TailWanted)
+    view = msgspec.structs.replace(given, number=ViewNumber(9))
+    known = TailIs(wanted.request, 0, 0, {}, Epoch(1), view=view)
+    effects = engine.handle([Received(PRIMARY, known, Epoch(1))], Instant(0.0))
+    assert sends(effects, ShardWanted) == [(PRIMARY, ShardWanted(SHARD, Epoch(1)))]
+    assert not engine.ready, "it cannot append yet"
+
+
+def test_a_shard_that_comes_back_waits_for_the_next_incarnation() -> None:
+    """A second writer of one incarnation could not be distinguished from the first."""
+    driver = joined()
+    given = driver.engine.placement.view
+    install(driver, without_shard(given))
+    again = msgspec.structs.replace(given, number=ViewNumber(given.number + 2))
+    assert sends(install(driver, again), ShardWanted) == []
+    assert sends(driver.turn(), AppendBatch) == []
+
+
+def test_a_lookup_names_the_view_and_asks_all_its_index_shards() -> None:
+    driver = joined(tag_cache_seqnums_max=0, suffix_cuts_max=0, popularity_entries_max=0)
+    driver.order(1)
+    view = with_index_shards(driver.engine.placement.view, 3, driver.position)
+    install(driver, view)
+    driver.engine.read(1, TAG, 0, 0, "reader")  # type: ignore[arg-type]
+    asked = sends(driver.turn(), IndexLookup)
+    assert [to for to, _ in asked] == [f"index-{shard}-0" for shard in range(3)]
+    lookup = asked[0][1]
+    assert isinstance(lookup, IndexLookup)
+    assert (lookup.view, lookup.index_shards) == (view.number, 3)

@@ -1,0 +1,138 @@
+"""The view that an entry installs for the nodes that the cluster is to have (decision 0049)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
+from indilog.kernel.index_schedule import IndexEra, first_difference
+from indilog.kernel.metalog import (
+    Base,
+    NewView,
+    entry_decoded,
+    entry_encoded,
+    is_possible,
+)
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import NO_WRITER, Members, View, view_of, view_with
+
+VIEW = view_of(sequencers=3, storage_nodes=3, replicas=2, engines=2)
+POSITION = 40
+
+
+def names(role: str, count: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId(f"{role}-{number}") for number in range(count))
+
+
+def wanted(view: View = VIEW, **changes: Any) -> Members:  # noqa: ANN401 fields of `Members`
+    """The members of a view with changes, of the next version."""
+    version: dict[str, Any] = {"version": view.members_version + 1}
+    return msgspec.structs.replace(view.members, **(version | changes))
+
+
+def after(view: View, members: Members) -> View:
+    return view_with(view, members, POSITION, Placement(view).replicas)
+
+
+def test_a_compute_node_that_joins_gets_a_shard_on_the_storage_nodes_with_the_fewest() -> None:
+    view = after(VIEW, wanted(engines=names("engine", 3)))
+    assert view.shard_written_by(NodeId("engine-2")) == ShardId(2)
+    assert view.shards[ShardId(2)].replicas == (NodeId("storage-0"), NodeId("storage-2"))
+    assert view.number == VIEW.number + 1
+
+
+def test_the_shard_of_a_compute_node_that_left_is_given_to_the_next_one() -> None:
+    three = after(VIEW, wanted(engines=names("engine", 3)))
+    two = after(three, wanted(three, engines=names("engine", 2)))
+    other = after(two, wanted(two, engines=(*names("engine", 2), NodeId("engine-7"))))
+    assert two.shards[ShardId(2)].writer == NO_WRITER
+    assert set(two.shards) == set(other.shards) == set(three.shards)
+    assert other.shard_written_by(NodeId("engine-7")) == ShardId(2)
+
+
+def test_the_homes_of_conditional_appends_stay() -> None:
+    view = after(VIEW, wanted(engines=(NodeId("engine-0"), NodeId("engine-5"))))
+    assert view.engines == (*names("engine", 2), NodeId("engine-5"))
+    assert view.conditional_homes == VIEW.conditional_homes == names("engine", 2)
+
+
+def test_a_storage_node_leaves_when_it_keeps_no_shard() -> None:
+    members = wanted(storage_nodes=(NodeId("storage-0"), NodeId("storage-1"), NodeId("storage-9")))
+    kept = after(VIEW, members)
+    assert NodeId("storage-2") in kept.storage_nodes
+    elsewhere = names("storage", 2)
+    free = view_with(kept, members, POSITION, lambda _: elsewhere)
+    assert free.storage_nodes == members.storage_nodes
+    assert all(placed.replicas == elsewhere for placed in free.shards.values())
+
+
+def test_index_shards_get_positions_after_the_entry() -> None:
+    more = view_of(index_shards=4).index_shards
+    grown = after(VIEW, wanted(index_shards=more))
+    fewer = view_with(grown, wanted(grown, index_shards=more[:1]), 90, Placement(grown).replicas)
+    assert grown.eras == (IndexEra(0, (0, 1)), IndexEra(POSITION + 1, (0, 1, 2, 3)))
+    assert fewer.eras[-1] == IndexEra(91, (0,))
+    assert fewer.index_shards == more, "retired index shards keep their nodes"
+    assert first_difference(VIEW.eras, grown.eras) == POSITION + 1
+
+
+def test_members_older_than_those_of_the_view_change_nothing() -> None:
+    members = wanted(engines=names("engine", 3))
+    view = after(VIEW, members)
+    older = msgspec.structs.replace(VIEW.members, version=0)
+    assert after(view, older) is view
+    assert after(view, members) is view
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"storage_nodes": names("storage", 1), "engines": names("engine", 3)},
+            "2 replicas need as many storage nodes; there are 1.",
+        ),
+        ({"index_shards": ()}, "An era of the index schedule names index shards, each once."),
+        ({"index_shards": ((),)}, "Every shard and every index shard needs a replica."),
+        (
+            {"aggregators": names("engine", 1)},
+            "A node has one role; a name appears twice in the view.",
+        ),
+        ({"engines": names("engine", 1001)}, "A view has at most 1,000 nodes."),
+    ],
+)
+def test_members_with_which_no_cluster_can_run_are_refused(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        after(VIEW, wanted(**changes))
+    assert str(refusal.value) == sentence
+
+
+def test_an_entry_keeps_the_view_and_a_base_has_the_newest() -> None:
+    view = after(VIEW, wanted(engines=names("engine", 3)))
+    entry = NewView(0, ViewNumber(2), Epoch(1), view)
+    assert entry_decoded(entry_encoded(entry)) == entry
+    base = Base().with_entries([entry])
+    assert base.view == view
+    assert base.is_possible
+
+
+def test_an_entry_with_a_view_that_no_cluster_can_run_is_not_possible() -> None:
+    twice = msgspec.structs.replace(VIEW, aggregators=VIEW.engines)
+    long = msgspec.structs.replace(VIEW, engines=(NodeId("e" * 65),))
+    for view in (twice, long):
+        assert not is_possible(NewView(0, ViewNumber(2), Epoch(1), view))
+
+
+def test_a_placement_has_the_newest_view_of_the_entries_or_the_first() -> None:
+    placement = Placement(VIEW)
+    view = after(VIEW, wanted(engines=names("engine", 3)))
+    assert placement.install(view)
+    assert not placement.install(VIEW)
+    assert placement.replicas(ShardId(2)) == view.shards[ShardId(2)].replicas
+    placement.restore({}, None)
+    assert placement.view == VIEW, "the entry that installed the other one was replaced"

@@ -1,0 +1,136 @@
+"""The primary and the nodes that the cluster is to have, through its sequencer role (decision
+0049).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
+from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters
+from indilog.kernel.view import Members, View, view_of
+from indilog.roles.role import Event, MembersWanted, Received
+from indilog.wire.messages import MetalogEntries, ShardWanted, TailIs, TailWanted
+from indilog.wire.sequencer_messages import MetalogAppend
+from indilog_ordering.sequencer import Sequencer
+from tests.unit.ordering.test_lost_storage import alive
+from tests.unit.ordering.test_primary import (
+    ENGINE,
+    SECOND,
+    T0,
+    elected,
+    persisted,
+    reasons,
+    sealed,
+    sent,
+    start,
+    started,
+    stored,
+)
+
+VIEW = view_of(sequencers=3, storage_nodes=3, replicas=2)
+A, B, C = VIEW.storage_nodes
+JOINING = NodeId("engine-1")
+
+
+def wanted(version: int = 1, **changes: object) -> MembersWanted:
+    return MembersWanted(msgspec.structs.replace(VIEW.members, version=version, **changes))
+
+
+def primary() -> Sequencer:
+    """A primary whose fence is committed."""
+    node, _ = elected(VIEW)
+    node.handle([persisted(1), stored(1)], T0)
+    return node
+
+
+def proposed(node: Sequencer, *events: object, now: Instant = T0) -> list[View]:
+    appends = sent(node.handle(events, now), MetalogAppend)  # type: ignore[arg-type]
+    found: list[View] = []
+    for _, message in appends:
+        views = (entry.following for entry in message.entries if isinstance(entry, NewView))
+        found += [view for view in views if view not in found]
+    return found
+
+
+def test_a_primary_installs_the_view_that_has_the_wanted_nodes_once() -> None:
+    node = primary()
+    (view,) = proposed(node, wanted(engines=(ENGINE, JOINING)))
+    assert view.engines == (ENGINE, JOINING)
+    assert view.shard_written_by(JOINING) == ShardId(1)
+    assert proposed(node, persisted(2), stored(2)) == []
+
+
+def test_a_node_that_joins_gets_entries_the_view_and_its_shard() -> None:
+    node = primary()
+    proposed(node, wanted(engines=(ENGINE, JOINING)))
+    effects = node.handle([persisted(2), stored(2)], T0)
+    assert JOINING in {to for to, _ in sent(effects, MetalogEntries)}
+    node.handle([Received(JOINING, TailWanted(7, VIEW.number), Epoch(6))], T0)
+    effects = node.handle([sealed(3), sealed(3, sender=SECOND)], T0)
+    ((_, tail),) = sent(effects, TailIs)
+    assert tail.view is not None
+    assert JOINING in tail.view.engines
+    effects = node.handle([Received(JOINING, ShardWanted(ShardId(1), Epoch(6)), Epoch(6))], T0)
+    ((_, message), *_) = sent(effects, MetalogAppend)
+    assert [type(entry) for entry in message.entries] == [NewWriters]
+
+
+def test_a_tail_has_no_view_if_the_engine_knows_the_newest() -> None:
+    node = primary()
+    node.handle([Received(ENGINE, TailWanted(7, VIEW.number), Epoch(1))], T0)
+    effects = node.handle([sealed(3), sealed(3, sender=SECOND)], T0)
+    ((_, tail),) = sent(effects, TailIs)
+    assert tail.view is None
+
+
+def test_a_shard_is_given_to_its_compute_node_only() -> None:
+    node = primary()
+    effects = node.handle([Received(JOINING, ShardWanted(ShardId(1), Epoch(6)), Epoch(6))], T0)
+    assert reasons(effects) == ["a shard wanted by a node that is not its writer"]
+
+
+def test_older_members_do_not_undo_newer_ones() -> None:
+    node = primary()
+    proposed(node, wanted(version=3, engines=(ENGINE, JOINING)))
+    node.handle([persisted(2), stored(2)], T0)
+    assert proposed(node, wanted(version=2)) == []
+
+
+def test_members_that_no_cluster_can_have_are_ignored_with_the_reason() -> None:
+    node = primary()
+    effects = node.handle([wanted(storage_nodes=(A,), engines=(ENGINE, JOINING))], T0)
+    assert reasons(effects) == ["2 replicas need as many storage nodes; there are 1."]
+    assert node.handle([], T0) == []
+
+
+def test_a_sole_sequencer_installs_no_view() -> None:
+    node = started()
+    start(node)
+    members = Members((ENGINE, JOINING), view_of().storage_nodes, view_of().index_shards, (), 1)
+    before = node.length
+    node.handle([MembersWanted(members)], T0)
+    assert node.length == before
+
+
+def test_a_storage_node_that_leaves_gives_its_shards_away_first() -> None:
+    node = primary()
+    entries: list[Entry] = []
+    events: list[Event] = [wanted(storage_nodes=(B, C))]
+    now = T0
+    for _ in range(6):
+        for _, message in sent(node.handle(events, now), MetalogAppend):
+            entries += [entry for entry in message.entries if entry not in entries]
+        events = [persisted(token) for token in range(node.committed + 1, node.length + 1)]
+        events += [stored(node.length)]
+        shards = (0,) if any(isinstance(entry, NewReplicas) for entry in entries) else ()
+        now = Instant(now + 0.5)
+        events += [alive(sender, node.length, *shards) for sender in (A, B, C)]
+    changes = [
+        entry.replicas[ShardId(0)]
+        if isinstance(entry, NewReplicas)
+        else entry.following.storage_nodes
+        for entry in entries
+        if isinstance(entry, NewReplicas | NewView)
+    ]
+    assert changes == [(A, B, C), (B, C, A), (B, C), (B, C)]

@@ -1,0 +1,90 @@
+"""A storage node and the views that entries install (decision 0049)."""
+
+from __future__ import annotations
+
+from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
+from indilog.kernel.metalog import NewView
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import Members, View, view_of, view_with
+from indilog.roles.role import Send
+from indilog.wire.messages import AppendBatch, IndexData
+from indilog.wire.replica_messages import PlacementIs
+from tests.support.metalog_messages import entries_message
+from tests.unit.storage.machine import (
+    ENGINE,
+    PRIMARY,
+    SHARD,
+    Machine,
+    batch,
+    config_of,
+    entries,
+    new_writers,
+)
+
+VIEW = view_of(sequencers=3, storage_nodes=3, replicas=2)
+A, B, C = VIEW.storage_nodes
+JOINING, NEW_SHARD = NodeId("engine-1"), ShardId(1)
+
+
+def installed(position: int) -> View:
+    """The view that an entry at `position` installs: one more compute node and index shard."""
+    more = view_of(index_shards=3).index_shards
+    members = Members((ENGINE, JOINING), VIEW.storage_nodes, more, VIEW.aggregators, 1)
+    return view_with(VIEW, members, position, Placement(VIEW).replicas)
+
+
+def machine_with_view(node: NodeId = C) -> tuple[Machine, list[Send]]:
+    """A storage node that has applied three entries, the last of which installs a view."""
+    machine = Machine(VIEW, config_of(), node)
+    machine.tell(entries_message((new_writers(0, 1),)), sender=PRIMARY)
+    machine.tell(AppendBatch(batch(0, [b"old"])))
+    machine.tell(entries({SHARD: 1}, start=1), sender=PRIMARY)
+    entry = NewView(2, ViewNumber(1), Epoch(1), installed(2))
+    return machine, machine.tell(entries_message((entry,)), sender=PRIMARY)
+
+
+def test_a_new_shard_is_kept_by_its_replicas_only() -> None:
+    replicas = installed(2).shards[NEW_SHARD].replicas
+    kept = {node: NEW_SHARD in machine_with_view(node)[0].node.shards for node in (A, B, C)}
+    assert kept == {node: node in replicas for node in (A, B, C)}
+
+
+def test_index_nodes_of_the_new_view_learn_it_before_they_get_index_data() -> None:
+    for node in (A, B, C):
+        _, sent = machine_with_view(node)
+        told = {send.to for send in sent if send.message == PlacementIs(installed(2), {})}
+        assert told == {*installed(2).index_nodes, *installed(2).aggregators}
+        first = next(send.message for send in sent if send.to == "index-2-0")
+        assert isinstance(first, PlacementIs)
+
+
+def test_index_data_goes_to_the_nodes_of_the_new_view() -> None:
+    machine, _ = machine_with_view(A)
+    machine.tell(AppendBatch(batch(1, [b"new"])))
+    sent = machine.tell(entries({SHARD: 1}, start=3), sender=PRIMARY)
+    receivers = {send.to for send in sent if isinstance(send.message, IndexData)}
+    assert receivers == {"index-0-0", ENGINE, JOINING}, "position 3 of an era of three shards"
+
+
+def test_the_view_survives_a_restart_with_and_without_a_checkpoint() -> None:
+    for checkpointed in (False, True):
+        machine, _ = machine_with_view()
+        if checkpointed:
+            machine.take_checkpoint()
+        again = machine.restarted()
+        assert again.node.ordering.view == installed(2)
+        assert NEW_SHARD in again.node.shards
+
+
+def test_a_view_that_was_replaced_is_forgotten() -> None:
+    machine, _ = machine_with_view()
+    machine.node._cut_off(2)
+    assert machine.node.ordering.view is None
+    assert machine.node._moved.placement.view == VIEW
+
+
+def test_other_storage_nodes_get_the_entry_with_the_history() -> None:
+    machine, _ = machine_with_view()
+    (entry,) = machine.node.ordering.entries(2, 3)
+    assert isinstance(entry, NewView)
+    assert entry.following == installed(2)
