@@ -26,7 +26,7 @@ class Recorder:
     Attributes:
         operations: of the log, by invocation.
         counts: by kind and outcome, also of the libraries.
-        acknowledged_at: seconds (`time.monotonic`) of each successful append.
+        acknowledged_at: seconds (`time.monotonic`) of each successful append and push.
         clock_ahead_s: how far the clocks of the cluster may have been ahead of this process's.
     """
 

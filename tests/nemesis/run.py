@@ -112,5 +112,5 @@ async def _tried(
 
 def _pauses(acknowledged_at: list[float], began: float) -> list[tuple[float, float]]:
     """Return the times between acknowledged appends, longest first, and when each began."""
-    moments = [began, *(at for at in acknowledged_at if at > began), time.monotonic()]
+    moments = [began, *sorted(at for at in acknowledged_at if at > began), time.monotonic()]
     return sorted(((b - a, a - began) for a, b in pairwise(moments)), reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from itertools import count
 from typing import Final
 
@@ -54,6 +55,7 @@ class Mail:
                 outcome = "failed" if error.retryable else "unknown"
             else:
                 outcome = "ok"
+                self._recorder.acknowledged_at.append(time.monotonic())
             if outcome != "unknown":
                 self.maybe.discard(number)
             self._recorder.count("push", outcome)
