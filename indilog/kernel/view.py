@@ -49,7 +49,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
     spares: tuple[NodeId, ...] = ()
-    """Storage nodes without a shard, which replace lost ones."""
+    """Storage nodes that have no shard at first: they replace lost ones, or get new shards."""
+    left: tuple[NodeId, ...] = ()
+    """Storage nodes that had a shard at first and have left the cluster."""
     homes: tuple[NodeId, ...] = ()
     """The compute nodes that check conditional appends, if not all with a shard: those of the
     first view, so that a tag never changes its home (decision 0043).
@@ -61,7 +63,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def storage_nodes(self) -> tuple[NodeId, ...]:
         """All storage nodes, each once, ascending."""
         used = {node for shard in self.shards.values() for node in shard.replicas}
-        return tuple(sorted({*used, *self.spares}))
+        return tuple(sorted({*used, *self.spares} - {*self.left}))
 
     @property
     def moves_shards(self) -> bool:
@@ -234,21 +236,21 @@ def view_with(
         return view
     homes = view.conditional_homes
     engines = tuple(dict.fromkeys((*homes, *members.engines)))
-    kept = {shard: replicas_of(shard) for shard in view.shards}
-    used = {node for replicas in kept.values() for node in replicas}
-    storage_nodes = tuple(sorted({*members.storage_nodes, *used}))
-    shards = _shards_with(view, engines, kept, members.storage_nodes)
+    used = {node for shard in view.shards for node in replicas_of(shard)}
+    storage_nodes = {*members.storage_nodes, *used}
+    shards = _shards_with(view, engines, members.storage_nodes)
     retired = view.index_shards[len(members.index_shards) :]
     active = tuple(range(len(members.index_shards)))
     eras = view.eras
     if eras[-1].shards != active:
         eras = (*eras, IndexEra(position + 1, active))
-    placed_on = {node for placed in shards.values() for node in placed.replicas}
+    at_first = {node for placed in shards.values() for node in placed.replicas}
     following = msgspec.structs.replace(
         view,
         number=ViewNumber(view.number + 1),
         shards=shards,
-        spares=tuple(node for node in storage_nodes if node not in placed_on),
+        spares=tuple(sorted(storage_nodes - at_first)),
+        left=tuple(sorted(at_first - storage_nodes)),
         engines=engines,
         index_shards=members.index_shards + retired,
         index_eras=eras if len(eras) > 1 else view.index_eras,
@@ -267,19 +269,16 @@ def view_with(
 
 
 def _shards_with(
-    view: View,
-    engines: tuple[NodeId, ...],
-    kept: dict[ShardId, tuple[NodeId, ...]],
-    storage_nodes: tuple[NodeId, ...],
+    view: View, engines: tuple[NodeId, ...], storage_nodes: tuple[NodeId, ...]
 ) -> dict[ShardId, ShardPlacement]:
     """Return the shards of a view, so that each of the engines writes one.
 
-    `kept`: the replicas of each shard now. New shards are placed on `storage_nodes`.
+    New shards are placed on `storage_nodes`. The first replicas of the others stay in the view: a
+    node that starts with it may replay entries that are older than the moves of a shard.
     """
     shards = {
         shard: ShardPlacement(
-            kept[shard][: len(placed.replicas)],
-            placed.writer if placed.writer in engines else NO_WRITER,
+            placed.replicas, placed.writer if placed.writer in engines else NO_WRITER
         )
         for shard, placed in view.shards.items()
     }

@@ -67,7 +67,9 @@ def test_a_storage_node_leaves_when_it_keeps_no_shard() -> None:
     elsewhere = names("storage", 2)
     free = view_with(kept, members, POSITION, lambda _: elsewhere)
     assert free.storage_nodes == members.storage_nodes
-    assert all(placed.replicas == elsewhere for placed in free.shards.values())
+    assert (free.spares, free.left) == ((NodeId("storage-9"),), (NodeId("storage-2"),))
+    back = wanted(free, storage_nodes=names("storage", 3))
+    assert view_with(free, back, POSITION, lambda _: elsewhere).storage_nodes == back.storage_nodes
 
 
 def test_index_shards_get_positions_after_the_entry() -> None:
