@@ -210,11 +210,19 @@ class Shard:
     # --- damage
 
     def skip_to(self, end: LocalId) -> None:
-        """Make a hole of the records missing up to `end`: other replicas have stored them."""
+        """Make a hole of the records missing up to `end`: other replicas have stored them.
+
+        A hole before it grows, so that one request of `Repair` asks for all of them.
+        """
         if end <= self.stored:
             return
-        self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
-        self.holes[self.stored] = end
+        last = self._firsts[-1] if self._firsts else self.stored
+        is_asked_for = last not in self.given_up and last not in self._unreadable
+        if self.holes.get(last) == self.stored and is_asked_for:
+            self.holes[last] = end
+        else:
+            self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
+            self.holes[self.stored] = end
         self.stored = end
         self.written = max(self.written, end)
 

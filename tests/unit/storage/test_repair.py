@@ -471,3 +471,18 @@ def test_a_new_writer_cuts_holes_too() -> None:
     shard.begin(Epoch(3))
     assert (dict(shard.holes), shard.stored) == ({2: 6}, 6), "these are ordered"
     shard.check_invariants()
+
+
+def test_records_that_were_missed_in_turn_are_one_hole() -> None:
+    """A replica that was away asks for all of them at once, not for those of each entry."""
+    shard = Shard(SHARD)
+    shard.store(0, 2, Location(1, 0, 10), Epoch(1))
+    for end in (4, 5, 9):
+        shard.skip_to(end)
+    assert dict(shard.holes) == {2: 9}
+    shard.give_up(2, 5)
+    shard.skip_to(12)
+    assert dict(shard.holes) == {2: 5, 5: 12}
+    shard.give_up(5, 12)
+    shard.skip_to(13)
+    assert dict(shard.holes) == {2: 5, 5: 12, 12: 13}
