@@ -14,7 +14,7 @@ from typing import Final
 
 from indilog.base.ids import MetalogPosition, NodeId, ShardId
 from indilog.kernel.metalog import Replicas
-from indilog.kernel.view import NO_WRITER, View
+from indilog.kernel.view import FIRST_VIEW, NO_WRITER, View
 
 _ANNOUNCERS: Final = 2
 """How many storage nodes send data that belongs to no shard, so that one of them may be down."""
@@ -43,6 +43,11 @@ class Placement:
     def shards(self) -> AbstractSet[ShardId]:
         """All shards."""
         return self.view.shards.keys()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether an entry has changed the first view of the cluster or its replicas."""
+        return bool(self.moved) or self.view.number > FIRST_VIEW
 
     def replicas(self, shard: ShardId) -> tuple[NodeId, ...]:
         """Return all replicas of a shard, in order of preference; empty: it is not known."""

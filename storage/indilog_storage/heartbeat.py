@@ -6,7 +6,6 @@ from typing import Final
 
 from indilog.base.ids import Instant
 from indilog.config import NodeConfig
-from indilog.kernel.view import FIRST_VIEW
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import Effect, Send
 from indilog.wire.replica_messages import PlacementIs, StorageAlive
@@ -18,9 +17,8 @@ HEARTBEATS: Final = 4
 
 
 class Heartbeat:
-    """Sends a heartbeat to the primary periodically, and what index nodes know of replicas.
-
-    None is sent where no shard can move (`View.moves_shards`).
+    """Sends a heartbeat to the primary periodically, where a shard can move (`View.moves_shards`).
+    Also sends index nodes the placement, once it is not the first one.
     """
 
     def __init__(self, moved: MovedShards, ordering: Ordering, config: NodeConfig) -> None:
@@ -36,18 +34,24 @@ class Heartbeat:
 
     def conclude(self, leadership: Leadership, now: Instant) -> list[Effect]:
         """Return the messages that are due."""
-        if now < self._due or not self._moved.placement.view.moves_shards:
+        if now < self._due or not self._is_needed:
             return []
         self._due = Instant(now + self._pause_s)
+        effects = self.announce() if self._moved.announces else []
+        if not self._moved.placement.view.moves_shards:
+            return effects
         complete = self._moved.complete
         alive = StorageAlive(leadership.term, self._ordering.position, complete, self.has_room)
-        effects: list[Effect] = [Send(leadership.primary, alive)]
-        return effects + (self.announce() if self._moved.announces else [])
+        return [Send(leadership.primary, alive), *effects]
+
+    @property
+    def _is_needed(self) -> bool:
+        return self._moved.placement.view.moves_shards or self._moved.placement.is_changed
 
     def announce(self) -> list[Effect]:
         """Return what index nodes must know of the nodes and of replicas."""
         placement = self._moved.placement
-        if not placement.moved and placement.view.number == FIRST_VIEW:
+        if not placement.is_changed:
             return []
         message = PlacementIs(placement.view, placement.moved)
         receivers = (*placement.view.index_nodes, *placement.view.aggregators)
@@ -55,4 +59,4 @@ class Heartbeat:
 
     def deadline(self) -> Instant | None:
         """When the next heartbeat is due."""
-        return self._due if self._moved.placement.view.moves_shards else None
+        return self._due if self._is_needed else None

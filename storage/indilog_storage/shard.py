@@ -210,9 +210,8 @@ class Shard:
     # --- damage
 
     def skip_to(self, end: LocalId) -> None:
-        """Make a hole of the records missing up to `end`: other replicas have stored them.
-
-        A hole before it grows, so that one request of `Repair` asks for all of them.
+        """Make a hole of what is missing up to `end`, and other replicas have stored. The hole
+        before it grows, so that `Repair` asks for all of them at once.
         """
         if end <= self.stored:
             return

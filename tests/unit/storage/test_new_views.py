@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.kernel.metalog import NewView
 from indilog.kernel.placement import Placement
@@ -88,3 +90,13 @@ def test_other_storage_nodes_get_the_entry_with_the_history() -> None:
     (entry,) = machine.node.ordering.entries(2, 3)
     assert isinstance(entry, NewView)
     assert entry.following == installed(2)
+
+
+def test_the_last_storage_node_still_sends_the_view_periodically() -> None:
+    """The message that it sent with the entry may be lost."""
+    machine, _ = machine_with_view(A)
+    placement = machine.node._moved.placement
+    placement.view = msgspec.structs.replace(placement.view, left=(B, C))
+    assert not placement.view.moves_shards
+    again = [send.to for send in machine.wait(10.0) if isinstance(send.message, PlacementIs)]
+    assert set(again) == {*placement.view.index_nodes, *placement.view.aggregators}
