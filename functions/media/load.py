@@ -84,7 +84,7 @@ class Media:
         """Return which reviews are lost, changed, or not exactly once in each of their three
         places.
         """
-        reviews = dict(replay.those("review"))
+        reviews = dict(replay.objects_of_kind("review"))
         faults = []
         for review, text in self.acknowledged.items():
             if review not in reviews:
@@ -103,7 +103,7 @@ class Media:
 
     def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
-        reviews = sum(1 for _ in replay.those("review"))
+        reviews = sum(1 for _ in replay.objects_of_kind("review"))
         return (
             f"of {reviews:,} reviews {len(self.acknowledged):,} were acknowledged in this run; "
             "each is "
@@ -118,7 +118,7 @@ def _faults_of_lists(
     expected: dict[str, list[dict[str, Any]]] = {}
     for review in reviews:
         expected.setdefault(review[kind], []).append(review)
-    listed = dict(replay.those(kind))
+    listed = dict(replay.objects_of_kind(kind))
     for name in expected.keys() | listed.keys():
         there = expected.get(name, [])
         wanted = {

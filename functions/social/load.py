@@ -63,7 +63,7 @@ class SocialNetwork:
     def faults(self, replay: TraceReplay) -> list[str]:
         """Return which acknowledged posts are lost, changed or duplicated."""
         faults: list[str] = []
-        posts = dict(replay.those("post"))
+        posts = dict(replay.objects_of_kind("post"))
         for post, text in self.acknowledged.items():
             kept = posts.get(post)
             if kept is None:
@@ -79,7 +79,7 @@ class SocialNetwork:
 
     def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
-        posts = sum(1 for _ in replay.those("post"))
+        posts = sum(1 for _ in replay.objects_of_kind("post"))
         mine = len(self.acknowledged)
         return (
             f"of {posts:,} posts {mine:,} were acknowledged in this run, none lost or duplicated."

@@ -108,7 +108,7 @@ class Travel:
 
     def faults(self, replay: TraceReplay) -> list[str]:
         """Return which reservations contradict the capacities, orders or acknowledgements."""
-        reservations = dict(replay.those("reservation"))
+        reservations = dict(replay.objects_of_kind("reservation"))
         faults = [
             f"Request {request} was answered {'yes' if reserved else 'no'}, "
             "but the log says otherwise."
@@ -117,12 +117,12 @@ class Travel:
         ]
         for kind, field in (("rooms", "hotel"), ("seats", "flight")):
             used = Counter(reservation[field] for reservation in reservations.values())
-            faults += _faults_of_capacities(kind, dict(replay.those(kind)), used)
+            faults += _faults_of_capacities(kind, dict(replay.objects_of_kind(kind)), used)
         return [*faults, *_faults_of_orders(reservations, replay)]
 
     def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
-        reservations = sum(1 for _ in replay.those("reservation"))
+        reservations = sum(1 for _ in replay.objects_of_kind("reservation"))
         mine = sum(self.acknowledged.values())
         return (
             f"of {reservations:,} reservations {mine:,} were acknowledged in this run; they equal "
@@ -154,7 +154,7 @@ def _faults_of_capacities(
 
 def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iterable[str]:
     """Compare reservations with orders, and orders with the users' lists, in the log's order."""
-    orders = dict(replay.those("order"))
+    orders = dict(replay.objects_of_kind("order"))
     for request in reservations.keys() - orders.keys():
         yield f"Reservation {request} has no order."
     for request in orders.keys() - reservations.keys():
@@ -164,7 +164,7 @@ def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iter
         placed.setdefault(order["user"], []).append(request)
         if order != reservations.get(request, order):
             yield f"Order {request} differs from its reservation."
-    listed = dict(replay.those("orders"))
+    listed = dict(replay.objects_of_kind("orders"))
     for user in placed.keys() | listed.keys():
         ids = placed.get(user, [])
         wanted = {"orders": ids[-ORDERS_LISTED_MAX:], "count": len(ids)}

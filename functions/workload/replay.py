@@ -44,8 +44,8 @@ class TraceReplay:
     _done: set[str] = field(default_factory=set)
     """Ids of committed transactions; of all transactions with one id only the first commits."""
 
-    def those(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """Yield the existing objects named `kind:...`, each with the rest of its name."""
+    def objects_of_kind(self, kind: str) -> Iterator[tuple[str, Any]]:
+        """Yield name and value of each existing object `kind:NAME`."""
         for name, value in self.objects.items():
             if value is not None and name.startswith(f"{kind}:"):
                 yield name.partition(":")[2], value

@@ -172,7 +172,11 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
                 composed += 30
         replay, faults = await checked(platform.url, application, lambda *_: None)
     assert faults == []
-    assert len(application.acknowledged) == sum(1 for _ in replay.those("review")) == composed
+    assert (
+        len(application.acknowledged)
+        == sum(1 for _ in replay.objects_of_kind("review"))
+        == composed
+    )
 
 
 async def killed_amid_load(there: PlatformProcess, application: Travel | Media) -> None:

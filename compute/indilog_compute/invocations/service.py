@@ -111,7 +111,7 @@ class InvocationService:
             record_bytes_max=record_bytes_max,
         )
         self._clock = LogClock(_passed_s)
-        self._given: tuple[DeployedSchedule, ...] = ()
+        self._deployed_schedules: tuple[DeployedSchedule, ...] = ()
         self._has_work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
@@ -346,13 +346,13 @@ class InvocationService:
 
     def schedule(self, schedules: Iterable[DeployedSchedule]) -> None:
         """Run exactly these schedules."""
-        self._given = tuple(schedules)
+        self._deployed_schedules = tuple(schedules)
         self._take_schedules()
         self._has_work.set()
 
     def _take_schedules(self) -> None:
         if self._clock.has_begun:
-            self._schedules.take(self._given, ahead_s=time.time() - self._clock.now())
+            self._schedules.take(self._deployed_schedules, ahead_s=time.time() - self._clock.now())
 
     def schedules(self) -> list[dict[str, Any]]:
         """Return the last and next due time of each schedule, in ISO 8601."""

@@ -186,12 +186,12 @@ def _entries(batches: Iterable[pa.RecordBatch], reserved: str) -> Iterator[Entry
         tags = batch.column(_TAGS).to_pylist() if tagged else [None] * len(data)
         for value, names in zip(data, tags, strict=True):
             if value is None:
-                raise ConfigError(f"Column {_DATA} of a row is null; a record has bytes, or none.")
+                raise ConfigError(f"Column {_DATA} of a row is null; an empty record has ''.")
             for name in names or ():
                 if name is None:
                     raise ConfigError(f"A tag in column {_TAGS} of a row is null: leave it out.")
                 if name == reserved or name.startswith(f"{reserved}:"):
                     raise InvalidTagError(
-                        f"Tags that start with {reserved!r} are of this writer: leave them out."
+                        f"Tags that start with {reserved!r} are reserved: leave them out."
                     )
             yield Entry(value.encode() if isinstance(value, str) else value, tuple(names or ()))
