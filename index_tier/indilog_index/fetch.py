@@ -22,7 +22,7 @@ def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) ->
     attempt.
 
     With n storage nodes, each is the first in one of n attempts, so every replica of every shard is
-    asked.
+    asked. All are asked if it is not known where a shard is: a node that starts knows only a view.
     """
     first = attempt % len(nodes)
     missing = set(placement.shards)
@@ -31,7 +31,7 @@ def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) ->
         if kept := missing.intersection(placement.shards_of(node)):
             missing -= kept
             sources.append(node)
-    return tuple(sources)
+    return tuple(sources) if not missing else nodes[first:] + nodes[:first]
 
 
 class Fetch:

@@ -115,6 +115,8 @@ class Primary:
         """Engines first: callers wait for them."""
         self._reader_set = frozenset(self._readers)
         self._disk_full_notifier = DiskFullNotifier(view.engines)
+        self._leaving: dict[NodeId, MetalogPosition] = {}
+        """Readers that have left, with the position of the entry that they must still receive."""
         self._members: Members | None = None
         """The nodes that the cluster is to have; None: those that it has."""
         self._replacements = Replacements(self._placement, view.storage_nodes, config, now)
@@ -382,6 +384,9 @@ class Primary:
         effects: list[Effect] = [
             Send(reader, message, reader in self._engines) for reader in self._readers
         ]
+        if self._leaving:
+            effects += [Send(reader, message) for reader in self._leaving]
+            self._leaving = {node: at for node, at in self._leaving.items() if at >= end}
         return effects + self._trim_requests.commit(end, committed.tail)
 
     def _propose(self) -> list[Effect]:
@@ -463,11 +468,13 @@ class Primary:
         return [self._leader.append(NewView(position, view.number, self._epoch, view))]
 
     def _note_view(self) -> None:
-        """Serve the nodes of the newest view."""
-        view = self._placement.view
+        """Serve the nodes of the newest view, which the next entry installs."""
+        view, before = self._placement.view, self._readers
         self._engines = frozenset(view.engines)
         self._readers = view.engines + view.storage_nodes
-        self._reader_set = frozenset(self._readers)
+        self._leaving |= {n: len(self._metalog) for n in before if n not in self._readers}
+        # A reader that left may have missed the entry that says so.
+        self._reader_set |= frozenset(self._readers)
         self._disk_full_notifier.set_receivers(view.engines)
         self._reports.add_shards({})
         nothing = Extent(NO_INCARNATION, 0)

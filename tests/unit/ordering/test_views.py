@@ -10,7 +10,7 @@ from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters
 from indilog.kernel.view import Members, View, view_of
 from indilog.roles.role import Event, MembersWanted, Received
-from indilog.wire.messages import MetalogEntries, ShardWanted, TailIs, TailWanted
+from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardWanted, TailIs, TailWanted
 from indilog.wire.sequencer_messages import MetalogAppend
 from indilog_ordering.sequencer import Sequencer
 from tests.unit.ordering.test_lost_storage import alive
@@ -134,3 +134,18 @@ def test_a_storage_node_that_leaves_gives_its_shards_away_first() -> None:
         if isinstance(entry, NewReplicas | NewView)
     ]
     assert changes == [(A, B, C), (B, C, A), (B, C), (B, C)]
+
+
+def test_a_compute_node_that_leaves_receives_the_entry_and_may_ask_for_it() -> None:
+    node = primary()
+    node.handle([wanted(engines=(ENGINE, JOINING))], T0)
+    node.handle([persisted(2), stored(2)], T0)
+    node.handle([wanted(version=2)], T0)
+    effects = node.handle([persisted(3), stored(3)], T0)
+    assert JOINING in {to for to, _ in sent(effects, MetalogEntries)}
+    asked = Received(JOINING, MetalogWanted(2, Epoch(5), 9), Epoch(6))
+    ((to, answer),) = sent(node.handle([asked], T0), MetalogEntries)
+    assert (to, [type(entry) for entry in answer.entries]) == (JOINING, [NewView])
+    node.handle([wanted(version=3, aggregators=(NodeId("aggregator-5"),))], T0)
+    effects = node.handle([persisted(4), stored(4)], T0)
+    assert JOINING not in {to for to, _ in sent(effects, MetalogEntries)}
