@@ -14,7 +14,7 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.config import Config
 from indilog.kernel.metalog import entries_decoded
-from indilog.kernel.view import NODES_MAX, Members, Views
+from indilog.kernel.view import NODES_MAX, Members, View, Views
 from indilog.roles.incarnations import Heard, Incarnations
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
@@ -95,6 +95,13 @@ class Sequencer:
     def tail(self) -> SeqNum | None:
         """The tail of the committed entries; None: this is no primary, or not started."""
         return self._primary.tail if self._primary is not None else None
+
+    @property
+    def installed(self) -> View | None:
+        """The newest view that a committed entry installs; None: there is none, or this is no
+        primary.
+        """
+        return self._metalog.committed.view if self._primary is not None else None
 
     @property
     def learner(self) -> bool:

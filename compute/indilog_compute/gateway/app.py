@@ -33,6 +33,7 @@ from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
 from indilog_compute.gateway.login import login_router
+from indilog_compute.gateway.members import ClusterMembers, OneProcess, members_router
 from indilog_compute.gateway.openapi import describe
 from indilog_compute.gateway.operation import HostCollector, operation_router, snapshots_router
 from indilog_compute.gateway.page import PAGE, page_headers
@@ -159,6 +160,7 @@ def create_gateway(
     registry: CollectorRegistry | None = None,
     *,
     request_snapshots: Callable[[], MetalogPosition] | None = None,
+    members: ClusterMembers | None = None,
 ) -> GatewayApp:
     """Return the gateway's ASGI application.
 
@@ -170,6 +172,7 @@ def create_gateway(
         config: limits.
         registry: Prometheus registry to which the gateway adds its metrics; None: a new one.
         request_snapshots: asks index nodes for snapshots; None: there is no such route.
+        members: changes the nodes of the cluster; None: the platform is one process.
     """
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
@@ -190,6 +193,7 @@ def create_gateway(
     app.include_router(operation_router(host, gateway_status, registry, probe))
     if request_snapshots is not None:
         app.include_router(snapshots_router(request_snapshots))
+    app.include_router(members_router(members or OneProcess()))
     app.include_router(client_router(host, resources))
     _add_pages(app)
     _add_errors(app, resources.counters)

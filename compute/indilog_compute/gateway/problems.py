@@ -10,6 +10,7 @@ import msgspec
 from indilog.base.errors import (
     AppNameTakenError,
     ConditionFailedError,
+    ConfigError,
     ConflictError,
     DataLossError,
     DeployError,
@@ -40,6 +41,7 @@ _STATUS: Final[dict[type[Exception], HTTPStatus]] = {
     DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,
     AppNameTakenError: HTTPStatus.CONFLICT,
     ConflictError: HTTPStatus.CONFLICT,
+    ConfigError: HTTPStatus.CONFLICT,
     ConditionFailedError: HTTPStatus.PRECONDITION_FAILED,
     InvocationCancelledError: HTTPStatus.CONFLICT,
     InvalidTagError: HTTPStatus.BAD_REQUEST,

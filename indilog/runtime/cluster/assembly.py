@@ -28,6 +28,7 @@ from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
 from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.membership import kind_of, number_of
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.status_files import PublishedStatus, read_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
@@ -46,6 +47,7 @@ from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
     from indilog_compute.gateway.app import GatewayApp
+    from indilog_compute.gateway.members import ClusterMembers
     from indilog_compute.workers.host import FunctionHost
 
 READY_TIMEOUT_S: Final = 60.0
@@ -74,11 +76,18 @@ def role_of(node: NodeId, views: Views, config: Config) -> Role:
     Raises:
         ConfigError: the view has no such sequencer, or the name names no role.
     """
-    view = views[-1]
-    name = node.partition("-")[0]
-    if name not in _ROLES or (name == "sequencer" and node not in view.sequencers):
+    view, kind = views[-1], kind_of(node)
+    if kind is None or (kind == "sequencer" and node not in view.sequencers):
         raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
-    return _ROLES[name](node, views, config)
+    return _ROLES[kind](node, views, config)
+
+
+def installed_view(shell: NodeShell) -> View | None:
+    """Return the newest view that a committed metalog entry installs; None: there is none, or the
+    primary is not in this process.
+    """
+    roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
+    return next((view for role in roles if (view := role.installed) is not None), None)
 
 
 def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
@@ -175,7 +184,7 @@ async def _wait_for_join_or_error(shell: NodeShell, logs: LocalLogs) -> None:
 
 
 async def joined(logs: LocalLogs) -> None:
-    """Wait until the engine has joined.
+    """Wait until the engine has joined, and the newest view has it. Then it has its shard.
 
     Raises:
         NotReadyError: the engine did not join within `READY_TIMEOUT_S`.
@@ -186,10 +195,17 @@ async def joined(logs: LocalLogs) -> None:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await waiter
+            while not (_is_member(logs) and logs.engine.ready):  # noqa: ASYNC110 - roles await nothing
+                await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise NotReadyError(
             f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"
         ) from None
+
+
+def _is_member(logs: LocalLogs) -> bool:
+    """Whether the newest view that the engine knows has it."""
+    return logs.node in logs.engine.placement.view.engines
 
 
 async def wait_for_metalog(shell: NodeShell) -> None:
@@ -250,6 +266,7 @@ async def gateway_running(
     platform_dir: Path,
     run: Path | None = None,
     port_is: str = "",
+    members: ClusterMembers | None = None,
 ) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node while the block runs; yield the
     gateway's URL.
@@ -261,6 +278,7 @@ async def gateway_running(
         platform_dir: data directory of the whole platform, which has the token.
         run: directory in which other processes publish their status; None: there are no others.
         port_is: text after the port in error messages, such as the rule that chose it.
+        members: changes the nodes of the cluster; None: the platform is one process.
 
     Raises:
         ConfigError: the port is in use, the host is unknown, or the certificate or the token
@@ -273,21 +291,26 @@ async def gateway_running(
     def status() -> dict[str, Any]:
         return status_of(shell, logs, run)
 
-    rank = shell.view.engines.index(logs.node)
-    host = FunctionHost(config, logs, node_name=logs.node, rank=rank)
+    host = FunctionHost(config, logs, node_name=logs.node, rank=number_of(logs.node))
     try:
         await host.start()
         registry = registry_of([shell.metrics])
         registry.register(StatusCollector(lambda: _engine_status(logs)))
         registry.register(
             StatusCollector(
-                lambda: {**status_of_nodes(shell), **_status_elsewhere(shell, run).status},
+                lambda: {**status_of_nodes(shell), **_status_elsewhere(shell, logs, run).status},
                 "indilog_node",
                 "Counters of roles",
             )
         )
         gateway = create_gateway(
-            host, logs, status, config, registry, request_snapshots=logs.request_snapshots
+            host,
+            logs,
+            status,
+            config,
+            registry,
+            request_snapshots=logs.request_snapshots,
+            members=members,
         )
         async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
             yield url
@@ -358,12 +381,12 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     the status of roles; other processes publish that of their roles periodically.
     `elsewhere` names the nodes in other processes, `silent` those without a recent status.
     `shards` has all replicas of each shard, and those whose reports decide what is ordered
-    (`counting`). `layout` has the nodes of the view, and the index schedule.
+    (`counting`). `layout` has the nodes of the newest view, and the index schedule.
     `lost_records` is the number of records that no replica has any more; if it is not 0, there is a
     `warning`.
     """
-    view = shell.view
-    published = _status_elsewhere(shell, run)
+    view = logs.engine.placement.view
+    published = _status_elsewhere(shell, logs, run)
     engine = _engine_status(logs)
     nodes = {**status_of_nodes(shell), **published.status}
     return {
@@ -381,7 +404,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
         },
         "layout": _layout(view),
         "nodes": nodes,
-        "elsewhere": _elsewhere(shell),
+        "elsewhere": _elsewhere(shell, logs),
         "silent": published.silent,
         "engine": engine,
     }
@@ -422,12 +445,15 @@ def _engine_status(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
     return status
 
 
-def _elsewhere(shell: NodeShell) -> list[NodeId]:
-    return [node for node in shell.view.nodes if node not in shell.roles]
+def _elsewhere(shell: NodeShell, logs: LocalLogs) -> list[NodeId]:
+    nodes = logs.engine.placement.view.nodes
+    return [node for node in nodes if node not in shell.roles]
 
 
-def _status_elsewhere(shell: NodeShell, run: Path | None) -> PublishedStatus:
-    return read_status(run, _elsewhere(shell)) if run is not None else PublishedStatus({}, [])
+def _status_elsewhere(shell: NodeShell, logs: LocalLogs, run: Path | None) -> PublishedStatus:
+    if run is None:
+        return PublishedStatus({}, [])
+    return read_status(run, _elsewhere(shell, logs))
 
 
 def status_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

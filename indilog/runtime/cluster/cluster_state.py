@@ -1,12 +1,15 @@
 """The state that the processes of a cluster share through the metadata store, before their log runs
 (ARCHITECTURE 11).
 
-The first process publishes the view once, and for each run the configuration and the addresses of
-the nodes. A starting node reads them, and takes an epoch greater than all earlier epochs.
+The first process publishes the first view, and for each run the configuration and the addresses of
+the nodes. A starting node reads them, and takes an epoch greater than all earlier epochs. When
+nodes are added to a running cluster, the record of the run gets their addresses. When the processes
+of these nodes are ready, it gets the members, so that the primary installs the next view.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -16,16 +19,21 @@ from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config, config_from
 from indilog.config.node import flat_settings
-from indilog.kernel.view import View
+from indilog.kernel.view import Members, View
 from indilog.runtime.metadata.embedded import values_in
 from indilog.runtime.metadata.store import MetadataStore, Written
 
 VIEW_KEY = "view"
+"""The newest installed view."""
+MEMBERS_KEY = "members"
+"""The nodes that people want the cluster to have, if they have asked for other ones (`Members`)."""
+CONFIGURED_KEY = "configured"
+"""The nodes that the configuration named at the last start (`Members`)."""
 EPOCH_KEY = "epoch"
 ARRANGEMENT_KEY = "arrangement"
 PLATFORM_KEY = "platform"
 """With ZooKeeper, its value is an id that the first start chooses."""
-_RUN_KEY = "run"
+RUN_KEY = "run"
 
 Arrangement: TypeAlias = Literal["embedded", "processes"]
 """Whether all roles share one process and one journal, or each role has its own."""
@@ -42,11 +50,14 @@ class Run(msgspec.Struct, frozen=True):
         addresses: address at which each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
         directory: directory with the sockets; removed at the end of the run.
         settings: the configuration, as `config_from` takes it.
+        members: the nodes that the cluster is to have, set when the processes of all of them were
+            started; None: those of the view.
     """
 
     addresses: dict[NodeId, str]
     directory: str
     settings: dict[str, dict[str, Setting]]
+    members: Members | None = None
 
 
 class NodeStart(NamedTuple):
@@ -110,33 +121,66 @@ def _described(arrangement: bytes) -> str:
 
 
 async def publish_run(
-    store: MetadataStore, config: Config, addresses: dict[NodeId, str], directory: Path
+    store: MetadataStore,
+    config: Config,
+    addresses: dict[NodeId, str],
+    directory: Path,
+    members: Members | None = None,
 ) -> Run | None:
     """Publish the settings of this run, and return those of the previous run, if any."""
-    run = msgspec.json.encode(Run(addresses, str(directory), settings_of(config)))
+    run = msgspec.json.encode(Run(addresses, str(directory), settings_of(config), members))
     while True:
-        before = await store.get(_RUN_KEY)
+        before = await store.get(RUN_KEY)
         version = before.version if before else 0
-        if isinstance(
-            await store.compare_and_set(_RUN_KEY, run, expected_version=version), Written
-        ):
-            return _run_decoded(before.value) if before else None
+        if isinstance(await store.compare_and_set(RUN_KEY, run, expected_version=version), Written):
+            return run_decoded(before.value) if before else None
+
+
+async def change_run(store: MetadataStore, change: Callable[[Run], Run]) -> Run:
+    """Replace the record of this run by what `change` returns for it; return the new record."""
+    while True:
+        before = await store.get(RUN_KEY)
+        assert before is not None, "the run was published"
+        run = run_decoded(before.value)
+        assert run is not None, "this release published it"
+        changed = change(run)
+        if changed == run:
+            return run
+        value = msgspec.json.encode(changed)
+        outcome = await store.compare_and_set(RUN_KEY, value, expected_version=before.version)
+        if isinstance(outcome, Written):
+            return changed
 
 
 async def run_of(store: MetadataStore) -> Run | None:
     """Return the settings of the last run; None: no settings are published, or another release
     published them.
     """
-    found = await store.get(_RUN_KEY)
-    return _run_decoded(found.value) if found is not None else None
+    found = await store.get(RUN_KEY)
+    return run_decoded(found.value) if found is not None else None
 
 
-def _run_decoded(value: bytes) -> Run | None:
+def run_decoded(value: bytes) -> Run | None:
     """Return the settings of a run; None: another release published them, in another form."""
     try:
         return msgspec.json.decode(value, type=Run)
     except msgspec.DecodeError:
         return None
+
+
+def members_decoded(value: bytes) -> Members:
+    """Return the members that the metadata store keeps.
+
+    Raises:
+        DataDirectoryError: another release wrote them, in a form that this release does not know.
+    """
+    try:
+        return msgspec.json.decode(value, type=Members)
+    except msgspec.DecodeError as error:
+        raise DataDirectoryError(
+            f"The members of the cluster are not understood ({error}); were they written by "
+            "another release? Use that one, or choose another directory."
+        ) from error
 
 
 def view_decoded(value: bytes) -> View:
@@ -174,10 +218,10 @@ async def node_start(store: MetadataStore) -> NodeStart:
         ConfigError, DataDirectoryError: another release published them, in an unknown form.
         QuorumUnavailableError: the store does not answer.
     """
-    view, run = await store.get(VIEW_KEY), await store.get(_RUN_KEY)
+    view, run = await store.get(VIEW_KEY), await store.get(RUN_KEY)
     if view is None or run is None:
         raise NotReadyError("The cluster's first process has not published its view yet.")
-    if (published := _run_decoded(run.value)) is None:
+    if (published := run_decoded(run.value)) is None:
         raise ConfigError("The cluster's first process is of another release; use the same one.")
     epoch = Epoch(await store.next_sequence(EPOCH_KEY))
     return NodeStart(

@@ -1,17 +1,17 @@
 """Chooses the port of each gateway, if the engines of a machine are separate processes.
 
-The first engine gets the configured port, and the next engines get the next ports. With port 0, the
-system chooses a port at the first start of the engine's process in a run. A restart of the process
-uses the same port, so its URL stays valid.
+`engine-0` gets the configured port, and `engine-N` the N-th port after it. With port 0, the system
+chooses a port at the first start of the engine's process in a run. A restart of the process uses
+the same port, so its URL stays valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from indilog.base.ids import NodeId
+from indilog.runtime.cluster.membership import number_of
 
 
 class GatewayPort(NamedTuple):
@@ -21,12 +21,10 @@ class GatewayPort(NamedTuple):
     words: str
 
 
-def port_of(
-    directory: Path, name: NodeId, engines: Sequence[NodeId], configured: int
-) -> GatewayPort:
+def port_of(directory: Path, name: NodeId, configured: int) -> GatewayPort:
     """Return the port of the engine `name` in the run of `directory`."""
     if configured:
-        index = engines.index(name)
+        index = number_of(name)
         return GatewayPort(configured + index, f" (port + {index} for {name})" if index else "")
     try:
         chosen = int(_path(directory, name).read_text())
@@ -45,6 +43,11 @@ def keep_port(directory: Path, name: NodeId, port: int) -> None:
     whole = path.with_suffix(".port-new")
     whole.write_text(str(port))
     whole.replace(path)
+
+
+def free_port(directory: Path, name: NodeId) -> None:
+    """Forget the port of an engine that has left the cluster."""
+    _path(directory, name).unlink(missing_ok=True)
 
 
 def _path(directory: Path, name: NodeId) -> Path:

@@ -5,6 +5,10 @@ The first layout of shards and replicas is fixed, because they hold the records;
 move shards (decision 0048), also to storage nodes that were added. The index tier can be derived
 from the records. So a start with another configuration may add and retire index shards,
 with a new view and a new era of the index schedule (thesis 5.6.3).
+
+Nodes also join and leave while the cluster runs (decision 0049). So the stored view may differ from
+the configuration. A start therefore compares the configuration with what it said at the last start
+(the key `configured`): only what changed since then is applied to the view.
 """
 
 from __future__ import annotations
@@ -18,11 +22,25 @@ import structlog
 from indilog.base.errors import ConfigError, NotReadyError
 from indilog.base.ids import MetalogPosition
 from indilog.config import Config
-from indilog.kernel.metalog import entry_decoded
-from indilog.kernel.view import View, view_of, with_index_tier_of, with_storage_nodes_of
+from indilog.kernel.metalog import NewView, entry_decoded
+from indilog.kernel.view import (
+    Members,
+    View,
+    view_of,
+    with_index_tier_of,
+    with_storage_nodes_of,
+)
 from indilog.roles.role import FrameKind
-from indilog.runtime.cluster.cluster_state import VIEW_KEY, Arrangement, view_decoded
-from indilog.runtime.metadata.store import MetadataStore, Written
+from indilog.runtime.cluster.cluster_state import (
+    CONFIGURED_KEY,
+    MEMBERS_KEY,
+    VIEW_KEY,
+    Arrangement,
+    members_decoded,
+    view_decoded,
+)
+from indilog.runtime.cluster.membership import next_version, same_members
+from indilog.runtime.metadata.store import MetadataStore, Versioned, Written
 
 log = structlog.get_logger(__name__)
 
@@ -30,41 +48,81 @@ log = structlog.get_logger(__name__)
 async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement) -> View:
     """Return the newest view of the cluster; the first start lays it out and stores it.
 
-    Called before any node runs. If the configuration asks for more storage nodes, or for another
-    index tier, a view with them is stored as the newest. New index shards get the positions after
-    the last entry in the journals of the sequencers.
+    Called before any node runs. If the configuration says the same as at the last start, the stored
+    view holds: nodes may have been added and drained since. If the configuration was changed to
+    more storage nodes or another index tier, a view with them is stored as the newest. New index
+    shards get the positions after the last entry in the journals of the sequencers.
 
     Raises:
-        ConfigError: the data was created with another layout of sequencers, shards or storage
-            nodes.
+        ConfigError: the data was created with another number of sequencers or replicas; or the
+            configuration was changed to other compute nodes or fewer storage nodes.
         DataDirectoryError, DataLossError: a sequencer's journal cannot be read.
         NotReadyError: another process has changed the view meanwhile.
     """
     wanted = _wanted(config)
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
-    stored = await store.get(VIEW_KEY)
+    stored, configured = await store.get(VIEW_KEY), await store.get(CONFIGURED_KEY)
     assert stored is not None, "this start or an earlier one has set it"
     view = view_decoded(stored.value)
-    if not _same_data(view, wanted):
-        raise ConfigError(
-            "The data directory was created with another layout of the cluster "
-            f"({_layout(view)}) than the configuration asks for ({_layout(wanted)}); "
-            "use the same, or another directory. Storage nodes may be added, and the index tier "
-            "may change."
-        )
-    following = with_storage_nodes_of(view, wanted)
-    if not _same_index_tier(view, wanted):
-        position = _journaled_position(_metalog_journals(config, view, arrangement), config)
-        following = with_index_tier_of(following, wanted, position)
-    if following is view:
+    # A release before this one did not store what was configured, and its views did not change
+    # while the cluster ran.
+    before = view.members if configured is None else members_decoded(configured.value)
+    _check_same_data(view, before, wanted)
+    if configured is not None and same_members(before, wanted.members):
         return view
-    outcome = await store.compare_and_set(
-        VIEW_KEY, msgspec.json.encode(following), expected_version=stored.version
-    )
+    following = await _reconfigured(store, config, arrangement, stored, before)
+    # Last, so that a start after a crash in between does the same again.
+    version = 0 if configured is None else configured.version
+    value = msgspec.json.encode(wanted.members)
+    await _set(store, CONFIGURED_KEY, value, version)
+    return following
+
+
+async def _reconfigured(
+    store: MetadataStore,
+    config: Config,
+    arrangement: Arrangement,
+    stored: Versioned,
+    before: Members,
+) -> View:
+    """Store and return the view after a change of the configuration; `before`: what it said at the
+    last start.
+    """
+    wanted, view = _wanted(config), view_decoded(stored.value)
+    tier_changed = (before.index_shards, before.aggregators) != (
+        wanted.members.index_shards, wanted.aggregators,
+    )  # fmt: skip
+    tier_differs = tier_changed and not _same_index_tier(view, wanted)
+    added = [node for node in wanted.storage_nodes if node not in before.storage_nodes]
+    if tier_differs or any(node not in view.storage_nodes for node in added):
+        # The metalog may have installed views that were not stored before the processes ended.
+        position, newest = _journaled(_metalog_journals(config, view, arrangement), config)
+        if newest is not None and newest.number > view.number:
+            view = newest
+        spares = msgspec.structs.replace(wanted, shards={}, spares=tuple(added))
+        following = with_storage_nodes_of(view, spares)
+        if tier_differs:
+            following = with_index_tier_of(following, wanted, position)
+        await _set(store, VIEW_KEY, msgspec.json.encode(following), stored.version)
+        log.info("layout changed", view=following.number, now=_layout(following))
+        view = following
+    if (members := await store.get(MEMBERS_KEY)) is not None:
+        asked = members_decoded(members.value)
+        changed = Members(
+            engines=asked.engines,
+            storage_nodes=tuple(sorted({*asked.storage_nodes, *added})),
+            index_shards=wanted.members.index_shards if tier_changed else asked.index_shards,
+            aggregators=wanted.aggregators if tier_changed else asked.aggregators,
+            version=next_version(asked, view),
+        )
+        await _set(store, MEMBERS_KEY, msgspec.json.encode(changed), members.version)
+    return view
+
+
+async def _set(store: MetadataStore, key: str, value: bytes, version: int) -> None:
+    outcome = await store.compare_and_set(key, value, expected_version=version)
     if not isinstance(outcome, Written):
         raise NotReadyError("Another process changes the layout of the cluster; start again.")
-    log.info("layout changed", view=following.number, now=_layout(following))
-    return following
 
 
 def _wanted(config: Config) -> View:
@@ -80,12 +138,20 @@ def _wanted(config: Config) -> View:
     )
 
 
-def _same_data(view: View, wanted: View) -> bool:
-    """Whether sequencers, engines and replicas are as many, and no storage node is missing."""
-    return (
-        (view.sequencers, view.engines, _replicas(view))
-        == (wanted.sequencers, wanted.engines, _replicas(wanted))
-    ) and set(view.storage_nodes) <= set(wanted.storage_nodes)
+def _check_same_data(view: View, before: Members, wanted: View) -> None:
+    """Refuse a configuration with other sequencers, compute nodes or replicas, or with fewer
+    storage nodes than at the last start.
+    """
+    same = (view.sequencers, before.engines, _replicas(view)) == (
+        wanted.sequencers, wanted.engines, _replicas(wanted),
+    )  # fmt: skip
+    if not same or not set(before.storage_nodes) <= set(wanted.storage_nodes):
+        raise ConfigError(
+            "The data directory was created with another layout of the cluster "
+            f"({_layout(view)}) than the configuration asks for ({_layout(wanted)}); "
+            "use the same, or another directory. Storage nodes may be added, and the index tier "
+            "may change; `indilog cluster scale` changes the nodes of a running cluster."
+        )
 
 
 def _replicas(view: View) -> int:
@@ -108,14 +174,16 @@ def _metalog_journals(config: Config, view: View, arrangement: Arrangement) -> l
     return [data_dir / sequencer for sequencer in view.sequencers]
 
 
-def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogPosition:
-    """Return the position after the farthest metalog entry that any of these journals holds."""
-    # Imported here, because a supervisor reads journals only if the index tier changes, and the
-    # import also loads numpy.
+def _journaled(directories: Iterable[Path], config: Config) -> tuple[MetalogPosition, View | None]:
+    """Return the position after the farthest metalog entry that any of these journals holds, and
+    the newest view among their entries.
+    """
+    # Imported here, because a supervisor reads journals only if the layout changes, and the import
+    # also loads numpy.
     from indilog.runtime.journal.journal import Journal
     from indilog.runtime.journal.segment_scan import Damage
 
-    position = 0
+    position, newest = 0, None
     for directory in directories:
         if not directory.exists():
             continue
@@ -126,11 +194,17 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
         )
         try:
             for found in journal.recover():
-                if not isinstance(found, Damage) and found[1] is FrameKind.METALOG:
-                    position = max(position, entry_decoded(found[2]).position + 1)
+                if isinstance(found, Damage) or found[1] is not FrameKind.METALOG:
+                    continue
+                entry = entry_decoded(found[2])
+                position = max(position, entry.position + 1)
+                if isinstance(entry, NewView) and (
+                    newest is None or entry.following.number > newest.number
+                ):
+                    newest = entry.following
         finally:
             journal.close()
-    return position
+    return position, newest
 
 
 def _layout(view: View) -> str:

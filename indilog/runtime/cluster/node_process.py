@@ -29,8 +29,10 @@ from indilog.base.errors import DataLossError, IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.telemetry import configure_logging
 from indilog.config import KIB, Config, NodeConfig, node_config
+from indilog.kernel.view import Members
 from indilog.runtime.cluster.assembly import (
     gateway_running,
+    installed_view,
     joined,
     logs_of,
     retention_enforced,
@@ -38,18 +40,22 @@ from indilog.runtime.cluster.assembly import (
     status_of_nodes,
     wait_for_metalog,
 )
-from indilog.runtime.cluster.cluster_state import NodeStart, node_start
+from indilog.runtime.cluster.cluster_members import ClusterMembers, publish_views
+from indilog.runtime.cluster.cluster_state import RUN_KEY, NodeStart, node_start, run_decoded
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
+from indilog.runtime.cluster.following import followed, running
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
+from indilog.runtime.cluster.membership import kind_of
 from indilog.runtime.cluster.metadata_address import metadata_at
 from indilog.runtime.cluster.status_files import publish_status
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.terms import standing_for_primary, term_at_start, terms_followed
 from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.journal.journal import Journal
+from indilog.runtime.metadata.store import MetadataStore, Versioned
 from indilog.runtime.node import NodeShell
 from indilog.runtime.transport.stream_transport import StreamTransport
-from indilog.runtime.transport.transport import REFUSED_PEER, Transport
+from indilog.runtime.transport.transport import REFUSED_PEER, GrowingTransport
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
@@ -70,7 +76,8 @@ class RunningNode(NamedTuple):
 
     shell: NodeShell
     start: NodeStart
-    transport: Transport
+    transport: GrowingTransport
+    store: MetadataStore
 
 
 @asynccontextmanager
@@ -123,16 +130,40 @@ async def node_running(
         with directory_usable(config.node.data_dir / name):
             shell.start(journal_lost=lost, term=term)
         await stack.enter_async_context(terms_followed(store, shell.begin_term))
+        run = _RunFollower(shell, transport)
+        await stack.enter_async_context(followed(store, RUN_KEY, run.on_changed))
         if name in view.sequencers:
             lost_s = config.node.ordering.primary_lost_s
             standing = standing_for_primary(store, name, view.sequencers, start.epoch, lost_s)
             await stack.enter_async_context(standing)
-        yield RunningNode(shell, start, transport)
+            views = publish_views(store, lambda: installed_view(shell))
+            await stack.enter_async_context(running(views))
+        yield RunningNode(shell, start, transport, store)
+
+
+class _RunFollower:
+    """Notifies a node of what the supervisor changes while the node runs: addresses of new nodes,
+    and then the members, so that the node has the addresses when it sends to new nodes.
+    """
+
+    def __init__(self, shell: NodeShell, transport: GrowingTransport) -> None:
+        self._shell = shell
+        self._transport = transport
+        self._members: Members | None = None
+
+    def on_changed(self, found: Versioned) -> None:
+        """Handle the record of the run."""
+        if (run := run_decoded(found.value)) is None:
+            return  # of another release, whose supervisor replaces this process
+        self._transport.add_peers(run.addresses)
+        if run.members is not None and run.members != self._members:
+            self._members = run.members
+            self._shell.want_members(run.members)
 
 
 def _journal_of(name: NodeId, start: NodeStart) -> Journal:
-    config, view = start.config, start.view
-    persists = name in view.sequencers or name in view.storage_nodes
+    config = start.config
+    persists = kind_of(name) in ("sequencer", "storage")
     directory = config.node.data_dir / name
     with directory_usable(directory):
         return Journal.open(
@@ -216,12 +247,8 @@ async def _serve(
         await wait_for_metalog(node.shell)  # may take long; the status shows it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
-            port, port_is = port_of(
-                node.start.directory,
-                name,
-                node.start.view.engines,
-                node.start.config.node.gateway.port,
-            )
+            configured = node.start.config.node.gateway.port
+            port, port_is = port_of(node.start.directory, name, configured)
             config = _config_of_engine(name, node.start, port)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
             detail = await stack.enter_async_context(
@@ -232,6 +259,7 @@ async def _serve(
                     platform_dir=node.start.config.node.data_dir,
                     run=node.start.directory,
                     port_is=port_is,
+                    members=ClusterMembers(node.store, node.start.config),
                 )
             )
             if (listens_on := urlsplit(detail).port) is not None:

@@ -119,6 +119,16 @@ class SupervisedProcess:
             raise self._final
         return self.detail
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process runs and is ready."""
+        return self._ready
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the process is not restarted any more."""
+        return self._final is not None
+
     async def stop(self) -> None:
         """End the process by SIGTERM, and after `stop_timeout_s` seconds by SIGKILL. May be called
         again.

@@ -1,10 +1,11 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
 The first process is the supervisor. It serves the metadata store to the others, unless that is
-ZooKeeper, and starts one process for each node of the view. A process that dies, or hangs for
-`hang_s`, is restarted. No records pass through the supervisor. If it is killed, the other processes
-continue to serve as far as they can without it. The next supervisor adopts them if its settings are
-the same; otherwise it stops them and starts new ones.
+ZooKeeper, and starts one process for each node of the view, and for each node that joins
+(`indilog.runtime.cluster.scaling`). A process that dies, or hangs for `hang_s`, is restarted. No
+records pass through the supervisor. If it is killed, the other processes continue to serve as far
+as they can without it. The next supervisor adopts them if its settings are the same; otherwise it
+stops them and starts new ones.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. In measurements
 they are a third faster than TCP (docs/decisions/0002), and they need no free port. With
@@ -17,18 +18,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 import uvloop
 
-from indilog.base.errors import ConfigError, DataDirectoryError
+from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import NodeId
 from indilog.config import Config, NodeConfig, config_from, node_config
 from indilog.kernel.view import View
+from indilog.runtime.cluster.cluster_members import wanted_in
 from indilog.runtime.cluster.cluster_state import (
     Run,
     claim_arrangement,
@@ -37,11 +41,14 @@ from indilog.runtime.cluster.cluster_state import (
     settings_of,
 )
 from indilog.runtime.cluster.fork_server import NODE_PROGRAM
+from indilog.runtime.cluster.gateway_port import free_port
 from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.membership import kind_of, needed
 from indilog.runtime.cluster.metadata_address import published_address
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.node_starter import NodeStarter
 from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
+from indilog.runtime.cluster.scaling import Scaling
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_address
 from indilog.runtime.metadata.service import MetadataServer
@@ -52,6 +59,8 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
 """Defaults of a cluster of processes: with them, the loss of any single disk loses no data."""
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _PORT_MAX: Final = 65_535
+_FAILURES_MAX: Final = 3
+"""Starts of a node of the view that may fail before the start of the cluster fails."""
 _SCHEMES: Final[Mapping[str, tuple[str, str]]] = {
     "stream": ("unix", "stream"),
     "zmq": ("ipc", "tcp"),
@@ -96,12 +105,13 @@ class Supervisor:
         self._metadata = AsyncExitStack()
         self._directory: RunDirectory | None = None
         self._starter = NodeStarter()
+        self._scaling: Scaling | None = None
+        self._scaler: asyncio.Task[NoReturn] | None = None
         self.processes: dict[NodeId, SupervisedProcess] = {}
         self.metadata_address = ""
-        self.view: View | None = None
 
     async def start(self) -> None:
-        """Adopt or start every process; returns when all are ready.
+        """Adopt or start every process; returns when all nodes of the view are ready.
 
         Raises:
             DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
@@ -115,44 +125,72 @@ class Supervisor:
         store = metadata.store
         await claim_arrangement(store, "processes")
         remove_stale_directories()
-        await self._take_over_run(await run_of(store))
-        self.view = await view_in(store, self._config, "processes")
+        run = await self._take_over_run(await run_of(store))
+        await view_in(store, self._config, "processes")
         await metadata.copy_layout()
         self._directory = self._directory or RunDirectory()
-        addresses = self._addresses(self.view)
-        await publish_run(store, self._config, addresses, self._directory.path)
+        wanted = await wanted_in(store)
+        nodes = needed(wanted.view, wanted.members)
+        addresses = self._addresses(nodes, {} if run is None else run.addresses)
+        members = None if run is None else run.members
+        await publish_run(store, self._config, addresses, self._directory.path, members)
         if store is metadata.file:
             self.metadata_address = self._metadata_address()
             server = MetadataServer(metadata.file, self.metadata_address, self._config.node)
             self._metadata.push_async_callback(server.close)
         else:
             self.metadata_address = published_address(self._config.node, self._directory.path)
-        self._start_processes(self.view)
+        if run is not None:
+            left = [node for node in run.addresses if node not in nodes]
+            await _stop_processes(run, left, self._config.node)
+        for node in nodes:
+            if node not in self._left_out:
+                self._start_process(node, is_member=node in wanted.view.nodes)
+        self._scaling = Scaling(
+            metadata,
+            wanted.view,
+            self.processes,
+            self._start_process,
+            self._addresses,
+            self._left_out,
+            partial(free_port, self._directory.path),
+        )
+        self._scaler = asyncio.create_task(self._scaling.run(), name="scaling")
         await self.ready()
         _log.info("cluster ready", processes=len(self.processes))
 
-    async def _take_over_run(self, run: Run | None) -> None:
-        """If processes of the last run are alive, continue that run; if they have other settings,
-        stop them.
+    async def _take_over_run(self, run: Run | None) -> Run | None:
+        """If processes of the last run are alive, continue that run, and return it; if they have
+        other settings, stop them.
 
         The directory of a run exists only if one of its processes is alive, because
         `remove_stale_directories` ran before.
         """
         self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
-        if run is None or self._directory is None or run.settings == settings_of(self._config):
-            return
+        if run is None or self._directory is None:
+            return None
+        if run.settings == settings_of(self._config):
+            return run
         _log.warning("processes of a run with other settings are stopped", run=run.directory)
-        await _stop_processes_of(run, self._config.node)
+        await _stop_processes(run, run.addresses, self._config.node)
         self._directory.remove()
         self._directory = None
+        return None
+
+    @property
+    def view(self) -> View | None:
+        """The newest installed view that is known; None: `start` has not read it yet."""
+        return None if self._scaling is None else self._scaling.view
 
     async def ready(self) -> None:
-        """Wait until all processes are ready (again).
+        """Wait until the processes of all nodes of the view are ready (again).
 
         Raises:
             NotReadyError: a process does not start; the message has its error.
         """
-        waits = [asyncio.create_task(process.ready()) for process in self.processes.values()]
+        assert self.view is not None, "after `start`"
+        nodes = [node for node in self.view.nodes if node in self.processes]
+        waits = [asyncio.create_task(self._ready(node)) for node in nodes]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -160,13 +198,24 @@ class Supervisor:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
+    async def _ready(self, node: NodeId) -> None:
+        """Wait until the process of a node is ready, or the node has left."""
+        try:
+            await self.processes[node].ready()
+        except NotReadyError:
+            if self.view is None or node in self.view.nodes:
+                raise
+
     async def stop(self) -> None:
         """End all processes. Engines end first, so that they can still reach the others while they
         finish.
 
         A process that does not end within `stop_timeout_s` is killed. May be called again.
         """
-        engines = set(self.view.engines) if self.view else set()
+        if self._scaler is not None:
+            self._scaler.cancel()
+            await asyncio.gather(self._scaler, return_exceptions=True)
+        engines = {node for node in self.processes if kind_of(node) == "engine"}
         for wave in (engines, self.processes.keys() - engines):
             stops = [self.processes[node].stop() for node in wave & self.processes.keys()]
             await asyncio.gather(*stops)
@@ -189,23 +238,24 @@ class Supervisor:
         assert self._directory is not None, "after `start`"
         return self._directory.path
 
-    def _start_processes(self, view: View) -> None:
+    def _start_process(self, node: NodeId, *, is_member: bool = False) -> None:
+        """Start the process of a node. That of a node which joins is restarted without limit: it
+        may be killed, or wait for others, before it is ready.
+        """
         assert self._directory is not None, "it was made"
-        for node in view.nodes:
-            if node not in self._left_out:
-                command = [*NODE_PROGRAM, "--name", node, "--metadata", self.metadata_address]
-                control = control_address(self._directory.path, node)
-                command += ["--control", str(control), *self._keys_given()]
-                self.processes[node] = SupervisedProcess(
-                    node,
-                    command,
-                    self._config.node,
-                    control=control,
-                    inherited=[self._directory.lock],
-                    start=self._starter.start,
-                )
-        for process in self.processes.values():
-            process.start()
+        command = [*NODE_PROGRAM, "--name", node, "--metadata", self.metadata_address]
+        control = control_address(self._directory.path, node)
+        command += ["--control", str(control), *self._keys_given()]
+        process = self.processes[node] = SupervisedProcess(
+            node,
+            command,
+            self._config.node,
+            control=control,
+            inherited=[self._directory.lock],
+            failures_max=_FAILURES_MAX if is_member else sys.maxsize,
+            start=self._starter.start,
+        )
+        process.start()
 
     def _keys_given(self) -> list[str]:
         keys = self._config.node.messages.node_keys
@@ -217,23 +267,31 @@ class Supervisor:
             return _at_port("stream", messages.node_host, messages.node_port)
         return self._address("unix", "metadata")
 
-    def _addresses(self, view: View) -> dict[NodeId, str]:
-        """Return where each node receives; ports follow that of the metadata store."""
+    def _addresses(
+        self, nodes: Collection[NodeId], known: Mapping[NodeId, str]
+    ) -> dict[NodeId, str]:
+        """Return where each node receives, and the `known` addresses; ports follow that of the
+        metadata store.
+        """
         messages = self._config.node.messages
+        new = [node for node in nodes if node not in known]
         socket, port = _SCHEMES[messages.transport]
         if not messages.node_host:
-            return {node: self._address(socket, node) for node in view.nodes}
-        last = messages.node_port + len(view.nodes)
+            return {**known, **{node: self._address(socket, node) for node in new}}
+        # A known address keeps its port, and is never taken away in a run: ports have no gaps.
+        first = messages.node_port + 1 + len(known)
+        last = first + len(new) - 1
         if last > _PORT_MAX:
             raise ConfigError(
-                f"{len(view.nodes)} nodes need the ports after node_port ({messages.node_port:,}), "
-                f"and {last:,} is above {_PORT_MAX:,}; set a smaller node_port."
+                f"{len(known) + len(new)} nodes need the ports after node_port "
+                f"({messages.node_port:,}), and {last:,} is above {_PORT_MAX:,}; set a smaller "
+                "node_port."
             )
-        ports = range(messages.node_port + 1, last + 1)
-        return {
-            node: _at_port(port, messages.node_host, number)
-            for node, number in zip(view.nodes, ports, strict=True)
+        added = {
+            node: _at_port(port, messages.node_host, first + place)
+            for place, node in enumerate(new)
         }
+        return {**known, **added}
 
     def _address(self, scheme: str, name: str) -> str:
         assert self._directory is not None, "it was made"
@@ -262,8 +320,8 @@ async def supervised(
         await supervisor.stop()
 
 
-async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
-    """Stop the processes of a run that have no supervisor; return the number of stopped processes.
+async def _stop_processes(run: Run, nodes: Iterable[NodeId], config: NodeConfig) -> int:
+    """Stop processes of a run that have no supervisor; return the number of stopped processes.
 
     Compute nodes come first, so that they still reach the others while they finish.
     """
@@ -271,8 +329,8 @@ async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
     for wave in (True, False):
         left = [
             SupervisedProcess(node, (), config, control=control_address(Path(run.directory), node))
-            for node in run.addresses
-            if node.startswith("engine") is wave
+            for node in nodes
+            if (kind_of(node) == "engine") is wave
         ]
         stopped += sum(await asyncio.gather(*(process.end() for process in left)))
     return stopped
@@ -294,7 +352,7 @@ def stop_processes(config: NodeConfig) -> int:
             directory = RunDirectory.of_living(Path(run.directory)) if run else None
             if run is None or directory is None:
                 return 0
-            count = await _stop_processes_of(run, config)
+            count = await _stop_processes(run, run.addresses, config)
             directory.remove()
             return count
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
@@ -29,12 +29,11 @@ from indilog.base.errors import DataDirectoryError, IndilogError
 from indilog.base.ids import Epoch, NodeId
 from indilog.roles.role import TermBegun
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY
+from indilog.runtime.cluster.following import RETRY_S, followed, running
 from indilog.runtime.metadata.store import MetadataStore, Session, Versioned, Written
 
 _TERM_KEY: Final = "term"
 _LIVE: Final = "sequencers/"
-_RETRY_S: Final = 0.2
-"""Seconds after which a request that the metadata store did not answer is repeated."""
 
 _log = structlog.get_logger(__name__)
 
@@ -113,21 +112,8 @@ async def terms_followed(
     """Call `begin_term` for terms that begin while the block runs. Terms that are soon replaced may
     be skipped.
     """
-    async with _running(_follow(store, begin_term)):
+    async with followed(store, _TERM_KEY, lambda found: begin_term(_decoded(found))):
         yield
-
-
-async def _follow(store: MetadataStore, begin_term: Callable[[TermBegun], None]) -> NoReturn:
-    version = 0
-    while True:
-        try:
-            found = await store.watch(_TERM_KEY, after=version)
-            if found is not None:
-                begin_term(_decoded(found))
-                version = found.version
-        except IndilogError as error:
-            _log.warning("terms are not followed for now", reason=str(error))
-            await asyncio.sleep(_RETRY_S)
 
 
 @asynccontextmanager
@@ -146,7 +132,7 @@ async def standing_for_primary(
     if len(sequencers) == 1:
         yield
         return
-    async with _running(_Candidate(store, node, sequencers, epoch, lost_s).run()):
+    async with running(_Candidate(store, node, sequencers, epoch, lost_s).run()):
         yield
 
 
@@ -178,7 +164,7 @@ class _Candidate:
                 await self._watch(session)
             except IndilogError as error:
                 _log.warning("this sequencer cannot take over for now", reason=str(error))
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
             finally:
                 if session is not None:
                     with contextlib.suppress(IndilogError):
@@ -225,19 +211,3 @@ class _Candidate:
 def _live_in(keys: Iterable[str]) -> frozenset[NodeId]:
     """Return the sequencers whose keys these are."""
     return frozenset(NodeId(key.removeprefix(_LIVE).rpartition(".")[0]) for key in keys)
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    task.add_done_callback(_report)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _report(task: asyncio.Task[NoReturn]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("this node takes part in no election any more", reason=repr(error))

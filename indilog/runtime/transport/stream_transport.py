@@ -36,6 +36,7 @@ from indilog.runtime.transport.transport import (
     TOO_OLD,
     OnFrames,
     TransportCounts,
+    check_peers,
 )
 
 WRITE_BYTES: Final = 1 * MIB
@@ -88,13 +89,12 @@ class StreamTransport:
         self._server: StreamServer | None = None
         self._closed = False
         own = parsed(address)
+        self._address = address
+        self._config = config
         self._keys = keys_for(own, config.node)
-        remote = {node: to for node, to in addresses.items() if to != address}
-        self._processes = {
-            to: _Peer(parsed(to), loop, config, self.counts)
-            for to in dict.fromkeys(remote.values())
-        }
-        self._peers = {node: self._processes[to] for node, to in remote.items()}
+        self._processes: dict[str, _Peer] = {}
+        self._peers: dict[NodeId, _Peer] = {}
+        self.add_peers(addresses)
         self._spoken_to: dict[_Peer, None] = {}
         """Peers with frames since the last flush, in the order of their first frame, because roles
         send the most urgent messages first.
@@ -110,6 +110,24 @@ class StreamTransport:
 
         self._server = StreamServer(self._listener, accepted, self._loop, self._keys, self.counts)
         self._server.start()
+
+    def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
+        """See `GrowingTransport.add_peers`."""
+        new = {
+            node: to
+            for node, to in addresses.items()
+            if to != self._address and node not in self._peers
+        }
+        if not new or self._closed:
+            return
+        check_peers(len(self._peers) + len(new))
+        processes = {
+            to: _Peer(parsed(to), self._loop, self._config, self.counts)
+            for to in dict.fromkeys(new.values())
+            if to not in self._processes
+        }
+        self._processes |= processes
+        self._peers |= {node: self._processes[to] for node, to in new.items()}
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """See `Transport.send`."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
 import structlog
 
+from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
 
 QUEUE_FULL: Final = "queue full"
@@ -37,6 +38,9 @@ TOO_MANY_CONNECTIONS: Final = "too many connections"
 
 REFUSED_PEER: Final = "refused peer"
 """A peer did not authenticate itself as a node of this cluster; the connection was closed."""
+
+PEERS_MAX: Final = 4096
+"""Nodes to which a transport sends: more than a view may have."""
 
 _log = structlog.get_logger(__name__)
 
@@ -90,3 +94,25 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Stop at once; waiting frames are lost. May be called again."""
+
+
+class GrowingTransport(Transport, Protocol):
+    """A transport of a cluster whose nodes change while it runs."""
+
+    def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
+        """Send also to these nodes from now on; those that are known keep their addresses.
+
+        Raises:
+            ConfigError: an address is not one that this transport can use, or there would be more
+                than `PEERS_MAX` nodes; then none is added.
+        """
+
+
+def check_peers(count: int) -> None:
+    """Refuse more than `PEERS_MAX` nodes.
+
+    Raises:
+        ConfigError: there would be more.
+    """
+    if count > PEERS_MAX:
+        raise ConfigError(f"A process sends to at most {PEERS_MAX:,} nodes, not {count:,}.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ from indilog.runtime.transport.transport import (
     TOO_OLD,
     OnFrames,
     TransportCounts,
+    check_peers,
 )
 
 FRAMES_PER_ITERATION_MAX: Final = 512
@@ -86,8 +87,7 @@ class ZmqTransport:
         loop: asyncio.AbstractEventLoop,
         config: Config,
     ) -> None:
-        for to in {address, *addresses.values()}:
-            _check_is_local(to)
+        _check_are_local({address, *addresses.values()})
         self.counts = TransportCounts()
         self._loop = loop
         self._frame_bytes_max = config.cluster.message_bytes_max
@@ -95,10 +95,11 @@ class ZmqTransport:
         self._queue_s_max = config.node.messages.send_queue_s_max
         self._context = zmq.Context()
         self._on_frames: OnFrames | None = None
+        self._address = address
         self._pull = self._bound(address)
-        remote = {node: to for node, to in addresses.items() if to != address}
-        self._processes = {to: self._connected(to) for to in dict.fromkeys(remote.values())}
-        self._peers = {node: self._processes[to] for node, to in remote.items()}
+        self._processes: dict[str, _Peer] = {}
+        self._peers: dict[NodeId, _Peer] = {}
+        self.add_peers(addresses)
 
     def start(self, on_frames: OnFrames) -> None:
         """See `Transport.start`."""
@@ -106,6 +107,22 @@ class ZmqTransport:
         self._on_frames = on_frames
         self._loop.add_reader(self._pull.fileno(), self._receive)
         self._loop.call_soon(self._receive)
+
+    def add_peers(self, addresses: Mapping[NodeId, str]) -> None:
+        """See `GrowingTransport.add_peers`."""
+        new = {
+            node: to
+            for node, to in addresses.items()
+            if to != self._address and node not in self._peers
+        }
+        if not new or self._context.closed:
+            return
+        check_peers(len(self._peers) + len(new))
+        _check_are_local(new.values())
+        for to in dict.fromkeys(new.values()):
+            if to not in self._processes:
+                self._processes[to] = self._connected(to)
+        self._peers |= {node: self._processes[to] for node, to in new.items()}
 
     def send(self, receiver: NodeId, frame: bytes) -> None:
         """See `Transport.send`."""
@@ -255,10 +272,11 @@ class ZmqTransport:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
 
-def _check_is_local(address: str) -> None:
-    parts = urlsplit(address)
-    if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
-        raise ConfigError(
-            f"Messages to or from {address} would not be encrypted; set transport to "
-            '"stream", which encrypts, or use a loopback address.'
-        )
+def _check_are_local(addresses: Iterable[str]) -> None:
+    for address in addresses:
+        parts = urlsplit(address)
+        if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
+            raise ConfigError(
+                f"Messages to or from {address} would not be encrypted; set transport to "
+                '"stream", which encrypts, or use a loopback address.'
+            )

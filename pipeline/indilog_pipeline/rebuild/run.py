@@ -22,13 +22,15 @@ from indilog.config import Config
 from indilog.kernel.index_schedule import Eras, IndexPositions
 from indilog.kernel.view import View, with_index_shards
 from indilog.runtime.cluster.cluster_state import (
+    MEMBERS_KEY,
     VIEW_KEY,
     Arrangement,
     has_copied_layout,
     layout_in,
+    members_decoded,
 )
 from indilog.runtime.journal.directory_lock import lock_directory
-from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore, values_in
 from indilog.runtime.snapshot_files import SnapshotFolder
 from indilog_pipeline.log_image import LogImage
 from indilog_pipeline.rebuild.local import LocalEngine
@@ -108,7 +110,20 @@ def rebuild_index(
                 _install(one, image.position, folders[shard])
         if metadata is not None and view != image.view:
             metadata.replace(VIEW_KEY, msgspec.json.encode(view))
+            _want_index_shards_of(view, metadata, directory)
         return [_rebuilt(plan, shard, built.get(shard)) for shard in folders]
+
+
+def _want_index_shards_of(view: View, metadata: EmbeddedMetadataStore, directory: Path) -> None:
+    """Keep the next start from changing the index shards back to those that were asked for."""
+    if (stored := values_in(directory / "metadata").get(MEMBERS_KEY)) is not None:
+        asked = members_decoded(stored)
+        members = msgspec.structs.replace(
+            asked,
+            index_shards=view.members.index_shards,
+            version=max(asked.version, view.members_version) + 1,
+        )
+        metadata.replace(MEMBERS_KEY, msgspec.json.encode(members))
 
 
 def _planned(

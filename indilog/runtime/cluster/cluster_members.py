@@ -1,0 +1,136 @@
+"""The members of a cluster in the metadata store: what people want, and what is installed
+(ARCHITECTURE 11, decision 0049).
+
+The key `members` holds the nodes that the cluster is to have. Gateways change it for people; the
+supervisor starts and stops processes accordingly (`indilog.runtime.cluster.scaling`). The key
+`view` holds the newest installed view. The process of the primary writes it after the metalog entry
+of the view was committed. So it may be late, but it is never ahead of the metalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgspec
+import structlog
+
+from indilog.base.errors import ConfigError, IndilogError, NotReadyError
+from indilog.base.ids import NodeId
+from indilog.config import Config
+from indilog.kernel.view import Members, View
+from indilog.runtime.cluster.cluster_state import (
+    MEMBERS_KEY,
+    VIEW_KEY,
+    members_decoded,
+    run_of,
+    view_decoded,
+)
+from indilog.runtime.cluster.membership import Counts, same_members, scaled, state_of, without
+from indilog.runtime.metadata.store import MetadataStore, Written
+
+_LOOK_S: Final = 0.2
+"""Seconds between two checks whether the primary has installed a view."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Wanted(NamedTuple):
+    """The nodes that a cluster is to have, and those that it has."""
+
+    members: Members
+    members_version: int
+    """Version of the key `members`; 0: the members are those of the view."""
+    view: View
+    view_version: int
+
+
+async def wanted_in(store: MetadataStore) -> Wanted:
+    """Return the wanted members and the newest installed view.
+
+    Raises:
+        NotReadyError: no start has stored a view yet.
+        DataDirectoryError: another release wrote them.
+    """
+    members, view = await store.get(MEMBERS_KEY), await store.get(VIEW_KEY)
+    if view is None:
+        raise NotReadyError("The cluster's first process has not published its view yet.")
+    installed = view_decoded(view.value)
+    if members is None:
+        return Wanted(installed.members, 0, installed, view.version)
+    return Wanted(members_decoded(members.value), members.version, installed, view.version)
+
+
+async def store_view(store: MetadataStore, view: View) -> bool:
+    """Store an installed view, unless the stored one is as new; return whether it was stored."""
+    value = msgspec.json.encode(view)
+    while True:
+        found = await store.get(VIEW_KEY)
+        if found is not None and view_decoded(found.value).number >= view.number:
+            return False
+        version = 0 if found is None else found.version
+        outcome = await store.compare_and_set(VIEW_KEY, value, expected_version=version)
+        if isinstance(outcome, Written):
+            _log.info("view installed", view=view.number)
+            return True
+
+
+async def publish_views(store: MetadataStore, installed: Callable[[], View | None]) -> NoReturn:
+    """Store each view that `installed` returns."""
+    stored = 0
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if (view := installed()) is None or view.number <= stored:
+            continue
+        try:
+            await store_view(store, view)
+            stored = view.number
+        except IndilogError as error:
+            _log.warning("the installed view is not stored yet", reason=str(error))
+
+
+class ClusterMembers:
+    """Shows and changes the members of a cluster, for its gateways."""
+
+    def __init__(self, store: MetadataStore, config: Config) -> None:
+        self._store = store
+        self._config = config
+
+    async def state(self) -> dict[str, Any]:
+        """Return the wanted and the installed nodes."""
+        wanted, run = await wanted_in(self._store), await run_of(self._store)
+        return state_of(wanted.members, wanted.view, None if run is None else run.members)
+
+    async def scale(self, counts: object) -> dict[str, Any]:
+        """Change how many nodes the cluster is to have; return its state.
+
+        Raises:
+            ConfigError: the cluster cannot have these numbers; nothing was changed.
+        """
+        try:
+            given = msgspec.convert(counts, Counts)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"Nothing was changed: {error}.") from error
+        return await self._change(lambda members, view: scaled(members, view, given, self._config))
+
+    async def drain(self, node: str) -> dict[str, Any]:
+        """Let one compute node or storage node leave; return the state of the cluster.
+
+        Raises:
+            ConfigError: there is no such node, or it cannot leave; nothing was changed.
+        """
+        return await self._change(lambda members, view: without(members, view, NodeId(node)))
+
+    async def _change(self, change: Callable[[Members, View], Members]) -> dict[str, Any]:
+        while True:
+            wanted = await wanted_in(self._store)
+            changed = change(wanted.members, wanted.view)
+            if same_members(changed, wanted.members):
+                return await self.state()
+            outcome = await self._store.compare_and_set(
+                MEMBERS_KEY, msgspec.json.encode(changed), expected_version=wanted.members_version
+            )
+            if isinstance(outcome, Written):
+                _log.info("other members are wanted", nodes=list(changed.nodes))
+                return await self.state()

@@ -1,0 +1,290 @@
+"""Which nodes a cluster is to have: changes of `Members` that people ask for (decision 0049).
+
+The name of a node has its kind and its number: `engine-2`, `storage-0`, `index-1-0` (index shard 1,
+replica 0), `aggregator-0`. A node that is added gets the smallest number that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import NodeId
+from indilog.config import Config
+from indilog.kernel.view import NODES_MAX, Members, View
+
+ADDED_MAX: Final = 32
+"""Nodes that one change may add: each is a process of this machine."""
+_PORT_MAX: Final = 65_535
+
+Kind: TypeAlias = Literal["sequencer", "storage", "index", "aggregator", "engine"]
+_KINDS: Final[tuple[Kind, ...]] = ("sequencer", "storage", "index", "aggregator", "engine")
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many nodes a cluster is to have; None: as many as now."""
+
+    compute_nodes: int | None = None
+    storage_nodes: int | None = None
+    index_shards: int | None = None
+    index_replicas: int | None = None
+    aggregators: int | None = None
+
+
+def kind_of(node: NodeId) -> Kind | None:
+    """Return the kind of node that a name stands for; None: no node has such a name."""
+    prefix, _, number = node.partition("-")
+    numbers = number.split("-")
+    parts = 2 if prefix == "index" else 1
+    if len(numbers) != parts or not all(n.isascii() and n.isdigit() for n in numbers):
+        return None
+    return next((kind for kind in _KINDS if kind == prefix), None)
+
+
+def number_of(node: NodeId) -> int:
+    """Return the number at the end of a node's name: 2 for `engine-2`."""
+    return int(node.rpartition("-")[2])
+
+
+def same_members(one: Members, other: Members) -> bool:
+    """Whether two clusters have the same nodes, in any order."""
+    return one.index_shards == other.index_shards and all(
+        set(mine) == set(others)
+        for mine, others in (
+            (one.engines, other.engines),
+            (one.storage_nodes, other.storage_nodes),
+            (one.aggregators, other.aggregators),
+        )
+    )
+
+
+def next_version(members: Members, view: View) -> int:
+    """Return the version of members that replace these."""
+    return max(members.version, view.members_version) + 1
+
+
+def needed(view: View, members: Members) -> tuple[NodeId, ...]:
+    """Return the nodes whose processes must run: those of the installed view, then those that are
+    wanted and not installed yet.
+    """
+    return tuple(dict.fromkeys((*view.nodes, *members.nodes)))
+
+
+def scaled(members: Members, view: View, counts: Counts, config: Config) -> Members:
+    """Return `members` with other numbers of nodes. The nodes with the greatest numbers leave.
+
+    Args:
+        members: the nodes that the cluster is to have so far.
+        view: the newest installed view.
+        counts: the new numbers.
+        config: the configuration of the cluster.
+
+    Raises:
+        ConfigError: the cluster cannot have these numbers, or cannot change while it runs.
+    """
+    _check_can_change(view)
+    homes = view.conditional_homes
+    changed = Members(
+        version=next_version(members, view),
+        engines=_engines(members, homes, counts.compute_nodes),
+        storage_nodes=_storage_nodes(members, view, counts.storage_nodes),
+        index_shards=_index_shards(members, counts.index_shards, counts.index_replicas),
+        aggregators=_aggregators(members, counts.aggregators, config),
+    )
+    _check_size(changed, members, view)
+    _check_ports(changed.engines, config.node.gateway.port)
+    return changed
+
+
+def without(members: Members, view: View, node: NodeId) -> Members:
+    """Return `members` without one compute node or storage node; the same if it leaves already.
+
+    Raises:
+        ConfigError: there is no such node, it cannot leave, or the cluster cannot change while it
+            runs.
+    """
+    _check_can_change(view)
+    known = needed(view, members)
+    if node not in known:
+        raise ConfigError(f"The cluster has no node {node!r}; it has {', '.join(known)}.")
+    if node in view.sequencers:
+        raise ConfigError(f"{node} is a sequencer: those are fixed when a cluster is created.")
+    homes = view.conditional_homes
+    if node in homes:
+        raise ConfigError(
+            f"{node} checks conditional appends, so it cannot leave: only compute nodes that were "
+            "added later can."
+        )
+    kind = kind_of(node)
+    if kind == "engine":
+        engines = tuple(engine for engine in members.engines if engine != node)
+        return msgspec.structs.replace(
+            members, engines=engines, version=next_version(members, view)
+        )
+    if kind == "storage":
+        left = tuple(storage for storage in members.storage_nodes if storage != node)
+        _check_replicas(len(left), view)
+        return msgspec.structs.replace(
+            members, storage_nodes=left, version=next_version(members, view)
+        )
+    raise ConfigError(
+        f"{node} is of the index tier: change it by numbers, such as `indilog cluster scale "
+        "--index-shards`."
+    )
+
+
+def missing(members: Members, view: View, started: Members | None) -> list[str]:
+    """Return what the installed view lacks to have `members`, in sentences.
+
+    Args:
+        members: the nodes that the cluster is to have.
+        view: the newest installed view.
+        started: the nodes that were asked for last when all their processes were ready.
+    """
+    here, wanted = set(view.members.nodes), set(members.nodes)
+    ready = set() if started is None else set(started.nodes)
+    sentences = [
+        f"{node} has not joined yet."
+        if node in ready
+        else f"{node} has not joined yet: its process, or that of another new node, is not ready."
+        for node in members.nodes
+        if node not in here
+    ]
+    storage_nodes = set(view.storage_nodes)
+    for node in view.members.nodes:
+        if node in wanted:
+            continue
+        why = ": its shards are copied to other nodes" if node in storage_nodes else ""
+        sentences.append(f"{node} has not left yet{why}.")
+    if not sentences and not same_members(members, view.members):
+        sentences.append("The index shards that get new positions have not changed yet.")
+    return sentences
+
+
+def state_of(members: Members, view: View, started: Members | None) -> dict[str, Any]:
+    """Return the wanted and the installed nodes in plain values, for people."""
+    lacks = missing(members, view, started)
+    return {
+        "view": view.number,
+        "reached": not lacks,
+        "missing": lacks,
+        "wanted": _described(members),
+        "installed": _described(view.members),
+        "cannot_leave": list(view.conditional_homes),
+    }
+
+
+def _described(members: Members) -> Mapping[str, object]:
+    return {
+        "compute_nodes": list(members.engines),
+        "storage_nodes": list(members.storage_nodes),
+        "index_shards": [list(replicas) for replicas in members.index_shards],
+        "aggregators": list(members.aggregators),
+    }
+
+
+def _engines(members: Members, homes: tuple[NodeId, ...], count: int | None) -> tuple[NodeId, ...]:
+    before = tuple(dict.fromkeys((*homes, *members.engines)))
+    if count is None:
+        return before
+    if count < len(homes):
+        raise ConfigError(
+            f"{_names(homes)} check conditional appends, so they cannot leave: there are at least "
+            f"{len(homes)} compute nodes, not {count}."
+        )
+    return homes + _resized([e for e in before if e not in homes], count - len(homes), homes)
+
+
+def _storage_nodes(members: Members, view: View, count: int | None) -> tuple[NodeId, ...]:
+    if count is None:
+        return members.storage_nodes
+    _check_replicas(count, view)
+    return tuple(sorted(_resized(members.storage_nodes, count, (), "storage")))
+
+
+def _aggregators(members: Members, count: int | None, config: Config) -> tuple[NodeId, ...]:
+    if count is None:
+        return members.aggregators
+    if config.cluster.aggregation == "master-slave":
+        raise ConfigError(
+            'aggregation is "master-slave": index nodes merge the answers, and there are no '
+            "aggregators."
+        )
+    if count < 1:
+        raise ConfigError(f"There is at least one aggregator, not {count}.")
+    return _resized(members.aggregators, count, (), "aggregator")
+
+
+def _index_shards(
+    members: Members, shards: int | None, replicas: int | None
+) -> tuple[tuple[NodeId, ...], ...]:
+    if shards is None and replicas is None:
+        return members.index_shards
+    shards = len(members.index_shards) if shards is None else shards
+    replicas = len(members.index_shards[0]) if replicas is None else replicas
+    if shards < 1 or replicas < 1:
+        what, count = ("index shard", shards) if shards < 1 else ("index replica", replicas)
+        raise ConfigError(f"There is at least one {what}, not {count}.")
+    if shards * replicas > NODES_MAX:
+        raise ConfigError(
+            f"{replicas:,} replicas of {shards:,} index shards are more than {NODES_MAX:,} nodes."
+        )
+    return tuple(
+        tuple(NodeId(f"index-{shard}-{replica}") for replica in range(replicas))
+        for shard in range(shards)
+    )
+
+
+def _resized(
+    nodes: Iterable[NodeId], count: int, taken: tuple[NodeId, ...], kind: Kind = "engine"
+) -> tuple[NodeId, ...]:
+    """Return the `count` nodes with the smallest numbers, and new ones if there are fewer."""
+    if count > NODES_MAX:
+        raise ConfigError(f"A cluster has at most {NODES_MAX:,} nodes, not {count:,} of a kind.")
+    kept = sorted(nodes, key=number_of)[:count]
+    used = {number_of(node) for node in (*kept, *taken)}
+    free = (number for number in range(2 * NODES_MAX) if number not in used)
+    return (*kept, *(NodeId(f"{kind}-{next(free)}") for _ in range(count - len(kept))))
+
+
+def _check_can_change(view: View) -> None:
+    if len(view.sequencers) == 1:
+        raise ConfigError(
+            "This cluster has one sequencer, so its nodes cannot change while it runs: set "
+            "storage_nodes and index_shards for the next start, or create a cluster with "
+            "sequencers = 3."
+        )
+
+
+def _check_replicas(count: int, view: View) -> None:
+    replicas = max(len(placed.replicas) for placed in view.shards.values())
+    if count < replicas:
+        raise ConfigError(
+            f"{replicas} replicas of each record need as many storage nodes, not {count}."
+        )
+
+
+def _check_size(changed: Members, members: Members, view: View) -> None:
+    added = set(changed.nodes) - set(needed(view, members))
+    if len(added) > ADDED_MAX:
+        raise ConfigError(
+            f"This adds {len(added):,} nodes, each a process of this machine; add at most "
+            f"{ADDED_MAX} at once."
+        )
+    if (count := len(needed(view, changed))) > NODES_MAX:
+        raise ConfigError(f"A cluster has at most {NODES_MAX:,} nodes; this needs {count:,}.")
+
+
+def _check_ports(engines: Iterable[NodeId], port: int) -> None:
+    if port and (last := port + max(map(number_of, engines))) > _PORT_MAX:
+        raise ConfigError(
+            f"Compute node N has the gateway port {port:,} + N, and {last:,} is above "
+            f"{_PORT_MAX:,}; start with a smaller port."
+        )
+
+
+def _names(nodes: Iterable[NodeId]) -> str:
+    return ", ".join(nodes)
