@@ -1,5 +1,5 @@
 """The commands `indilog cluster`: `init` and `key` make the keys of nodes; `status`, `nodes`,
-`shards` and `views` show a running cluster.
+`shards` and `views` show a running cluster; `scale` and `drain` change it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from indilog.cli import show
+from indilog.cli import cluster_scale, show
 from indilog.cli.cluster_health import Cluster, Shard
 from indilog.cli.gateway import DEFAULT, FAILURE, Gateway, Url, explain_mistakes
 
 cluster = typer.Typer(
-    help="Show a cluster's nodes and shards; make the keys of its nodes.", no_args_is_help=True
+    help="Show and change a cluster's nodes and shards; make the keys of its nodes.",
+    no_args_is_help=True,
 )
+cluster.command()(cluster_scale.scale)
+cluster.command()(cluster_scale.drain)
 
 Keys = Annotated[Path, typer.Argument(help="The directory of the cluster's keys.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -92,7 +92,7 @@ class Gateway:
         """PUT JSON to `path` and return the JSON answer."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 
-    def delete(self, path: str, *, headers: dict[str, str]) -> Any:  # noqa: ANN401 - any JSON value
+    def delete(self, path: str, *, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - any JSON value
         """DELETE `path` and return the JSON answer."""
         return self._value("DELETE", path, headers=headers, query={})
 
