@@ -1,0 +1,256 @@
+"""Nodes join and leave a cluster of processes under constant load: no acknowledged record is lost,
+and tagged reads see every one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+import indilog
+from indilog.base.errors import IndilogError
+from indilog.base.ids import NodeId
+from indilog.base.log import Log
+from indilog.config import Config
+from indilog.runtime.cluster.supervisor import Supervisor, processes_config, supervised
+from tests.cluster.test_supervisor import SUPERVISOR
+from tests.support.clients import http_client
+
+pytestmark = pytest.mark.cluster
+
+DEADLINE_S = 90.0
+TAG = "kept"
+NEW = NodeId("engine-1")
+
+
+def settings(directory: Path) -> dict[str, dict[str, object]]:
+    """No caches, so that reads by tag ask the index tier, and records come from storage nodes."""
+    node = {
+        "data_dir": str(directory), "port": 0, "workers": 1, "segment_bytes": 5 * 1024 * 1024,
+        "record_cache_bytes_max": 0, "suffix_cuts_max": 1, "popularity_entries_max": 0,
+        "tag_cache_seqnums_max": 0, "tag_cache_seqnums_per_tag_max": 0,
+        "restart_s_min": 0.05, "restart_s_max": 0.5,
+    }  # fmt: skip
+    return {"cluster": {"index_shards": 1}, "node": node}
+
+
+def config_in(directory: Path) -> Config:
+    return processes_config(overrides=settings(directory))
+
+
+class Load:
+    """Appends and reads without end; collects what was acknowledged itself."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[int, bytes] = {}
+        self.checked = 0
+        """Reads that were compared with what was acknowledged before them."""
+        self._attempts = 0
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the appends and reads."""
+        self._stopping.set()
+
+    async def append(self, log: Log, name: str) -> None:
+        """Append one record; an error that may be retried leaves it out."""
+        self._attempts += 1
+        data = f"{name}-{self._attempts}".encode()
+        try:
+            self.acknowledged[await log.append(data, tags=[TAG])] = data
+        except IndilogError as error:
+            if not error.retryable and "may or may not" not in str(error):
+                raise
+            await asyncio.sleep(0.02)
+
+    async def check(self, log: Log, newest: int | None = None) -> None:
+        """Read by tag, and compare with the newest acknowledged records, or with all."""
+        expected = sorted(self.acknowledged.items())[-newest if newest else 0 :]
+        if not expected:
+            return
+        found: dict[int, bytes] = {}
+        bound = expected[0][0]
+        while page := await log.read_range(tag=TAG, bound=bound, limit=200):
+            found |= {record.seqnum: record.data for record in page}
+            bound = page[-1].seqnum + 1
+        lost = [seqnum for seqnum, data in expected if found.get(seqnum) != data]
+        assert not lost, f"{len(lost)} of {len(expected)} records are not found: {lost[:10]}"
+        self.checked += 1
+
+    @asynccontextmanager
+    async def running(self, log: Log) -> AsyncIterator[None]:
+        """Append and read while the block runs; fails if either failed."""
+
+        async def appends(caller: int) -> None:
+            while not self._stopping.is_set():
+                await self.append(log, f"load-{caller}")
+
+        async def reads() -> None:
+            while not self._stopping.is_set():
+                await self.check(log, newest=50)
+                await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as tasks:
+            for caller in range(4):
+                tasks.create_task(appends(caller))
+            tasks.create_task(reads())
+            yield
+            self.stop()
+
+    async def more(self, count: int = 30) -> None:
+        """Wait until so many further records are acknowledged."""
+        wanted = len(self.acknowledged) + count
+        while len(self.acknowledged) < wanted:
+            await asyncio.sleep(0.02)
+
+
+async def changed(url: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait until the cluster has the wanted nodes, as its gateway shows."""
+    async with http_client(url) as http:
+        while True:
+            state: dict[str, Any] = (await http.get("/cluster/members")).json()
+            if state["reached"] and holds(state["installed"]):
+                return state
+            await asyncio.sleep(0.05)
+
+
+async def command(*arguments: str) -> str:
+    """Run a command of `indilog cluster`; return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "indilog", "cluster", *arguments, stdout=subprocess.PIPE
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0, printed
+    return printed.decode()
+
+
+async def gone(supervisor: Supervisor, node: str) -> None:
+    while NodeId(node) in supervisor.processes:
+        await asyncio.sleep(0.02)
+
+
+def test_nodes_join_and_leave_under_load_and_the_next_start_has_them(tmp_path: Path) -> None:
+    load = Load()
+
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            url = supervisor.url
+            async with indilog.connect(url) as client:
+                log = client.log("scaled")
+                async with load.running(log):
+                    await load.more()
+                    printed = await command(
+                        "scale", "--compute-nodes", "2", "--storage-nodes", "3",
+                        "--index-shards", "2", "--url", url,
+                    )  # fmt: skip
+                    assert "storage-0, storage-1, storage-2" in printed
+                    await load.more()
+                    other_url = await supervisor.processes[NEW].ready()
+                    async with indilog.connect(other_url) as other:
+                        other_log = other.log("scaled")
+                        for _ in range(40):
+                            await load.append(other_log, "new")
+                        await load.check(other_log, newest=300)
+                    await command("drain", "storage-0", "--url", url)
+                    await gone(supervisor, "storage-0")
+                    await load.more()
+                    await command("drain", NEW, "--url", url)
+                    await gone(supervisor, NEW)
+                    assert not (supervisor.run_directory / f"{NEW}.port").exists()
+                    await load.more()
+                await load.check(log)
+                with pytest.raises((httpx.HTTPError, OSError)):
+                    await httpx.AsyncClient().get(other_url)
+
+    async def next_start() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            assert supervisor.view is not None
+            assert supervisor.view.storage_nodes == ("storage-1", "storage-2")
+            assert supervisor.view.engines == ("engine-0",)
+            assert supervisor.view.index_nodes == ("index-0-0", "index-1-0")
+            assert set(supervisor.processes) == set(supervisor.view.nodes)
+            async with indilog.connect(supervisor.url) as client:
+                log = client.log("scaled")
+                await load.check(log)
+                await load.append(log, "after")
+                await load.check(log)
+
+    uvloop.run(story())
+    assert any(data.startswith(b"new-") for data in load.acknowledged.values())
+    assert load.checked > 10
+    uvloop.run(next_start())
+
+
+def test_a_compute_node_killed_while_it_joins_is_started_again_and_joins(tmp_path: Path) -> None:
+    async def story() -> None:
+        load = Load()
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            url = supervisor.url
+            async with (
+                indilog.connect(url) as client,
+                load.running(client.log("scaled")),
+                http_client(url) as http,
+            ):
+                (await http.put("/cluster/members", json={"compute_nodes": 2})).raise_for_status()
+                while (new := supervisor.processes.get(NEW)) is None or new.pid is None:
+                    await asyncio.sleep(0.001)
+                os.kill(new.pid, signal.SIGKILL)
+                other_url = await new.ready(restarts=1)
+                await changed(url, lambda installed: NEW in installed["compute_nodes"])
+                async with indilog.connect(other_url) as other:
+                    await load.append(other.log("scaled"), "new")
+                await load.more()
+            assert any(data.startswith(b"new-") for data in load.acknowledged.values())
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.15])
+def test_a_supervisor_killed_while_the_cluster_grows_is_replaced_and_continues(
+    tmp_path: Path, after_s: float
+) -> None:
+    given = json.dumps(settings(tmp_path))
+
+    async def story() -> None:
+        load = Load()
+        async with asyncio.timeout(DEADLINE_S):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SUPERVISOR, given, stdout=subprocess.PIPE
+            )
+            assert process.stdout is not None
+            while not (line := await process.stdout.readline()).startswith(b"[["):
+                assert line, "the supervisor ended"
+            _, url = json.loads(line)
+            async with indilog.connect(url) as client, http_client(url) as http:
+                log = client.log("scaled")
+                async with load.running(log):
+                    await load.more()
+                    counts = {"compute_nodes": 2, "storage_nodes": 3, "index_shards": 2}
+                    (await http.put("/cluster/members", json=counts)).raise_for_status()
+                    await asyncio.sleep(after_s)
+                    process.kill()
+                    await process.wait()
+                    await load.more()
+                    async with supervised(config_in(tmp_path)) as supervisor:
+                        assert supervisor.url == url, "the gateway was adopted"
+                        await changed(url, lambda installed: NEW in installed["compute_nodes"])
+                        other_url = await supervisor.processes[NEW].ready()
+                        async with indilog.connect(other_url) as other:
+                            await load.append(other.log("scaled"), "new")
+                        await load.more()
+                        await load.check(log)
+                        load.stop()
+
+    uvloop.run(story())
