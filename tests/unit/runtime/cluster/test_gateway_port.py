@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from indilog.base.ids import NodeId
-from indilog.runtime.cluster.gateway_port import GatewayPort, keep_port, port_of
+from indilog.runtime.cluster.gateway_port import GatewayPort, free_port, keep_port, port_of
 
 ENGINES = [NodeId("engine-0"), NodeId("engine-1")]
 ANY = 0
 
 
 def ports(directory: Path, configured: int) -> list[int]:
-    return [port_of(directory, name, ENGINES, configured).port for name in ENGINES]
+    return [port_of(directory, name, configured).port for name in ENGINES]
 
 
 def test_the_port_of_an_engine_is_unknown_until_it_chose_one(tmp_path: Path) -> None:
@@ -42,12 +42,23 @@ def test_engines_after_the_first_use_the_ports_after_the_configured_one(
 
 def test_a_port_derived_from_the_configured_one_is_explained(tmp_path: Path) -> None:
     def words(name: NodeId, configured: int) -> str:
-        return port_of(tmp_path, name, ENGINES, configured).words
+        return port_of(tmp_path, name, configured).words
 
     assert words(ENGINES[0], 8080) == ""
     assert words(ENGINES[1], 8080) == " (port + 1 for engine-1)"
     assert words(ENGINES[1], ANY) == "", "it may be any"
     keep_port(tmp_path, ENGINES[1], 40_001)
-    assert port_of(tmp_path, ENGINES[1], ENGINES, ANY) == GatewayPort(
+    assert port_of(tmp_path, ENGINES[1], ANY) == GatewayPort(
         40_001, " (chosen for engine-1 at its first start)"
     )
+
+
+def test_the_port_of_an_engine_that_left_is_forgotten(tmp_path: Path) -> None:
+    keep_port(tmp_path, ENGINES[1], 40_001)
+    free_port(tmp_path, ENGINES[1])
+    free_port(tmp_path, ENGINES[1])
+    assert ports(tmp_path, ANY) == [0, 0]
+
+
+def test_an_engine_added_after_others_left_has_the_port_of_its_number(tmp_path: Path) -> None:
+    assert port_of(tmp_path, NodeId("engine-7"), 8080).port == 8087
