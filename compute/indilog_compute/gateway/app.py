@@ -33,9 +33,15 @@ from indilog_compute.gateway.guard import Guard
 from indilog_compute.gateway.heads import Heads
 from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
 from indilog_compute.gateway.login import login_router
-from indilog_compute.gateway.members import ClusterMembers, OneProcess, members_router
 from indilog_compute.gateway.openapi import describe
-from indilog_compute.gateway.operation import HostCollector, operation_router, snapshots_router
+from indilog_compute.gateway.operation import (
+    ClusterMembers,
+    HostCollector,
+    OneProcess,
+    members_router,
+    operation_router,
+    snapshots_router,
+)
 from indilog_compute.gateway.page import PAGE, page_headers
 from indilog_compute.gateway.page_text import RecordLimits
 from indilog_compute.gateway.problems import (

@@ -47,7 +47,7 @@ from indilog_storage.node import StorageNode
 
 if TYPE_CHECKING:  # imported only when a gateway runs, because other nodes do not need it
     from indilog_compute.gateway.app import GatewayApp
-    from indilog_compute.gateway.members import ClusterMembers
+    from indilog_compute.gateway.operation import ClusterMembers
     from indilog_compute.workers.host import FunctionHost
 
 READY_TIMEOUT_S: Final = 60.0

@@ -11,9 +11,17 @@ import pytest
 import uvloop
 
 from indilog.base.errors import ConfigError
-from indilog.base.ids import NodeId
+from indilog.base.ids import Epoch, NodeId, ViewNumber
 from indilog.config import ClusterConfig, Config, node_config
+from indilog.kernel.metalog import NewView, entry_encoded
+from indilog.kernel.view import View
+from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog.runtime.cluster.cluster_members import wanted_in
+from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY
+from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.metadata.embedded import EmbeddedMetadataStore
 from indilog_index.index_node import IndexNode
 
 RECORDS = 40
@@ -114,5 +122,106 @@ def test_storage_nodes_may_be_added_and_not_removed(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"asks for \(1 sequencers, 1 storage nodes,"):
             async with embedded(config_in(tmp_path)):
                 pass
+
+    uvloop.run(story())
+
+
+# --- the configuration, and changes while the cluster ran
+
+
+async def put(store: EmbeddedMetadataStore, key: str, value: object) -> None:
+    store.replace(key, msgspec.json.encode(value))
+
+
+def scaled_view(view: View, **changes: object) -> View:
+    return msgspec.structs.replace(view, number=ViewNumber(view.number + 1), **changes)
+
+
+async def started(store: EmbeddedMetadataStore, directory: Path, **cluster: int) -> View:
+    config = config_in(directory, **{"sequencers": 3, "storage_nodes": 2, "replicas": 2} | cluster)
+    return await view_in(store, config, "processes")
+
+
+def test_a_start_with_the_same_configuration_keeps_what_scaling_changed(tmp_path: Path) -> None:
+    async def story() -> None:
+        with EmbeddedMetadataStore(tmp_path / "metadata", node_config()) as store:
+            first = await started(store, tmp_path)
+            members = msgspec.structs.replace(
+                first.members, engines=(NodeId("engine-0"), NodeId("engine-1")), version=1
+            )
+            grown = scaled_view(first, engines=members.engines, spares=(NodeId("storage-2"),))
+            await put(store, VIEW_KEY, grown)
+            await put(store, MEMBERS_KEY, members)
+            assert await started(store, tmp_path) == grown
+            assert (await wanted_in(store)).members == members
+
+    uvloop.run(story())
+
+
+def test_only_what_the_configuration_changed_is_applied_to_a_scaled_cluster(
+    tmp_path: Path,
+) -> None:
+    """The drained node is not added again; the members follow the configuration, or the next
+    primary would undo it.
+    """
+
+    async def story() -> None:
+        with EmbeddedMetadataStore(tmp_path / "metadata", node_config()) as store:
+            first = await started(store, tmp_path, storage_nodes=3)
+            members = msgspec.structs.replace(
+                first.members,
+                storage_nodes=(NodeId("storage-0"), NodeId("storage-1")),
+                engines=(NodeId("engine-0"), NodeId("engine-1")),
+                version=4,
+            )
+            await put(store, VIEW_KEY, scaled_view(first, spares=(), engines=members.engines))
+            await put(store, MEMBERS_KEY, members)
+            view = await started(store, tmp_path, storage_nodes=4, index_shards=3)
+            assert view.number == 4
+            assert view.storage_nodes == ("storage-0", "storage-1", "storage-3")
+            assert view.engines == members.engines
+            assert len(view.eras[-1].shards) == 3
+            wanted = (await wanted_in(store)).members
+            assert wanted.storage_nodes == view.storage_nodes
+            assert wanted.index_shards == view.members.index_shards
+            assert wanted.engines == members.engines
+            assert wanted.version > members.version
+            assert await started(store, tmp_path, storage_nodes=4, index_shards=3) == view
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("change", [{"engines": 2}, {"storage_nodes": 1, "replicas": 1}])
+def test_a_scaled_cluster_is_no_reason_to_accept_another_layout(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    async def story() -> None:
+        with EmbeddedMetadataStore(tmp_path / "metadata", node_config()) as store:
+            first = await started(store, tmp_path)
+            engines = (NodeId("engine-0"), NodeId("engine-1"))
+            await put(store, VIEW_KEY, scaled_view(first, engines=engines))
+            with pytest.raises(ConfigError, match="indilog cluster scale"):
+                await started(store, tmp_path, **change)
+
+    uvloop.run(story())
+
+
+def test_a_view_that_only_the_journals_have_is_not_overtaken(tmp_path: Path) -> None:
+    """The processes ended before the installed view was stored; a configured change follows it."""
+
+    async def story() -> None:
+        with EmbeddedMetadataStore(tmp_path / "metadata", node_config()) as store:
+            first = await started(store, tmp_path)
+            newest = scaled_view(scaled_view(first), spares=(NodeId("storage-7"),))
+            directory = tmp_path / "sequencer-1"
+            journal = Journal.open(directory, segment_bytes=1 << 20, durability="fsync")
+            assert not list(journal.recover())
+            entry = entry_encoded(NewView(0, newest.number, Epoch(1), newest))
+            journal.write(stream_of(NodeId("sequencer-1")), FrameKind.METALOG, entry)
+            journal.sync()
+            journal.close()
+            view = await started(store, tmp_path, storage_nodes=3)
+            assert view.number == newest.number + 1
+            assert set(view.storage_nodes) >= {"storage-2", "storage-7"}
 
     uvloop.run(story())

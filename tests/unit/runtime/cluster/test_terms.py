@@ -188,7 +188,7 @@ class AwayAtFirst(EmbeddedMetadataStore):
 async def test_terms_are_followed_again_when_the_store_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indilog.runtime.cluster.terms._RETRY_S", 0.01)
+    monkeypatch.setattr("indilog.runtime.cluster.following.RETRY_S", 0.01)
     learned: list[TermBegun] = []
     with AwayAtFirst(tmp_path / "metadata", node_config()) as store:
         await term_at_start(store, SEQUENCERS, [A], Epoch(1))

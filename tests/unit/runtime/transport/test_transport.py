@@ -13,7 +13,13 @@ from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
 from indilog.runtime.cluster.cluster_keys import make_authority, make_node_keys
 from indilog.runtime.transport.stream_transport import StreamTransport
-from indilog.runtime.transport.transport import QUEUE_FULL, TOO_LARGE, TOO_OLD, UNKNOWN_PEER
+from indilog.runtime.transport.transport import (
+    PEERS_MAX,
+    QUEUE_FULL,
+    TOO_LARGE,
+    TOO_OLD,
+    UNKNOWN_PEER,
+)
 from indilog.runtime.transport.zmq_transport import ZmqTransport
 from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, limited, on_uvloop, until
 
@@ -271,3 +277,45 @@ async def test_a_receiver_may_close_while_frames_are_delivered(network: AnyNetwo
     b.start(close)
     send(a, B, *[b"x"] * 2000)
     await closed.wait()
+
+
+@on_uvloop
+async def test_peers_that_are_added_later_get_frames(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    late = NodeId("late")
+    send(a, late, b"too early")
+    assert a.counts.dropped[UNKNOWN_PEER] == 1
+    network.addresses[late] = network.new_address("late")
+    a.add_peers(network.addresses)
+    a.add_peers(network.addresses)
+    send(a, late, b"before it receives")
+    _, inbox = network.receiving(late)
+    send(a, late, b"one", b"two")
+    assert await inbox.until(3) == [b"before it receives", b"one", b"two"]
+    assert a.counts.dropped[UNKNOWN_PEER] == 1
+
+
+@on_uvloop
+async def test_added_peers_keep_the_connections_of_the_known_ones(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    _, inbox = network.receiving(B)
+    send(a, B, b"first")
+    await inbox.until(1)
+    a.add_peers({B: network.new_address("elsewhere"), NodeId("late"): network.addresses[B]})
+    send(a, B, b"second")
+    send(a, NodeId("late"), b"third")
+    assert await inbox.until(3) == [b"first", b"second", b"third"]
+
+
+@on_uvloop
+async def test_peers_are_bounded(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    many = {NodeId(f"n{i}"): network.addresses[B] for i in range(PEERS_MAX - 1)}
+    with pytest.raises(ConfigError, match="at most 4,096 nodes, not 4,097"):
+        a.add_peers(many)
+    send(a, NodeId("n1"), b"x")
+    assert a.counts.dropped[UNKNOWN_PEER] == 1, "none was added"
+    many.popitem()
+    a.add_peers(many)
+    send(a, NodeId("n1"), b"x")
+    assert a.counts.dropped[UNKNOWN_PEER] == 1
