@@ -409,3 +409,21 @@ async def test_an_outcome_is_answered_with_the_position_of_its_record(
     answer = await served.client.get("/invocations/i")
     assert answer.json()["result"] == 1
     assert answer.headers["Indilog-Position"] == "7"
+
+
+async def test_a_platform_in_one_process_says_why_its_nodes_do_not_change(served: Served) -> None:
+    for answer in (
+        await served.client.get("/cluster/members"),
+        await served.client.put("/cluster/members", json={"storage_nodes": 3}),
+        await served.client.delete("/cluster/members/storage-0"),
+    ):
+        status, sentence = problem(answer)
+        assert status == 409
+        assert "runs in one process" in sentence
+
+
+async def test_numbers_of_nodes_are_numbers(served: Served) -> None:
+    for counts in ({"storage_nodes": "3"}, {"storage": 3}, {"index_shards": 1.5}):
+        status, sentence = problem(await served.client.put("/cluster/members", json=counts))
+        assert status == 422
+        assert sentence.startswith("Nothing was changed")
