@@ -67,10 +67,13 @@ def next_version(members: Members, view: View) -> int:
 
 
 def needed(view: View, members: Members) -> tuple[NodeId, ...]:
-    """Return the nodes whose processes must run: those of the installed view, then those that are
-    wanted and not installed yet.
-    """
+    """Return the nodes of the installed view, then those that are wanted and not installed yet."""
     return tuple(dict.fromkeys((*view.nodes, *members.nodes)))
+
+
+def leaving_engines(view: View, members: Members) -> frozenset[NodeId]:
+    """Return the compute nodes of the installed view that leave."""
+    return frozenset(view.engines) - frozenset((*members.engines, *view.conditional_homes))
 
 
 def scaled(members: Members, view: View, counts: Counts, config: Config) -> Members:
@@ -157,7 +160,11 @@ def missing(members: Members, view: View, started: Members | None) -> list[str]:
     for node in view.members.nodes:
         if node in wanted:
             continue
-        why = ": its shards are copied to other nodes" if node in storage_nodes else ""
+        why = ""
+        if node in storage_nodes:
+            why = ": its shards are copied to other nodes"
+        elif node in view.engines:
+            why = ": its running calls finish"
         sentences.append(f"{node} has not left yet{why}.")
     if not sentences and not same_members(members, view.members):
         sentences.append("The index shards that get new positions have not changed yet.")

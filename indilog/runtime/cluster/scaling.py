@@ -10,8 +10,10 @@ so that no node sends to a peer that it cannot reach:
    the members. All processes learn them, and the primary installs the view. A new compute node can
    only then become ready.
 
-The process of a node that leaves is stopped when neither the wanted members nor the installed view
-has the node. Each step can be repeated, so the supervisor may be killed between any two of them.
+The process of a compute node that leaves is stopped first: without its shard, its running calls
+could not append. The processes of other nodes are stopped when neither the wanted members nor the
+installed view has the node. Each step can be repeated, so the supervisor may be killed between any
+two of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from indilog.kernel.view import Members, View
 from indilog.runtime.cluster.cluster_members import Wanted, wanted_in
 from indilog.runtime.cluster.cluster_state import MEMBERS_KEY, VIEW_KEY, Run, change_run
 from indilog.runtime.cluster.following import RETRY_S
-from indilog.runtime.cluster.membership import kind_of, needed
+from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_opening import OpenedMetadata
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 
@@ -43,6 +45,8 @@ class Decision(NamedTuple):
     stop: tuple[NodeId, ...]
     awaited: tuple[NodeId, ...]
     """New nodes whose processes must be ready before the view is installed."""
+    ending: tuple[NodeId, ...]
+    """Nodes that leave, and whose processes must end before the view is installed."""
 
 
 def decided(
@@ -56,7 +60,8 @@ def decided(
         before: the view that was installed when this was decided last.
         processes: nodes that have a process.
     """
-    nodes = needed(installed, members)
+    leaving = leaving_engines(installed, members)
+    nodes = [node for node in needed(installed, members) if node not in leaving]
     # A compute node that left and is wanted again needs a new incarnation to get a shard.
     left = set(before.engines) - set(installed.engines)
     here = set(installed.nodes)
@@ -64,6 +69,7 @@ def decided(
         start=tuple(node for node in nodes if node not in processes),
         stop=tuple(node for node in processes if node not in nodes or node in left),
         awaited=tuple(n for n in members.nodes if n not in here and kind_of(n) != "engine"),
+        ending=tuple(node for node in processes if node in leaving),
     )
 
 
@@ -131,7 +137,7 @@ class Scaling:
             _log.info("node added", node=node)
             self._start(node)
         awaited = [node for node in decision.awaited if not self._is_up(node)]
-        if not awaited and wanted.members_version > 0:
+        if not awaited and not decision.ending and wanted.members_version > 0:
             await change_run(
                 self._store, lambda run: msgspec.structs.replace(run, members=wanted.members)
             )

@@ -43,7 +43,7 @@ from indilog.runtime.cluster.cluster_state import (
 from indilog.runtime.cluster.fork_server import NODE_PROGRAM
 from indilog.runtime.cluster.gateway_port import free_port
 from indilog.runtime.cluster.layout import view_in
-from indilog.runtime.cluster.membership import kind_of, needed
+from indilog.runtime.cluster.membership import kind_of, leaving_engines, needed
 from indilog.runtime.cluster.metadata_address import published_address
 from indilog.runtime.cluster.metadata_opening import opened_metadata
 from indilog.runtime.cluster.node_starter import NodeStarter
@@ -140,11 +140,12 @@ class Supervisor:
             self._metadata.push_async_callback(server.close)
         else:
             self.metadata_address = published_address(self._config.node, self._directory.path)
+        leaving = leaving_engines(wanted.view, wanted.members)
         if run is not None:
-            left = [node for node in run.addresses if node not in nodes]
+            left = [node for node in run.addresses if node not in nodes or node in leaving]
             await _stop_processes(run, left, self._config.node)
         for node in nodes:
-            if node not in self._left_out:
+            if node not in self._left_out and node not in leaving:
                 self._start_process(node, is_member=node in wanted.view.nodes)
         self._scaling = Scaling(
             metadata,

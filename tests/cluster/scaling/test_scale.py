@@ -30,7 +30,7 @@ from tests.support.clients import http_client
 
 pytestmark = pytest.mark.cluster
 
-DEADLINE_S = 90.0
+DEADLINE_S = 60.0
 TAG = "kept"
 NEW = NodeId("engine-1")
 
@@ -219,6 +219,48 @@ def test_a_compute_node_killed_while_it_joins_is_started_again_and_joins(tmp_pat
                     await load.append(other.log("scaled"), "new")
                 await load.more()
             assert any(data.startswith(b"new-") for data in load.acknowledged.values())
+
+    uvloop.run(story())
+
+
+SLOW = """
+import asyncio
+import indilog
+
+app = indilog.App("slow")
+
+@app.function
+async def append_later(ctx: indilog.Context) -> int:
+    await ctx.log("calls").append(b"begun")
+    await asyncio.sleep(2.0)
+    return await ctx.log("calls").append(b"done")
+"""
+
+
+def test_a_call_at_a_compute_node_that_leaves_finishes_and_appends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            url = supervisor.url
+            async with http_client(url) as http:
+                await http.put("/cluster/members", json={"compute_nodes": 2})
+                await until(lambda: NEW in supervisor.processes)
+                other_url = await supervisor.processes[NEW].ready()
+                deployed = await http.put("/apps/slow", json={"sources": {"slow.py": SLOW}})
+                deployed.raise_for_status()
+                async with http_client(other_url) as other:
+                    path = "/functions/slow/append_later"
+                    while not (await other.get("/apps")).json()["apps"]:
+                        pass  # the deployment arrives through the log
+                    call = asyncio.create_task(other.post(path, json={}))
+                    begun: list[object] = []
+                    while not begun:
+                        assert not call.done(), call.result().text
+                        begun = (await http.get("/logs/calls/records")).json()["records"]
+                    (await http.delete(f"/cluster/members/{NEW}")).raise_for_status()
+                    answer = await call
+                assert (answer.status_code, answer.json()) == (200, 1), answer.text
+                await changed(url, lambda installed: NEW not in installed["compute_nodes"])
+                await until(lambda: NEW not in supervisor.processes)
 
     uvloop.run(story())
 

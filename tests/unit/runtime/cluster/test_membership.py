@@ -186,6 +186,19 @@ def test_a_process_stops_when_neither_members_nor_view_have_its_node() -> None:
     assert decided(VIEW.members, view, gone, running).stop == (), "it is wanted again"
 
 
+def test_a_compute_node_ends_its_calls_before_the_view_takes_its_shard() -> None:
+    grown = installed(change(compute_nodes=3))
+    running = needed(grown, grown.members)
+    members = without(grown.members, grown, NodeId("engine-2"))
+    decision = decided(members, grown, grown, running)
+    assert (decision.start, decision.stop, decision.ending) == ((), ("engine-2",), ("engine-2",))
+    left = [node for node in running if node != "engine-2"]
+    assert decided(members, grown, grown, left) == ((), (), (), ())
+    assert missing(members, grown, members) == [
+        "engine-2 has not left yet: its running calls finish."
+    ]
+
+
 def test_a_compute_node_that_left_and_is_wanted_again_gets_a_new_process() -> None:
     grown = installed(change(compute_nodes=3))
     running = needed(grown, grown.members)
