@@ -240,9 +240,9 @@ async def test_a_port_in_use_is_one_sentence(
 ) -> None:
     """The sentence says where the port number comes from."""
     used = int(platform.url.rpartition(":")[2])
-    engine, engines = NodeId("engine-1"), [NodeId("engine-0"), NodeId("engine-1")]
+    engine = NodeId("engine-1")
     keep_port(tmp_path, engine, used)
-    port, words = port_of(tmp_path, engine, engines, 0 if chosen else used - 1)
+    port, words = port_of(tmp_path, engine, 0 if chosen else used - 1)
     server = GatewayServer(lambda *_: asyncio.sleep(0), "127.0.0.1", port, port_is=words)
     where = "chosen for engine-1 at its first start" if chosen else r"port \+ 1 for engine-1"
     with pytest.raises(indilog.ConfigError, match=rf"Port {used} \({where}\) is in use on 127"):
