@@ -13,7 +13,7 @@ import enum
 from indilog.base.ids import Epoch, NodeId
 
 
-class Heard(enum.Enum):
+class IncarnationOrder(enum.Enum):
     """How the incarnation of a message relates to the newest one received from its sender."""
 
     OLDER = enum.auto()
@@ -32,15 +32,15 @@ class Incarnations:
     def __init__(self) -> None:
         self._newest: dict[NodeId, Epoch] = {}
 
-    def note(self, node: NodeId, incarnation: Epoch) -> Heard:
-        """Compare a message's incarnation with the newest one, and keep the greater.
+    def note(self, node: NodeId, incarnation: Epoch) -> IncarnationOrder:
+        """Compare a message's incarnation with the newest one, and store the greater.
 
         The first message of a node is `NEWER`.
         """
         newest = self._newest.get(node, Epoch(0))
         if incarnation == newest:
-            return Heard.SAME
+            return IncarnationOrder.SAME
         if incarnation < newest:
-            return Heard.OLDER
+            return IncarnationOrder.OLDER
         self._newest[node] = incarnation
-        return Heard.NEWER
+        return IncarnationOrder.NEWER

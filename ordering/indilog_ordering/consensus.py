@@ -3,26 +3,27 @@
 
 It is pure: messages and the time in, messages and frames out. A *term* is a number from the
 metadata store's sequence that one sequencer gets: terms grow, and no two primaries share one. Any
-sequencer may be the primary of any term, of several one after the other, too. A majority is one of
-all sequencers of the view.
+sequencer may be the primary of any term, also of several consecutive ones. A *majority* is more
+than half of all sequencers of the view.
 
 1. **Promise.** A sequencer follows the newest term that it knows. It persists that term before it
    answers, and refuses messages of older ones, also after a restart (Raft 5.1).
 2. **Log matching.** An entry carries the term in which it was proposed, and a primary proposes once
-   at a position. Entries are accepted only after an entry of the same term as the primary's. An
-   entry that differs replaces the one at its position and all after it. So two copies with entries
-   of one term at one position are equal up to it (Raft 5.3).
+   at a position. A copy accepts entries only if its entry before them has the same term as the
+   primary's. An entry that differs replaces the one at its position and all after it. So if two
+   copies have entries of one term at one position, they are equal up to it (Raft 5.3).
 3. **Seal.** A new primary sends `Seal` to all. When a majority has answered, it begins a second
    round, and waits until a majority of those nodes, in the same incarnations, has answered in it.
    So there was an instant at which a majority, the *electors*, had all promised the term. It adopts
    the greatest copy of the electors, by last term and length, and its own if that is greater.
-4. **Commit.** An entry is committed when any majority has it durably, and one entry of the
-   primary's own term, too (Raft 5.4.2). The first entry of a term is an empty one, the *fence*.
-   The primary's own disk is not needed.
-5. **Learners.** A node that may have lost entries or promises is a *learner*: its disk says so
-   before all else. It counts in no majority. It becomes a *voter* again when (a) it durably has all
-   entries that a primary had at an instant after the primary had heard of this incarnation, and (b)
-   that primary then began a round, and a majority without the learner answered in it.
+4. **Commit.** An entry is committed when a majority durably has it and also an entry of the
+   primary's own term (Raft 5.4.2). The first entry of a term is an empty one, the *fence*. The
+   majority need not include the primary's own disk.
+5. **Learners.** A node that may have lost entries or promises is a *learner*, and writes this to
+   its disk before any other frame. It counts in no majority. It becomes a *voter* again when (a) it
+   durably has all entries that a primary had at an instant after it had received a message of this
+   incarnation, and (b) that primary then began a round, and a majority without the learner answered
+   in it.
 6. **Rounds.** A primary numbers its rounds, and answers repeat the newest one. If a majority has
    answered in a round, no newer primary had electors when the round began. So a tail that was
    committed then is linearizable (Raft 8, ReadIndex).
@@ -52,8 +53,8 @@ A primary that is a learner itself is restored by the same rule: the second roun
 fence and no round, and its disk cannot be restored from others.
 
 What is assumed: a sync is durable, and lost frames are noticed (decisions 0009, 0022). Sequencers
-of one process lose their unsynced frames together; the nodes of a majority belong into different
-processes.
+of one process lose their unsynced frames together, so the nodes of a majority should run in
+different processes.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Consensus:
         self.leader: Leader | None = None
 
     def begin(self) -> list[Effect]:
-        """Return what comes first after a start."""
+        """Return the first effects after a start."""
         return self.member.begin()
 
     def lead(self, term: Epoch) -> list[Effect]:
@@ -112,7 +113,7 @@ class Consensus:
         return effects
 
     def retire(self) -> bool:
-        """End the own term, if a newer one is known; return whether that was so."""
+        """End this node's term if a newer one is known; return whether it ended."""
         if self.leader is None or not self.leader.deposed:
             return False
         self.leader = None

@@ -23,7 +23,7 @@ from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
 PAGE: Final = 512
 """Entries in a pack."""
 UNPACKED_MIN: Final = 2048
-"""How many of the newest entries at least stay unpacked; by default more than can be in flight."""
+"""Newest entries that stay unpacked, at least; more than may be in flight by default."""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
 
@@ -139,7 +139,7 @@ class Entries:
         return self._first(number) + bisect_left(self._at(number), epoch, key=_epoch_of)
 
     def end_not_newer(self, epoch: Epoch) -> MetalogPosition:
-        """Return the position after the last entry that is not of a later epoch, or `start`."""
+        """Return the position after the last entry of `epoch` or an earlier one, or `start`."""
         number = bisect_right(self._last_epochs, epoch)
         return self._first(number) + bisect_right(self._at(number), epoch, key=_epoch_of)
 

@@ -51,16 +51,16 @@ class Leader:
             other: MemberProgress(Resend(*self._resend_s)) for other in nodes if other != node
         }
         self._seals = Resend(*self._resend_s)
-        """When to resend what a primary asks before it has adopted a copy."""
+        """When to resend `Seal` messages until a copy is adopted."""
         self._round = 1
         """The newest round; a round is confirmed when a majority has answered in it."""
         self._round_wanted = False
         self._owner: tuple[NodeId, Extent] | None = None
-        """The node whose copy is adopted, and its extent."""
+        """The owner: the node whose copy is adopted, and the extent of that copy."""
         self._asked: MetalogPosition | None = None
-        """The start of the entries that the owner was asked for."""
+        """Where the entries begin that the last request to the owner named."""
         self._paged = False
-        """Whether the owner was asked anew since the last iteration."""
+        """Whether the owner was sent a request in this iteration."""
         self.alone = self._majority == 1
         self.adopted = self.alone
         self.recovered: MetalogPosition = len(self._metalog)
@@ -96,8 +96,8 @@ class Leader:
         return tuple(node for node, member in self._members.items() if not member.life)
 
     def confirm(self) -> int:
-        """Begin a round; return its number. When it is confirmed, no newer primary had committed
-        anything when this was called.
+        """Begin a round; return its number. Once that round is confirmed, it is certain that no
+        newer primary had committed an entry at the time of this call.
         """
         self._round_wanted = True
         return self._round + 1
@@ -110,14 +110,16 @@ class Leader:
 
     @property
     def _counts(self) -> bool:
-        """Whether this node's own disk counts."""
+        """Whether this node counts towards a majority."""
         if self.alone:
             return True
         promised = self._metalog.promised == self._term == self._member.term
         return promised and not self._metalog.learner
 
     def _of_majority(self, values: list[int], otherwise: int) -> int:
-        """Return the largest value that a majority of all sequencers has reached."""
+        """Return the largest value that a majority of all sequencers has reached; `otherwise`:
+        fewer than a majority have a value.
+        """
         if len(values) < self._majority:
             return otherwise
         return sorted(values, reverse=True)[self._majority - 1]
@@ -174,8 +176,8 @@ class Leader:
         return member
 
     def _note_learner(self, member: MemberProgress, *, learner: bool) -> None:
-        """Note whether a node counts. A learner counts again when it has all entries that are here
-        now, and a round that begins now is confirmed without it.
+        """Note whether a node is a voter. A learner becomes one when it has all entries that are
+        here now, and a round that begins now is confirmed without it.
         """
         if not learner:
             member.voter, member.learner_until = True, None
@@ -196,8 +198,8 @@ class Leader:
         return self._restore_own() if self._metalog.written.learner else []
 
     def _adopt(self, now: Instant) -> list[Effect]:
-        """Send a `Seal` to all, in a further round when a majority has answered, and after a pause;
-        then adopt a copy.
+        """Seal all sequencers in two rounds, then adopt a copy. The second round begins when a
+        majority has answered; unanswered messages are resent after a pause.
         """
         self._check_voters()
         confirms = self._sealed_by(self._round + 1) and not self._sealed_by(self._round)
@@ -216,7 +218,7 @@ class Leader:
         return [Send(node, Seal(self._term, self._round)) for node in self._members]
 
     def _check_voters(self) -> None:
-        """Refuse to go on if too many nodes lost entries: only a primary restores them.
+        """Stop if fewer than a majority are voters: only a primary restores learners.
 
         Raises:
             DataLossError: fewer than a majority count.
@@ -242,8 +244,8 @@ class Leader:
         return len(answers) + self._counts >= self._majority
 
     def _is_sealed(self) -> bool:
-        """Whether a majority of voters had answered before this round began, and has answered in
-        this round, too.
+        """Whether a majority of voters had answered before this round began and has also answered
+        in it (rule 3 of the consensus core).
         """
         return len(self._electors()) + self._counts >= self._majority
 
@@ -300,7 +302,9 @@ class Leader:
         return taken
 
     def _begin(self) -> None:
-        """Begin to propose: all that earlier terms committed is here."""
+        """End the adoption: all entries that earlier terms committed are here, so proposals may
+        begin.
+        """
         self._seals.stop()
         self._owner = None
         self.adopted, self.recovered = True, len(self._metalog)
@@ -311,7 +315,7 @@ class Leader:
                 self._note_learner(member, learner=True)
 
     def _restore_own(self) -> list[Effect]:
-        """Count this node again when its copy has all that was adopted."""
+        """Make this node a voter again when its disk has all adopted entries."""
         metalog = self._metalog
         if metalog.stored < self.recovered:
             return []
@@ -326,7 +330,7 @@ class Leader:
         return self._metalog.append(entry)
 
     def _commit(self) -> None:
-        """Commit what a majority has, if the last entry of it is of this term."""
+        """Commit what a majority has, if its last entry is of this term (Raft 5.4.2)."""
         if self.alone:
             if self._metalog.stored > self.committed:
                 self._metalog.commit(self._metalog.stored)

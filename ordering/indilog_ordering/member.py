@@ -22,8 +22,8 @@ class Member:
         metalog: the copy.
         life: the incarnation of this node.
         term: the newest term that is known here; answers wait until its promise is durable.
-        committed: how many entries the primary has reported as committed, as far as they are here;
-            perhaps before its process has synced them.
+        committed: how many of the entries here the primary has reported as committed, perhaps
+            before its process has synced them.
     """
 
     def __init__(self, metalog: StoredMetalog, life: Epoch, config: Config) -> None:
@@ -45,10 +45,10 @@ class Member:
         self._sealed: Seal | None = None
         """The `Seal` to answer when the promise is durable."""
         self._due = False
-        """Whether an answer is due, even if it is as the one before."""
+        """Whether an answer is due even if it repeats the last one."""
         self._mismatch: tuple[MetalogPosition, Epoch] | None = None
-        """Start and previous term of a message that did not fit; it is answered with the extent
-        that both copies can have in common.
+        """Start and previous term of a message whose entries do not follow this copy. The answer
+        names the extent that both copies can have in common.
         """
         self._answered: MetalogStored | None = None
 
@@ -64,13 +64,13 @@ class Member:
         return [self.metalog.promise(term)]
 
     def announce(self, primary: NodeId) -> list[Effect]:
-        """Notify the primary of this incarnation, whose answers begin anew."""
+        """Notify the primary of this incarnation: what earlier ones acknowledged is void."""
         learner = self.metalog.written.learner
         return [Send(primary, MetalogStored(self.metalog.promised, 0, learner=learner))]
 
     @property
     def leader(self) -> tuple[Epoch, NodeId]:
-        """The newest term of which a message arrived, and its primary; term 0: there is none."""
+        """The newest term whose primary is known, and that primary; term 0: none is known."""
         return (Epoch(0), NodeId("")) if self._primary is None else (self.term, self._primary)
 
     # --- messages
@@ -130,7 +130,7 @@ class Member:
         base = message.base
         if base is not None and not metalog.fits(base.position, base.last):
             if base.position < metalog.base.position:
-                return None  # late
+                return None  # a delayed message: this copy has a newer base
             if base.position < self._kept:
                 return _CONTRADICTS
             effects.append(metalog.install(base))
@@ -150,14 +150,14 @@ class Member:
     def _kept(self) -> MetalogPosition:
         """The entries below this are durably committed: nothing replaces them.
 
-        `committed` does not count. It travels before the sync of the primary's process, and another
-        sequencer there may be a part of the majority: if that process loses both copies, the entry
-        was never published, and the next primary may replace it.
+        `committed` may be larger: the primary sends it before its process has synced, and another
+        sequencer of that process may be part of the majority. If that process crashes and loses
+        both copies, the entry was never published, and the next primary may replace it.
         """
         return self.metalog.committed.position
 
     def _equal(self, start: MetalogPosition, entries: tuple[Entry, ...]) -> int:
-        """Return how many of the entries are here."""
+        """Return how many of the first entries this copy has."""
         overlap = self.metalog.page(start, start + len(entries))
         for known, (ours, theirs) in enumerate(zip(overlap, entries, strict=False)):
             if ours != theirs:
@@ -167,7 +167,7 @@ class Member:
     # --- answers
 
     def advance(self) -> list[Effect]:
-        """Answer all messages of the iteration at once, with the durable state."""
+        """Answer all messages of the iteration together; answers state only what is durable."""
         metalog, primary = self.metalog, self._primary
         if metalog.installing or metalog.promised < self.term or primary is None:
             return []
@@ -205,7 +205,7 @@ class Member:
         return Sealed(sealed.term, sealed.round, extent, learner, start, previous, page, base)
 
     def check_invariants(self) -> None:
-        """Assert that positions are not beyond the metalog."""
+        """Assert that positions are within the copy, and promises in order."""
         metalog = self.metalog
         metalog.check_invariants()
         assert metalog.stored <= len(metalog)

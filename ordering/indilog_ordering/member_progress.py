@@ -18,14 +18,14 @@ class MemberProgress:
 
     Attributes:
         life: its incarnation; 0: no message of it has arrived.
-        voter: whether it counts; False: it is a learner, or has not answered yet.
+        voter: whether it counts in majorities; False: it is a learner, or has not answered yet.
         echoed: the newest round that it has answered.
         sealed_in: the round in which its first answer to a `Seal` arrived; None: none has.
         extent: the extent of its copy when it last answered a `Seal`.
         stored: how many entries of the primary it has, durably; 0 while probed.
         sent: how many entries were sent; `stored <= sent`.
-        probed: whether it is not known where its copy differs.
-        probe_at: where to look next; None: at the end.
+        probed: whether it is not known up to which position its copy equals the primary's.
+        probe_at: the position that the next probe compares; None: the end of the primary's copy.
         learner_until: (entries, round): it becomes a voter when it has these entries and this round
             is confirmed; None: it is no learner, or not known to be one.
         base_sent: whether the base of the primary is in flight to it.
@@ -55,17 +55,17 @@ class MemberProgress:
         self._went_back = False
 
     def needs_base(self, base: MetalogPosition) -> bool:
-        """Whether it lacks entries that the primary has only as a base, which ends at `base`."""
+        """Whether the sequencer lacks entries that the primary has only as a base, up to `base`."""
         known = self.probe_at if self.probed else self.stored
         return known is not None and known < base
 
     def is_restored(self, confirmed: int) -> bool:
-        """Whether it is a learner that may count again; `confirmed`: the newest confirmed round."""
+        """Whether a learner may become a voter; `confirmed`: the newest confirmed round."""
         until = self.learner_until
         return until is not None and self.stored >= until[0] and confirmed >= until[1]
 
     def on_stored(self, length: MetalogPosition) -> None:
-        """Note how many entries of the primary it has."""
+        """Note an acknowledgement: the sequencer durably has `length` entries of the primary."""
         advanced = length > self.stored
         self.resend.due = None
         if advanced or self.probed:
@@ -82,8 +82,8 @@ class MemberProgress:
         self.sent = max(self.sent, self.stored)
 
     def on_mismatch(self, position: MetalogPosition) -> None:
-        """Note that the last message did not fit; the copies can be equal up to `position` at
-        most.
+        """Note that the sequencer refused a message: its copy equals the primary's up to `position`
+        at most.
         """
         if self.probed:
             if self.probe_at is None or position < self.probe_at:
@@ -95,7 +95,7 @@ class MemberProgress:
             self._back_to(self.stored)
 
     def go_back(self) -> None:
-        """Resend from what it has: it did not answer in time."""
+        """Resend from the end of what the sequencer has: it did not answer in time."""
         self._back_to(self.stored)
         self._went_back = True
         self.round_sent = 0

@@ -6,8 +6,8 @@ other sequencers at once, so that the syncs of all sequencers overlap (decision 
 *committed* when a majority of the sequencers has it (`indilog_ordering.consensus`). After that it
 is *published*: sent to engines and storage nodes. Several entries are in flight at once.
 
-Unless this is the only sequencer, the first entry of a term is the fence, a cut without records:
-its commit commits all earlier entries. Nothing is published or answered before.
+Unless this is the only sequencer, the first entry of a term is the fence, a cut without records.
+Committing the fence commits all earlier entries. Nothing is published or answered before that.
 
 Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
 the base, here and at the backups. A node that requests one of them receives the base (decision
@@ -63,7 +63,7 @@ from indilog_ordering.stored_metalog import StoredMetalog
 from indilog_ordering.trims import TrimRequests
 
 _TAILS_MAX: Final = 4096
-"""Tails that may wait for a round."""
+"""Tail requests that may wait for a round."""
 _OTHER_TERM: Final = "a report that was sent to the primary of another term"
 
 
@@ -103,11 +103,11 @@ class Primary:
         self._now = now
         self._clock = EntryClock(proposed.time_us, now, config.node.ordering.clock_gap_s_max)
         self._cut = proposed.cut
-        """How far each shard is ordered by all entries, committed or not."""
+        """Records of each shard that all entries, committed or not, have ordered."""
         self._trims = proposed.trims
         """How many of all entries are trims."""
         self._placement = Placement(view)
-        """Where shards are by all entries, committed or not."""
+        """The replicas of each shard according to all entries, committed or not."""
         self._placement.restore(proposed.replicas, proposed.view)
         view = self._placement.view
         self._engines = frozenset(view.engines)
@@ -123,7 +123,7 @@ class Primary:
         self._reports = Reports(
             self._placement, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
         )
-        """What replicas have stored, under the writers that all entries name."""
+        """What replicas have stored, under the writers that entries, committed or not, name."""
         self._wanted: dict[ShardId, Epoch] = {}
         """Writers that wait for their shards."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
@@ -133,8 +133,8 @@ class Primary:
         """What both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0
         self._tails: dict[tuple[NodeId, int], tuple[int, ViewNumber]] = {}
-        """The tails that were asked for, by reader and request: the round that each needs, and the
-        view that its reader knows.
+        """Tail requests, by reader and request number: the round that must be confirmed first, and
+        the newest view that the reader knows.
         """
 
     @property
@@ -149,7 +149,7 @@ class Primary:
 
     @property
     def time_behind_s(self) -> int:
-        """How many seconds the time of entries lagged the wall clock at the start."""
+        """How many seconds the clock of entries lagged the wall clock when the term began."""
         return round(self._clock.behind_s)
 
     @property
@@ -192,7 +192,7 @@ class Primary:
         return effects
 
     def forget(self, node: NodeId) -> None:
-        """Forget what `node` reported before it restarted: it may have lost its disk."""
+        """Drop the reports of `node` from before its restart: it may have lost its disk."""
         self._reports.forget(node)
         self._replacements.forget(node)
         if node in self._covered:
@@ -277,13 +277,16 @@ class Primary:
         return []
 
     def _cover(self, node: NodeId, covered: Extent) -> None:
-        """Note what a storage node covers; only what equals the metalog here counts."""
+        """Note what the checkpoints of a storage node cover, as far as its entries equal those
+        here.
+        """
         self._covered[node] = covered
         agreement = self._metalog.agreement
         nodes = frozenset(self._covered)
         if self._placement.view.moves_shards:
             alive = self._replacements.alive(self._now)
-            # So many nodes keep the history of old entries for those that come back.
+            # Lost nodes are left out if enough others keep the old entries: a lost node that
+            # comes back then fetches them from these.
             if len(alive) >= min(len(nodes), self._histories_min):
                 nodes = alive
         lengths = [agreement(*self._covered[node]) for node in nodes]
@@ -314,8 +317,8 @@ class Primary:
         return []
 
     def _answer_tails(self) -> list[Effect]:
-        """Answer the tails whose round is confirmed: no newer primary had committed anything when
-        they were asked for.
+        """Answer the tail requests whose round is confirmed: when they arrived, no newer primary
+        had committed anything.
         """
         confirmed, committed = self._leader.confirmed, self._metalog.committed
         answered = [asked for asked, (needed, _) in self._tails.items() if needed <= confirmed]
@@ -358,18 +361,18 @@ class Primary:
         self._wanted[message.shard] = max(message.epoch, earlier)
         if message.epoch != earlier:
             return []
-        # Still waiting: a report may be lost. A storage node reports anew to a primary that leads.
+        # The report may be lost. A storage node that receives `TermIs` reports again.
         led = TermIs(self._epoch, self._node)
         return [Send(replica, led) for replica in self._reports.missing(message.shard)]
 
-    # --- what follows
+    # --- publishing and proposing
 
     def _publish(self) -> list[Effect]:
         """Publish the entries that were committed since the last call.
 
-        The first message has the last page of recovered entries, or none. From it readers learn the
-        new incarnation, and then have their copies confirmed. A reader that lags further sees a gap
-        and requests entries.
+        The first message has the last page of recovered entries, or none. It carries the new term,
+        so each reader then asks this node to confirm its copy. A reader that lags by more than the
+        page sees a gap and requests entries.
         """
         committed, published = self._metalog.committed, self._published
         if published == committed.position:
@@ -411,8 +414,9 @@ class Primary:
     def _propose_writers(self) -> list[Effect]:
         """Give shards to new writers, with one entry.
 
-        A shard must wait until all that its ack quorum stores of the writer before is ordered:
-        among it may be records that were acknowledged, if the entries that ordered them are lost.
+        A shard waits until every record of the previous writer that its ack quorum stores is
+        ordered. Some of these records may have been acknowledged, and the entries that ordered them
+        lost.
         """
         if not self._leader.has_room:
             return []

@@ -1,10 +1,10 @@
 """The reports of storage nodes, and how far each shard may be ordered (Scalog 4.1).
 
-Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
-largest prefix, which is the minimum if the quorum is all replicas (`ack_quorum`). Only what
-replicas report under the shard's writer counts, because a replica drops what an older one stored
-(`NewWriters`). Of a shard that was moved, only reports of nodes that have applied the entry count
-(`NewReplicas`): a node may have dropped the shard and got it again.
+Scalog takes the element-wise minimum over the replicas of a shard. Here a shard is ordered up to
+the ack-quorum-th largest prefix (`ack_quorum`); if the quorum is all replicas, that is the minimum.
+Only reports under the shard's current writer count, because a replica drops unordered records of
+earlier writers (`NewWriters`). After a shard was moved (`NewReplicas`), only reports of nodes that
+have applied that entry count: a node may have dropped the shard and been given it again.
 
 A replica that restarted may have lost its disk. The first message of its new incarnation voids its
 earlier reports. So no record is ordered because of a replica that no longer has it.
@@ -30,18 +30,18 @@ class ShardReports:
         self._needed = ack_quorum if needed is None else needed
         """How many replicas must have reported before the shard gets another writer."""
         self._stored: dict[NodeId, LocalId] = {}
-        """Prefixes under `epoch`; replicas that have not reported one are left out."""
+        """The stored prefix of each replica that has reported under `epoch`."""
         self.epoch = epoch
         """The shard's writer; 0: it has none yet."""
 
     def begin(self, epoch: Epoch) -> None:
-        """Begin with a new writer."""
+        """Change the writer; reports under the previous one are dropped."""
         assert epoch > self.epoch, "writers are numbered upwards"
         self.epoch = epoch
         self._stored.clear()
 
     def move(self) -> None:
-        """Begin with new replicas."""
+        """Drop all reports: the shard was moved."""
         self._stored.clear()
 
     def note(self, replica: NodeId, epoch: Epoch, stored: LocalId) -> bool:
@@ -78,8 +78,8 @@ class ShardReports:
 class Reports:
     """The reports about all shards, and which shards have new reports.
 
-    `entries_may_be_lost`: whether entries may be lost that were committed. Then a shard waits for
-    the reports of all its replicas before it gets another writer.
+    `entries_may_be_lost`: whether committed entries may be lost, as with a sole sequencer. A shard
+    then gets another writer only after all its replicas have reported.
     """
 
     __slots__ = ("_changed", "_config", "_entries_may_be_lost", "_placement", "_shards")
@@ -147,7 +147,9 @@ class Reports:
         return sorted(node for node in counting if not reported.has(node))
 
     def is_ordered(self, shard: ShardId, ordered: LocalId) -> bool:
-        """Whether enough replicas have reported, and what the ack quorum has is below `ordered`."""
+        """Whether enough replicas have reported, and no prefix that the ack quorum has exceeds
+        `ordered`.
+        """
         reported = self._shards[shard]
         return reported.known and reported.progress <= ordered
 
@@ -157,7 +159,7 @@ class Reports:
             self._shards[shard].begin(epoch)
 
     def move(self, shards: Iterable[ShardId]) -> None:
-        """Begin with the new replicas of shards, which the placement has already."""
+        """Drop the reports of moved shards; the placement already names their new replicas."""
         for shard in shards:
             self._shards[shard].move()
 

@@ -1,15 +1,15 @@
-"""Which storage nodes are lost, and who replaces them (decision 0048; Scalog 4.4 adds a shard for a
-lost one).
+"""Which storage nodes are lost, and which nodes replace them (decision 0048; Scalog 4.4 instead
+adds a shard).
 
-Storage nodes send heartbeats to the primary. If a counting replica of a shard is lost, the next
-entry (`NewReplicas`) lets another storage node count instead; the lost one stays in the list after
-the counting ones, because it may have the only copy of a record. When all counting replicas have
-every record that was ordered before, one more entry drops the others.
+Storage nodes send heartbeats to the primary. If a counting replica of a shard is lost, an entry
+(`NewReplicas`) names another storage node in its place. The lost replica stays in the list after
+the counting ones, because it may have the only copy of a record. When every counting replica has
+all records that were ordered before that entry, another entry drops the others.
 
-A shard whose appends wait gets another replica as soon as a node is lost. A shard that goes on with
-fewer (`ack_quorum`) gets it after `storage_replaced_s`, because the copy costs much and the node
-may come back. Lost replicas go to the end of the list at once: the first replica sends the tags of
-new records.
+If too few replicas are left for the ack quorum, appends wait, and the shard gets another replica
+after `storage_lost_s`. Otherwise it gets one after `storage_replaced_s`, because copying a shard is
+expensive and the node may come back. A lost replica goes to the end of the list at once, because
+the first replica sends the tags of new records to the index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from indilog.kernel.placement import Placement
 from indilog.wire.replica_messages import StorageAlive
 
 _LOOKS: Final = 4
-"""How often the primary looks in the time after which a storage node counts as lost."""
+"""Checks of the heartbeats per `storage_lost_s`."""
 
 
 class _Node:
@@ -57,16 +57,16 @@ class Replacements:
         self._replaced_s = max(self._lost_s, config.node.ordering.storage_replaced_s)
         self._nodes = {node: _Node(now) for node in nodes}
         self._leaving: frozenset[NodeId] = frozenset()
-        """Storage nodes that give their shards away, although they are alive."""
+        """Storage nodes that leave the cluster; their shards are moved although they are alive."""
         self._due = self._next_look(now)
         self._ran = now
         """When this node ran last."""
         self._changed = False
-        """Whether a node has become alive or complete since the last look."""
+        """Whether a node has come back or completed a shard since the last check."""
 
     def note_time(self, now: Instant) -> None:
-        """Note that this node runs, as it does at every deadline. If it did not for a while,
-        heartbeats may wait to be read.
+        """Note that this node runs. If it was paused (it missed its deadlines), heartbeats may be
+        unread, so all nodes count as alive again.
         """
         if now - self._ran > self._lost_s / 2:
             for node in self._nodes.values():
@@ -83,8 +83,8 @@ class Replacements:
             self._changed = True
 
     def _next_look(self, now: Instant) -> Instant:
-        """When this node runs next, although it hears nothing: otherwise it would take the silence
-        for a pause of its own.
+        """Return when to run next even without messages: `note_time` would otherwise take a quiet
+        time for a pause of this node.
         """
         return Instant(now + self._lost_s / _LOOKS)
 
@@ -100,7 +100,7 @@ class Replacements:
         return True
 
     def forget(self, node: NodeId) -> None:
-        """Forget what a node has, which restarted: it may have lost its disk."""
+        """Drop what a restarted node reported: it may have lost its disk."""
         if (known := self._nodes.get(node)) is not None:
             known.position, known.complete = 0, frozenset()
 
@@ -114,7 +114,7 @@ class Replacements:
         return frozenset(node for node in self._nodes if not self._is_lost(node, now))
 
     def is_due(self, now: Instant) -> bool:
-        """Whether something may have to be moved."""
+        """Whether shards may have to be moved now."""
         return self._changed or now >= self._due
 
     def wanted(self, now: Instant) -> dict[ShardId, tuple[NodeId, ...]]:
@@ -157,7 +157,8 @@ class Replacements:
         stalled = len(counting) - len(missing) < self._config.quorum_of(len(counting))
         after_s = self._lost_s if stalled else self._replaced_s
         vacant = sum(n in self._leaving or self._is_lost(n, now, after_s) for n in missing)
-        vacant -= len(alive) - (len(counting) - len(missing))  # others that have a copy
+        # Replicas after the counting ones already have a copy.
+        vacant -= len(alive) - (len(counting) - len(missing))
         spares = self._spares(before, load, now)
         chosen = spares[: max(0, min(vacant, REPLICAS_MAX - len(before)))]
         return (*alive, *chosen, *lost)
@@ -165,8 +166,8 @@ class Replacements:
     def _spares(
         self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
     ) -> list[NodeId]:
-        """Return the nodes that can replace one of `replicas`, the best first: those that have
-        applied as much of the metalog as the others, then those with the fewest shards.
+        """Return the nodes that can replace one of `replicas`, the best first. Nodes that have
+        applied as many entries as the replicas come first, then those with the fewest shards.
         """
         known = self._nodes
         current = [known[node].position for node in replicas if not self._is_lost(node, now)]
@@ -179,7 +180,7 @@ class Replacements:
         return sorted(spares, key=lambda n: (known[n].position < least, load[n], n))
 
     def _is_complete(self, node: NodeId, shard: ShardId) -> bool:
-        """Whether a node has all that was ordered before the shard was moved."""
+        """Whether a node has every record that was ordered before the shard was last moved."""
         known = self._nodes.get(node)
         return (
             known is not None
@@ -188,5 +189,5 @@ class Replacements:
         )
 
     def deadline(self) -> Instant:
-        """When to look again."""
+        """When to check the heartbeats again."""
         return self._due

@@ -15,7 +15,7 @@ from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.config import Config
 from indilog.kernel.metalog import entries_decoded
 from indilog.kernel.view import NODES_MAX, Members, View, Views
-from indilog.roles.incarnations import Heard, Incarnations
+from indilog.roles.incarnations import IncarnationOrder, Incarnations
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import (
     METALOG_KINDS,
@@ -180,7 +180,7 @@ class Sequencer:
         self._metalog.restore(payload)
 
     def recovered(self) -> None:
-        """Check after replay whether lost entries can be fetched from the other sequencers.
+        """Check after replay that other sequencers can restore lost entries.
 
         Raises:
             DataLossError: there are no other sequencers.
@@ -255,10 +255,10 @@ class Sequencer:
 
     def _on_received(self, event: Received) -> list[Effect]:
         assert self._core is not None, "Started is the first event"
-        heard = self._incarnations.note(event.sender, event.incarnation)
-        if heard is Heard.OLDER:
+        order = self._incarnations.note(event.sender, event.incarnation)
+        if order is IncarnationOrder.OLDER:
             return [Ignore(event, "a message of an earlier incarnation of its sender")]
-        if heard is Heard.NEWER:
+        if order is IncarnationOrder.NEWER:
             self._forget(event.sender)
         return self._on_message(event, event.message)
 
@@ -280,7 +280,7 @@ class Sequencer:
         return self._primary.on_received(event, message)
 
     def _direct(self, event: Received, core: Consensus) -> list[Effect]:
-        """Tell a reader or a storage node which node is the primary."""
+        """Answer a reader or a storage node with the primary, as far as it is known."""
         known = max(core.member.leader, (self._leadership.term, self._leadership.primary))
         if known[0] == 0 or known[1] == self._node:
             return [Ignore(event, f"a backup has no use for {type(event.message).__name__}")]
@@ -301,7 +301,7 @@ class Sequencer:
         return core.begin()
 
     def _on_term(self, event: TermBegun) -> list[Effect]:
-        """Lead the term, or notify its primary of this incarnation, whose answers begin anew.
+        """Lead the term, or notify its primary of this incarnation (`Member.announce`).
 
         Raises:
             DataDirectoryError: see `check_new`.
@@ -328,12 +328,12 @@ class Sequencer:
                 self._primary.want_members(members)
 
     def _retire_primary(self) -> None:
-        """Stop to work as a primary; readers ask the next one."""
+        """Stop working as a primary; readers then ask the next one."""
         self._primary = None
         self._parked.clear()
 
     def _begin(self, core: Consensus, now: Instant) -> list[Effect]:
-        """Begin to work as a primary."""
+        """Start working as a primary."""
         leader, view = core.leader, self._view
         assert leader is not None, "this node leads"
         term = core.member.term

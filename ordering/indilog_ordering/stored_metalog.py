@@ -86,8 +86,9 @@ class StoredMetalog:
 
     Attributes:
         base: what replaces the oldest entries.
-        committed: what the entries add up to that a primary here knows to be committed; a backup
-            does not use it. It is part of a checkpoint, so the next primary continues from it.
+        committed: the state after all entries that this node, as a primary, knew to be committed.
+            It is part of a checkpoint, so a later primary here continues from it; a backup does not
+            use it.
         stored: how many entries are durable.
         promised: primaries of a term below this are not followed, durably.
         learner: whether the copy may lack entries or promises that it once had, durably.
@@ -102,13 +103,13 @@ class StoredMetalog:
         self._sole = sole
         self._kept = kept
         self._doubtful = False
-        """Whether a frame was lost after the last one that was recovered."""
+        """Whether a frame after the last recovered one was lost."""
         self._broken = False
-        """Whether a recovered frame did not continue the copy: later ones are left out."""
+        """Whether a recovered frame did not continue the copy; later entries are then skipped."""
         self._promise_lost = False
         """Whether a lost frame may have held a promise that no later one holds."""
         self._later: dict[MetalogPosition, Entry] = {}
-        """Entries after a hole that recovery found, of a sole sequencer."""
+        """Of a sole sequencer: entries that recovery found after a hole."""
         self.learner = False
         self.promised = Epoch(0)
         self.written = MetalogState(Epoch(0), learner=False, extent=Extent(Epoch(0), 0))
@@ -173,11 +174,11 @@ class StoredMetalog:
         return Extent(self.epoch_before(self.stored), self.stored)
 
     def agreement(self, last: Epoch, length: MetalogPosition) -> MetalogPosition:
-        """Return how many entries this copy can have in common with another one at most, from the
-        first entry on. The other copy has `length` entries, the last one of term `last`.
+        """Return an upper bound of the common prefix of this copy and another one, in entries.
 
-        The number is exact for a copy of committed entries. If the base replaces these entries, it
-        is unknown, and 0 is returned.
+        The other copy has `length` entries, the last one of term `last`. The bound is exact if the
+        other copy has only committed entries. It is 0 if the base here replaces the entries that
+        would have to be compared.
         """
         if last < self.base.last:
             return 0
@@ -186,14 +187,14 @@ class StoredMetalog:
         return min(length, len(self))
 
     def fits(self, start: MetalogPosition, previous: Epoch) -> bool:
-        """Whether this copy has an entry of term `previous` before `start`, so that it equals every
-        other copy with such an entry up to there.
+        """Whether the entry before `start` is of term `previous`. If so, this copy is equal up to
+        `start` to every copy for which the same holds.
         """
         return self.base.position <= start <= len(self) and self.epoch_before(start) == previous
 
     def common(self, start: MetalogPosition, previous: Epoch) -> Extent:
-        """Return the extent up to which this copy can equal one with an entry of term `previous`
-        before `start`, at most.
+        """Return the largest extent that this copy can share with a copy whose entry before `start`
+        is of term `previous`.
         """
         end = max(self.base.position, min(start, len(self)))
         while end > self.base.position and self.epoch_before(end) > previous:
@@ -231,7 +232,7 @@ class StoredMetalog:
         self.stored = len(self)
 
     def _proves(self, entry: Entry) -> bool:
-        """Whether the copy before this entry is what it was when the entry was written."""
+        """Whether this entry proves that no entry before it is missing (see the module)."""
         position = entry.position
         if self._sole:
             return position == len(self)
@@ -279,7 +280,7 @@ class StoredMetalog:
             self._promise_lost = True
 
     def recovered(self) -> None:
-        """End the recovery. A frame that was lost at the end may have held the last entry."""
+        """End the recovery: unresolved damage makes the node a learner."""
         if self._doubtful or self._broken or self._promise_lost or self._later:
             self.learner = True
         self._doubtful = self._broken = self._promise_lost = False

@@ -2,7 +2,7 @@
 (ARCHITECTURE 13).
 
 The primary keeps no floors, so a trim requested twice makes a second entry, which changes nothing.
-It remembers its last answers, so a resent request normally needs no second entry.
+It caches its last answers, so a resent request normally makes no second entry.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TrimRequests:
         return []
 
     def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
-        """Remove and return the floors for the entry at `position`: the highest of each tag."""
+        """Put queued requests into the entry at `position`; return its floors, one per tag."""
         keys = list(self._wanted)[:TRIM_FLOORS_MAX]
         floors: dict[tuple[int, bool, int], SeqNum] = {}
         for key in keys:
