@@ -25,7 +25,7 @@ from indilog.wire.tag_messages import DISCARDED_RUNS_MAX, Discarded, DiscardedWa
 from indilog_index.trim_feed import TrimFeed
 
 Runs: TypeAlias = NDArray[np.uint64]
-"""Runs of seqnums, ascending: a row each, its first seqnum and the one after its last."""
+"""Runs of seqnums, ascending: each row is a range [first, end)."""
 
 
 class _Question(NamedTuple):

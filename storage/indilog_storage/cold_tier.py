@@ -1,10 +1,11 @@
 """Old records on cold storage: moves them there, and deletes what is trimmed (decision 0039).
 
-A move has four steps. The node reads consecutive batches of a shard that are past the edge. A
-thread writes them as one object. A `COLD` frame notes the object; from then on the shard places
-these batches there. Then the frames of the batches are no longer needed, and the rewrite of their
-segments leaves them out. A crash before the note leaves an object that no note names: the next
-start deletes it. A crash after the note leaves frames that the next start reports as unneeded.
+A move has four steps. The node reads consecutive batches of a shard that are due: old
+enough, or too many for the bytes kept on disk. A thread writes them as one object. A `COLD` frame
+notes the object; from then on the shard places these batches there. Then the frames of the batches
+are no longer needed, and the rewrite of their segments leaves them out. A crash before the note
+leaves an object that no note names: the next start deletes it. A crash after the note leaves frames
+that the next start reports as unneeded.
 
 Only records move that the older of two checkpoints covers, so a move never has to be undone. One
 object at a time is in the making. The objects of a node are its own: each replica moves its own
@@ -65,7 +66,7 @@ _BATCHES_MAX: Final = 64
 """Limits of one step of reading, in bytes and in batches."""
 _BATCH_REST_S: Final = 0.0002
 _LOOK_S: Final = 1.0
-"""Seconds between two looks for records past the edge."""
+"""Seconds between two searches for records to move."""
 _WITNESSES_MAX: Final = 256
 """Objects whose witness is checked in one step."""
 _CHECK_REST_S: Final = 0.01
@@ -272,7 +273,7 @@ class ColdTier:
         return effects
 
     def _past_the_edge(self, now: Instant) -> tuple[Shard, LocalRun] | None:
-        """Return a shard and batches of it for one object; None: too few are past the edge."""
+        """Return a shard and batches of it for one object; None: too few are due."""
         covered = self._ordering.tail_before(
             min(self._covered.older.length, self._ordering.position)
         )

@@ -69,7 +69,7 @@ class MovedShards:
         self.shards: dict[ShardId, Shard] = {}
         self.dropped: list[DroppedShard] = []
         self._aside: dict[ShardId, Shard] = {}
-        """Shards that are not kept and have batches, which are used if the shard comes back."""
+        """Shards that are not kept; their batches are used if the node is given the shard again."""
         self._late: dict[ShardId, list[LateBatch]] = {}
         """Further batches of these, in the order of the journal."""
         self.has_freed = False
@@ -141,7 +141,7 @@ class MovedShards:
         return tuple(self._late.get(shard, ()))
 
     def start(self, position: MetalogPosition) -> None:
-        """Let the bytes of shards that did not come back be freed after recovery."""
+        """After recovery, free the bytes of shards that the node does not keep."""
         known = {one.shard.id for one in self.dropped}
         for shard in [*self._aside.values()]:
             if shard.id not in known:
@@ -155,7 +155,7 @@ class MovedShards:
         self._late.clear()
 
     def follow(self, ordering: Ordering, *, drops: bool = True) -> None:
-        """Keep what the applied entries say."""
+        """Restore the placement from the applied entries, then add and drop shards (`sync`)."""
         self.placement.restore(ordering.replicas, ordering.view)
         self.sync(ordering, drops=drops)
 

@@ -82,7 +82,7 @@ class ShardHistory(NamedTuple):
 
     Attributes:
         localids, seqnums: where its spans begin, ascending.
-        writers: the localid from which on each of its writers has it.
+        writers: each writer of the shard, with the first localid that it may write.
         ordered: how many of its records are ordered.
     """
 
@@ -92,7 +92,7 @@ class ShardHistory(NamedTuple):
     ordered: LocalId
 
     def may_have(self, localid: LocalId, writer: Epoch) -> bool:
-        """Whether what `writer` stored at `localid` is ordered there, or may still be."""
+        """Whether a record of `writer` at `localid` is ordered, or may still be ordered."""
         index = bisect_right(self.writers, localid, key=itemgetter(0)) - 1
         having = self.writers[index][1] if index >= 0 else NO_INCARNATION
         return writer == having or (writer > having and localid >= self.ordered)
