@@ -178,7 +178,7 @@ def _row(shard: Shard) -> tuple[object, ...]:
     missing = [f"{node} {count:,}" for node, count in shard.missing.items()]
     return (
         shard.shard,
-        shard.writer,
+        shard.writer or "-",
         shard.state,
         shard.counting,
         _names(shard.further),

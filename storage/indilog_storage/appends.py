@@ -24,6 +24,7 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import NO_INCARNATION, Span
 from indilog.kernel.records import BatchHeader, RecordBatch
+from indilog.kernel.view import NO_WRITER
 from indilog.roles.leadership import Leadership
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.messages import (
@@ -214,6 +215,8 @@ class Appends:
         effects: list[Effect] = []
         if self._answered:
             for writer, shard_id in sorted(self._answered):
+                if writer == NO_WRITER:
+                    continue  # its compute node has left
                 shard = self._shards[shard_id]
                 sound = shard.sound
                 whole = shard.written if sound == shard.stored else sound

@@ -199,8 +199,8 @@ def _engines(members: Members, homes: tuple[NodeId, ...], count: int | None) -> 
         return before
     if count < len(homes):
         raise ConfigError(
-            f"{_names(homes)} check conditional appends, so they cannot leave: there are at least "
-            f"{len(homes)} compute nodes, not {count}."
+            f"Conditional appends are checked by {_names(homes)}, which cannot leave; set the "
+            f"number of compute nodes to {len(homes)} or more, not to {count}."
         )
     return homes + _resized([e for e in before if e not in homes], count - len(homes), homes)
 

@@ -7,9 +7,9 @@ import msgspec
 from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.kernel.metalog import NewView
 from indilog.kernel.placement import Placement
-from indilog.kernel.view import Members, View, view_of, view_with
+from indilog.kernel.view import NO_WRITER, Members, View, view_of, view_with
 from indilog.roles.role import Send
-from indilog.wire.messages import AppendBatch, IndexData
+from indilog.wire.messages import AppendBatch, IndexData, ShardStored
 from indilog.wire.replica_messages import PlacementIs
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
@@ -100,3 +100,17 @@ def test_the_last_storage_node_still_sends_the_view_periodically() -> None:
     assert not placement.view.moves_shards
     again = [send.to for send in machine.wait(10.0) if isinstance(send.message, PlacementIs)]
     assert set(again) == {*placement.view.index_nodes, *placement.view.aggregators}
+
+
+def test_a_shard_without_writer_is_answered_to_no_node_at_a_start() -> None:
+    machine, _ = machine_with_view(A)
+    view = machine.node._moved.placement.view
+    position = machine.node.position
+    members = msgspec.structs.replace(view.members, engines=(ENGINE,), version=2)
+    left = view_with(view, members, position, machine.node._moved.placement.replicas)
+    entry = NewView(position, ViewNumber(1), Epoch(1), left)
+    machine.tell(entries_message((entry,)), sender=PRIMARY)
+    assert left.shards[NEW_SHARD].writer == NO_WRITER
+    again = machine.restarted()
+    answered = {send.to for send in again.started if isinstance(send.message, ShardStored)}
+    assert answered == {ENGINE}

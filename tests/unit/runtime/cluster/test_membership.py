@@ -77,7 +77,7 @@ def test_every_change_has_a_greater_version_than_the_view_and_the_members() -> N
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
-        ({"compute_nodes": 1}, "engine-0, engine-1 check conditional appends"),
+        ({"compute_nodes": 1}, "checked by engine-0, engine-1, which cannot leave"),
         ({"storage_nodes": 1}, "2 replicas of each record need as many storage nodes, not 1"),
         ({"storage_nodes": 100}, "adds 97 nodes, each a process of this machine; add at most 32"),
         ({"storage_nodes": 2000}, "at most 1,000 nodes"),
