@@ -140,6 +140,7 @@ class Engine:
         self._index_fetch = IndexFetch(self.placement, self._new_resend())
         self._epoch = Epoch(0)
         self._had_shard = False
+        """Whether a view took away the shard that this incarnation wrote."""
 
     def _new_resend(self) -> Resend:
         messages = self._config.node.messages
@@ -505,10 +506,11 @@ class Engine:
         shard, writer = self.placement.view.shard_written_by(self._node), self._writer
         if writer is not None and writer.shard != shard:
             self._writer = None
-            return writer.give_up()
+            self._had_shard = self._had_shard or writer.takeover is not Takeover.ASKING
+            effects = writer.give_up()
+            return effects if self._had_shard else effects + self._follow_view(now)
         if shard is None or writer is not None or self._had_shard:
             return []  # a second writer of one incarnation looks like the first
-        self._had_shard = True
         replicas = self.placement.replicas(shard)
         copies = len(self.placement.counting(shard))
         self._writer = ShardWriter(shard, replicas, self._epoch, self._config, copies=copies)

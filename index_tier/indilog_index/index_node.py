@@ -505,12 +505,6 @@ class IndexNode:
     # --- lookups
 
     def _on_lookup(self, event: Received, lookup: IndexLookup, now: Instant) -> list[Effect]:
-        if lookup.view > self._placement.view.number:
-            return self._answer_in_time(event, lookup, now)
-        if event.sender not in self._engines:
-            return [Ignore(event, "a lookup from a node that is no engine")]
-        if lookup.aggregator not in self._merging_nodes:
-            return [Ignore(event, "a lookup that names no merging node")]
         if not 1 <= lookup.count <= READ_RANGE_LIMIT_MAX:
             return [Ignore(event, "a lookup for too many records, or for none")]
         return self._answer_in_time(event, lookup, now)
@@ -518,8 +512,6 @@ class IndexNode:
     def _on_firsts_wanted(
         self, event: Received, wanted: TagFirstsWanted, now: Instant
     ) -> list[Effect]:
-        if event.sender not in self._engines:
-            return [Ignore(event, "a question from a node that is no engine")]
         if len(wanted.tags) % 8 or not 0 < len(wanted.tags) <= 8 * READ_RANGE_LIMIT_MAX:
             return [Ignore(event, "a question about too many tags, or about none")]
         return self._answer_in_time(event, wanted, now)
@@ -556,6 +548,10 @@ class IndexNode:
     def _answer_any(
         self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
+        if origin not in self._engines:
+            return [Ignore(lookup, "a lookup from a node that is no engine")]
+        if isinstance(lookup, IndexLookup) and lookup.aggregator not in self._merging_nodes:
+            return [Ignore(lookup, "a lookup that names no merging node")]
         below = min(lookup.position, self._lineage.position)
         is_older = (self._lineage.before(below) or 0) > lookup.epoch
         if is_older or self._replaced_after(lookup) is not None:

@@ -33,7 +33,7 @@ from indilog.base.ids import (
     TagHash,
     ViewNumber,
 )
-from indilog.kernel.view import View
+from indilog.kernel.view import NODE_NAME_MAX, View
 
 
 class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
@@ -153,8 +153,6 @@ MOVES_MAX: Final = 64
 """Shards with new replicas in one entry."""
 REPLICAS_MAX: Final = 16
 """Replicas of one shard."""
-NODE_NAME_MAX: Final = 64
-"""Bytes of the name of a storage node."""
 _SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
 _FLOOR_BYTES: Final = 29
@@ -194,12 +192,11 @@ def is_possible(entry: Entry) -> bool:
 
 
 def _is_possible_view(view: View) -> bool:
-    names_fit = all(0 < len(name.encode()) <= NODE_NAME_MAX for name in view.nodes)
     try:
         view.check()
     except ConfigError:
         return False
-    return names_fit and all(0 <= shard < _SHARDS_MAX for shard in view.shards)
+    return all(0 <= shard < _SHARDS_MAX for shard in view.shards)
 
 
 def replicas_in(entry: NewReplicas) -> dict[ShardId, Replicas]:

@@ -22,6 +22,8 @@ NO_WRITER: Final = NodeId("")
 FIRST_VIEW: Final = ViewNumber(1)
 NODES_MAX: Final = 1000
 """Nodes of a view."""
+NODE_NAME_MAX: Final = 64
+"""Bytes of the name of a node."""
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
@@ -139,6 +141,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError("An era of the index schedule names index shards, each once.")
         if len(set(self.nodes)) != len(self.nodes):
             raise ConfigError("A node has one role; a name appears twice in the view.")
+        if not all(0 < len(name.encode()) <= NODE_NAME_MAX for name in self.nodes):
+            raise ConfigError(f"The name of a node has 1 to {NODE_NAME_MAX} bytes.")
         if len(self.nodes) > NODES_MAX:
             raise ConfigError(f"A view has at most {NODES_MAX:,} nodes.")
 
@@ -314,8 +318,12 @@ def with_storage_nodes_of(view: View, wanted: View) -> View:
     added = tuple(node for node in wanted.storage_nodes if node not in view.storage_nodes)
     if not added:
         return view
+    back = tuple(node for node in added if node in view.left)
     following = msgspec.structs.replace(
-        view, number=ViewNumber(view.number + 1), spares=view.spares + added
+        view,
+        number=ViewNumber(view.number + 1),
+        spares=view.spares + tuple(node for node in added if node not in back),
+        left=tuple(node for node in view.left if node not in back),
     )
     following.check()
     return following

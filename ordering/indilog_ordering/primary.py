@@ -91,6 +91,7 @@ class Primary:
         self._node = node
         self._epoch = epoch
         self._leader = leader
+        self._merged_by_masters = config.cluster.aggregation == "master-slave"
         self._page_entries = config.node.ordering.metalog_entries_in_flight_max
         self._page_bytes = config.node.messages.page_bytes_max
         self._metalog = metalog
@@ -110,15 +111,14 @@ class Primary:
         """The replicas of each shard according to all entries, committed or not."""
         self._placement.restore(proposed.replicas, proposed.view)
         view = self._placement.view
-        self._engines = frozenset(view.engines)
-        self._readers = view.engines + view.storage_nodes
-        """Engines first: callers wait for them."""
-        self._reader_set = frozenset(self._readers)
+        self._set_readers(view)
         self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._leaving: dict[NodeId, MetalogPosition] = {}
         """Readers that have left, with the position of the entry that they must still receive."""
         self._members: Members | None = None
         """The nodes that the cluster is to have; None: those that it has."""
+        self._view_is_due = False
+        """Whether the members or the replicas have changed since the last view was proposed."""
         self._replacements = Replacements(self._placement, view.storage_nodes, config, now)
         self._reports = Reports(
             self._placement, config.cluster, proposed.writers, entries_may_be_lost=leader.alone
@@ -136,6 +136,12 @@ class Primary:
         """Tail requests, by reader and request number: the round that must be confirmed first, and
         the newest view that the reader knows.
         """
+
+    def _set_readers(self, view: View) -> None:
+        """Serve the engines and storage nodes of a view; engines first: callers wait for them."""
+        self._engines = frozenset(view.engines)
+        self._readers = view.engines + view.storage_nodes
+        self._reader_set = frozenset(self._readers)
 
     @property
     def committed(self) -> MetalogPosition:
@@ -213,7 +219,7 @@ class Primary:
             effects += self._answer_tails()
         if self._reports.changed:
             effects += self._propose()
-        if self._members is not None:
+        if self._members is not None and self._view_is_due:
             effects += self._propose_view(self._members, now)
         if self._placement.view.moves_shards and self._replacements.is_due(now):
             effects += self._propose_replicas(now)
@@ -293,8 +299,7 @@ class Primary:
         self._covered_by_all = min(lengths, default=0)
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
-        if event.sender not in self._reader_set:
-            return [Ignore(event, "asked by a node that is neither engine nor storage")]
+        """Send entries to any node: one that has left may have missed the entry that says so."""
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
         committed = self.committed
@@ -438,11 +443,12 @@ class Primary:
         position, number, epoch = len(self._metalog), self._placement.view.number, self._epoch
         self._placement.move({s: Replicas(position, nodes) for s, nodes in wanted.items()})
         self._reports.move(wanted)
+        self._view_is_due = True
         return [self._leader.append(NewReplicas(position, number, epoch, wanted))]
 
     def want_members(self, members: Members) -> None:
         """Note the nodes that the cluster is to have."""
-        self._members = members
+        self._members, self._view_is_due = members, True
 
     def _propose_view(self, members: Members, now: Instant) -> list[Effect]:
         """Install the view that has the wanted nodes, as far as that is possible now.
@@ -452,6 +458,7 @@ class Primary:
         placement, position = self._placement, len(self._metalog)
         if self._leader.alone or not self._leader.has_room:
             return []
+        self._view_is_due = False
         before = placement.view
         if members.version < before.members_version:
             self._members = None
@@ -460,25 +467,35 @@ class Primary:
         try:
             view = view_with(before, members, position, placement.replicas)
         except ConfigError as error:
-            self._members = None
-            return [Ignore(members, str(error))]
+            return self._refuse_members(members, str(error), now)
+        if not (members.aggregators or self._merged_by_masters):
+            return self._refuse_members(members, "Lookups need an aggregator.", now)
+        entry = NewView(position, view.number, self._epoch, view)
         self._replacements.set_nodes(view.storage_nodes, leaving, now)
         if view is before:
             if not leaving:
                 self._members = None
             return []
         placement.install(view)
-        self._note_view()
-        return [self._leader.append(NewView(position, view.number, self._epoch, view))]
+        self._note_view(before)
+        return [self._leader.append(entry)]
 
-    def _note_view(self) -> None:
+    def _refuse_members(self, members: Members, reason: str, now: Instant) -> list[Effect]:
+        """Keep the nodes that the cluster has."""
+        self._members = None
+        self._replacements.set_nodes(self._placement.view.storage_nodes, (), now)
+        return [Ignore(members, reason)]
+
+    def _note_view(self, before: View) -> None:
         """Serve the nodes of the newest view, which the next entry installs."""
-        view, before = self._placement.view, self._readers
-        self._engines = frozenset(view.engines)
-        self._readers = view.engines + view.storage_nodes
-        self._leaving |= {n: len(self._metalog) for n in before if n not in self._readers}
-        # A reader that left may have missed the entry that says so.
-        self._reader_set |= frozenset(self._readers)
+        view, readers = self._placement.view, self._readers
+        self._set_readers(view)
+        self._leaving |= {n: len(self._metalog) for n in readers if n not in self._readers}
+        self._wanted = {
+            shard: epoch
+            for shard, epoch in self._wanted.items()
+            if view.shards[shard].writer == before.shards[shard].writer
+        }
         self._disk_full_notifier.set_receivers(view.engines)
         self._reports.add_shards({})
         nothing = Extent(NO_INCARNATION, 0)

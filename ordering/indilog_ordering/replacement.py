@@ -78,7 +78,10 @@ class Replacements:
     ) -> None:
         """Note which storage nodes there are, and which of them leave the cluster."""
         if self._nodes.keys() != set(nodes) or self._leaving != set(leaving):
+            # None of them had to send heartbeats if there was only one.
             self._nodes = {node: self._nodes.get(node) or _Node(now) for node in nodes}
+            for node in self._nodes.values():
+                node.heard = now
             self._leaving = frozenset(leaving)
             self._changed = True
 
@@ -148,26 +151,32 @@ class Replacements:
     ) -> tuple[NodeId, ...]:
         """Return the replicas that a shard should have now."""
         before, counting = self._placement.replicas(shard), self._placement.counting(shard)
-        alive = [n for n in before if not self._is_lost(n, now) and n not in self._leaving]
-        lost = [node for node in before if node not in alive]
-        missing = [node for node in counting if node in lost]
+        lost = [node for node in before if self._is_lost(node, now)]
+        leaving = [node for node in before if node in self._leaving and node not in lost]
+        staying = [node for node in before if node not in lost and node not in leaving]
+        missing = [node for node in counting if node not in staying]
         if not missing:
             complete = all(self._is_complete(node, shard) for node in counting)
             return counting if complete else before
-        stalled = len(counting) - len(missing) < self._config.quorum_of(len(counting))
-        after_s = self._lost_s if stalled else self._replaced_s
-        vacant = sum(n in self._leaving or self._is_lost(n, now, after_s) for n in missing)
+        up = sum(node not in lost for node in counting)
+        after_s = self._lost_s if up < self._config.quorum_of(len(counting)) else self._replaced_s
+        vacant = sum(self._is_lost(node, now, after_s) for node in missing)
+        spares, least = self._spares(before, load, now)
+        # Nothing waits for a node that leaves to be replaced, so one that lags does not count.
+        current = [node for node in spares if self._nodes[node].position >= least]
+        behind = [node for node in spares if node not in current][: max(0, vacant - len(current))]
+        vacant += sum(node in leaving for node in missing)
         # Replicas after the counting ones already have a copy.
-        vacant -= len(alive) - (len(counting) - len(missing))
-        spares = self._spares(before, load, now)
-        chosen = spares[: max(0, min(vacant, REPLICAS_MAX - len(before)))]
-        return (*alive, *chosen, *lost)
+        vacant -= len(staying) - (len(counting) - len(missing))
+        chosen = [*current, *behind][: max(0, min(vacant, REPLICAS_MAX - len(before)))]
+        return (*staying, *chosen, *leaving, *lost)
 
     def _spares(
         self, replicas: tuple[NodeId, ...], load: Mapping[NodeId, int], now: Instant
-    ) -> list[NodeId]:
-        """Return the nodes that can replace one of `replicas`, the best first. Nodes that have
-        applied as many entries as the replicas come first, then those with the fewest shards.
+    ) -> tuple[list[NodeId], MetalogPosition]:
+        """Return the nodes that can replace one of `replicas`, the best first, and how many entries
+        the replicas have applied. Nodes that have applied as many come first, then those with the
+        fewest shards.
         """
         known = self._nodes
         current = [known[node].position for node in replicas if not self._is_lost(node, now)]
@@ -177,7 +186,7 @@ class Replacements:
             if node not in replicas and node not in self._leaving
             and state.has_room and not self._is_lost(node, now)
         ]  # fmt: skip
-        return sorted(spares, key=lambda n: (known[n].position < least, load[n], n))
+        return sorted(spares, key=lambda n: (known[n].position < least, load[n], n)), least
 
     def _is_complete(self, node: NodeId, shard: ShardId) -> bool:
         """Whether a node has every record that was ordered before the shard was last moved."""

@@ -62,7 +62,16 @@ class HistoryFetch:
     @property
     def _others(self) -> tuple[NodeId, ...]:
         """The other storage nodes."""
-        return tuple(n for n in self._placement.view.storage_nodes if n != self._node)
+        return self._others_at(self.base)
+
+    def _others_at(self, base: Base | None) -> tuple[NodeId, ...]:
+        """Return the other storage nodes: those of the view of a base if it is newer than what the
+        applied entries say.
+        """
+        view = self._placement.view
+        if base is not None and base.view is not None and base.view.number > view.number:
+            view = base.view
+        return tuple(node for node in view.storage_nodes if node != self._node)
 
     @property
     def _asked_node(self) -> NodeId:
@@ -82,7 +91,7 @@ class HistoryFetch:
         """
         if base == self.base or self._ordering.has(base.position, base.last):
             return
-        if not self._others:
+        if not self._others_at(base):
             raise self._loss(base)
         if self.base is None or (self._promised is not None and self._promised < base.trims):
             self._begin_floors()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
-from indilog.base.ids import Epoch, Instant, ViewNumber
+from indilog.base.ids import Epoch, Instant, ShardId, ViewNumber
 from indilog.config import Config
 from indilog.kernel.metalog import NewView
 from indilog.kernel.placement import Placement
@@ -92,3 +92,18 @@ def test_a_lookup_names_the_view_and_asks_all_its_index_shards() -> None:
     lookup = asked[0][1]
     assert isinstance(lookup, IndexLookup)
     assert (lookup.view, lookup.index_shards) == (view.number, 3)
+
+
+def test_a_node_that_started_with_an_older_view_asks_for_the_shard_of_the_newest() -> None:
+    """It has not written the shard of the older one."""
+    given = Driver().engine.placement.view
+    placed = given.shards[SHARD]
+    other = ShardId(7)
+    engine = Engine(ENGINE, [given], Config())
+    ((_, wanted),) = sends(engine.handle([Started(Epoch(1))], Instant(0.0)), TailWanted)
+    assert isinstance(wanted, TailWanted)
+    shards = given.shards | {SHARD: ShardPlacement(placed.replicas, NO_WRITER), other: placed}
+    view = msgspec.structs.replace(given, number=ViewNumber(9), shards=shards)
+    known = TailIs(wanted.request, 0, 0, {}, Epoch(1), view=view)
+    effects = engine.handle([Received(PRIMARY, known, Epoch(1))], Instant(0.0))
+    assert ShardWanted(other, Epoch(1)) in [message for _, message in sends(effects, ShardWanted)]

@@ -510,3 +510,14 @@ def test_a_node_that_no_view_has_yet_serves_its_index_shard_when_one_has() -> No
     node.handle([Started(Epoch(1)), SnapshotsAnswered(SnapshotOpened(None))], T0)
     wanted = asked(node.handle([Received(A, PlacementIs(newer_view(3), {}), Epoch(1))], T0))
     assert {start for _, start, _ in wanted} == {5}, "5 % 3 == 2"
+
+
+def test_a_lookup_under_a_newer_view_is_checked_when_it_is_answered() -> None:
+    node = index_node()
+    view = newer_view(3)
+    stranger = lookup_under(view, 1, position=0)._replace(sender=NodeId("stranger"))
+    node.handle([stranger], T0)
+    effects = node.handle([Received(A, PlacementIs(view, {}), Epoch(1))], T0)
+    assert answers(effects) == []
+    reasons = [effect.reason for effect in effects if isinstance(effect, Ignore)]
+    assert reasons == ["a lookup from a node that is no engine"]

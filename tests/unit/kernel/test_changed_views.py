@@ -103,6 +103,7 @@ def test_members_older_than_those_of_the_view_change_nothing() -> None:
             {"aggregators": names("engine", 1)},
             "A node has one role; a name appears twice in the view.",
         ),
+        ({"engines": (NodeId("engine-" + "7" * 60),)}, "The name of a node has 1 to 64 bytes."),
         ({"engines": names("engine", 1001)}, "A view has at most 1,000 nodes."),
     ],
 )

@@ -626,7 +626,6 @@ def test_a_restarted_primary_answers_no_earlier_tail() -> None:
         sealed(1, term=4),
         Received(FIRST, MetalogStored(Epoch(6), 1), Epoch(1)),
         Received(FIRST, Seal(Epoch(4), 1), Epoch(1)),
-        Received(NodeId("index-0-0"), MetalogWanted(0), Epoch(1)),
         Received(STORAGE, MetalogWanted(-1), Epoch(1)),
         Received(NodeId("unknown"), TailWanted(1), Epoch(1)),
         Received(FIRST, append(0), Epoch(1)),

@@ -212,3 +212,23 @@ def test_more_shards_than_fit_into_one_entry_follow_at_once() -> None:
     )
     cluster.move()
     assert len(cluster.placement.moved) == MOVES_MAX + 1
+
+
+def test_the_node_that_leaves_counts_while_the_other_replica_is_lost() -> None:
+    """It is alive and has all records; the spare has none of the old ones yet."""
+    cluster = Cluster(nodes=3)
+    cluster.copying = {C}
+    cluster.replacements.set_nodes(cluster.view.storage_nodes, {A}, cluster.now)
+    cluster.pass_s(1)
+    cluster.pass_s(LOST_S + 2, B)
+    assert cluster.placement.counting(SHARD) == (C, A)
+
+
+def test_the_node_that_leaves_counts_again_when_the_spare_is_lost() -> None:
+    cluster = Cluster(nodes=3)
+    cluster.copying = {C}
+    cluster.replacements.set_nodes(cluster.view.storage_nodes, {A}, cluster.now)
+    cluster.pass_s(1)
+    before = cluster.placement.counting(SHARD)
+    cluster.pass_s(LOST_S + 100, C)
+    assert (before, cluster.placement.counting(SHARD)) == ((B, C), (B, A))

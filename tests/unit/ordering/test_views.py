@@ -8,7 +8,8 @@ import msgspec
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.kernel.metalog import Entry, NewReplicas, NewView, NewWriters
-from indilog.kernel.view import Members, View, view_of
+from indilog.kernel.placement import Placement
+from indilog.kernel.view import Members, View, view_of, view_with
 from indilog.roles.role import Event, MembersWanted, Received
 from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardWanted, TailIs, TailWanted
 from indilog.wire.sequencer_messages import MetalogAppend
@@ -20,6 +21,7 @@ from tests.unit.ordering.test_primary import (
     T0,
     elected,
     persisted,
+    progress,
     reasons,
     sealed,
     sent,
@@ -149,3 +151,40 @@ def test_a_compute_node_that_leaves_receives_the_entry_and_may_ask_for_it() -> N
     node.handle([wanted(version=3, aggregators=(NodeId("aggregator-5"),))], T0)
     effects = node.handle([persisted(4), stored(4)], T0)
     assert JOINING not in {to for to, _ in sent(effects, MetalogEntries)}
+
+
+def commit(node: Sequencer) -> list[Event]:
+    """What commits all proposed entries."""
+    tokens = range(node.committed + 1, node.length + 1)
+    return [*map(persisted, tokens), stored(node.length)]
+
+
+def test_a_second_storage_node_gets_no_shard_because_the_first_had_to_send_no_heartbeats() -> None:
+    view = view_of(sequencers=3)
+    node, _ = elected(view)
+    node.handle([persisted(1), stored(1)], T0)
+    now = T0
+    for number in range(1, 60):
+        now = Instant(now + 0.5)
+        node.handle([progress(number, sender=A)], now)
+        node.handle(commit(node), now)
+    members = msgspec.structs.replace(view.members, storage_nodes=(A, B), version=1)
+    effects = node.handle([MembersWanted(members)], now) + node.handle(commit(node), now)
+    entries = [entry for _, message in sent(effects, MetalogAppend) for entry in message.entries]
+    assert {type(entry) for entry in entries} == {NewView}
+
+
+def test_the_next_primary_answers_a_compute_node_that_left() -> None:
+    members = msgspec.structs.replace(VIEW.members, engines=(ENGINE, JOINING), version=1)
+    two = view_with(VIEW, members, 5, Placement(VIEW).replicas)
+    one = msgspec.structs.replace(members, engines=(ENGINE,), version=2)
+    node, _ = elected(view_with(two, one, 6, Placement(two).replicas))
+    node.handle([persisted(1), stored(1)], T0)
+    asked = Received(JOINING, MetalogWanted(0, Epoch(0), 9), Epoch(6))
+    assert [to for to, _ in sent(node.handle([asked], T0), MetalogEntries)] == [JOINING]
+
+
+def test_a_cluster_that_merges_at_aggregators_keeps_one() -> None:
+    node = primary()
+    effects = node.handle([wanted(aggregators=())], T0)
+    assert reasons(effects) == ["Lookups need an aggregator."]

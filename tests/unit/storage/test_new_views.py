@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
-from indilog.kernel.metalog import NewView
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
+from indilog.kernel.metalog import Base, NewView
 from indilog.kernel.placement import Placement
 from indilog.kernel.view import NO_WRITER, Members, View, view_of, view_with
 from indilog.roles.role import Send
 from indilog.wire.messages import AppendBatch, IndexData, ShardStored
 from indilog.wire.replica_messages import PlacementIs
+from indilog_storage.history import HistoryFetch
+from indilog_storage.ordering import Ordering
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
@@ -114,3 +116,13 @@ def test_a_shard_without_writer_is_answered_to_no_node_at_a_start() -> None:
     again = machine.restarted()
     answered = {send.to for send in again.started if isinstance(send.message, ShardStored)}
     assert answered == {ENGINE}
+
+
+def test_old_entries_are_fetched_from_nodes_of_the_newest_view() -> None:
+    """A node that lost its disk may start with a view in which it is alone."""
+    first = view_of(sequencers=3)
+    members = msgspec.structs.replace(first.members, storage_nodes=(A, B), version=1)
+    view = view_with(first, members, 3, Placement(first).replicas)
+    history = HistoryFetch(A, Placement(first), Ordering(), config_of().node)
+    history.begin(Base(10, Epoch(1), view=view))
+    assert [effect.to for effect in history.conclude(Instant(0.0))] == [B]  # type: ignore[union-attr]
