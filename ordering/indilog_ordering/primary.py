@@ -375,9 +375,9 @@ class Primary:
     def _publish(self) -> list[Effect]:
         """Publish the entries that were committed since the last call.
 
-        The first message has the last page of recovered entries, or none. It carries the new term,
-        so each reader then asks this node to confirm its copy. A reader that lags by more than the
-        page sees a gap and requests entries.
+        The first message has the last page of recovered entries, or none. If this process is a new
+        incarnation, readers learn this from the message and have their copies confirmed. A reader
+        that lags by more than the page sees a gap and requests entries.
         """
         committed, published = self._metalog.committed, self._published
         if published == committed.position:

@@ -50,7 +50,7 @@ class TrimRequests:
         return []
 
     def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
-        """Put queued requests into the entry at `position`; return its floors, one per tag."""
+        """Put queued requests into the entry at `position`; return the highest floor a tag."""
         keys = list(self._wanted)[:TRIM_FLOORS_MAX]
         floors: dict[tuple[int, bool, int], SeqNum] = {}
         for key in keys:

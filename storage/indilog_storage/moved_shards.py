@@ -141,7 +141,7 @@ class MovedShards:
         return tuple(self._late.get(shard, ()))
 
     def start(self, position: MetalogPosition) -> None:
-        """After recovery, free the bytes of shards that the node does not keep."""
+        """After recovery, queue the shards that the node does not keep to free their bytes."""
         known = {one.shard.id for one in self.dropped}
         for shard in [*self._aside.values()]:
             if shard.id not in known:

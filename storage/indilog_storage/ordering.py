@@ -82,7 +82,7 @@ class ShardHistory(NamedTuple):
 
     Attributes:
         localids, seqnums: where its spans begin, ascending.
-        writers: each writer of the shard, with the first localid that it may write.
+        writers: for each writer of the shard, the first localid that it has, and its epoch.
         ordered: how many of its records are ordered.
     """
 
