@@ -29,6 +29,7 @@ def together(outcome: Outcome) -> list[str]:
 
 @pytest.mark.cluster
 @pytest.mark.heavy
+@pytest.mark.repeated
 @pytest.mark.timeout(900)
 def test_a_cluster_under_faults_keeps_its_promises(
     tmp_path: Path, seeds_wanted: int | None

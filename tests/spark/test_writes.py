@@ -48,7 +48,7 @@ def test_a_batch_is_written_once(spark: SparkSession, url: str, told: Told) -> N
         spark.read.format("indilog").option("url", url).option("log", "once").load()
         .select("data", "tag_names")
     )  # fmt: skip
-    with pytest.raises(Exception, match="Tags that start with 'written:nightly' are of this"):
+    with pytest.raises(Exception, match="Tags that start with 'written:nightly' are reserved"):
         write(copied, url, "copy", 0)
 
 

@@ -130,7 +130,7 @@ import sys, time
 from pathlib import Path
 from indilog_pipeline.backup.create import create
 
-create(Path(sys.argv[1]), Path(sys.argv[2]), part_bytes=16384, tell=lambda *_: time.sleep(0.05))
+create(Path(sys.argv[1]), Path(sys.argv[2]), part_bytes=16384, progress=lambda *_: time.sleep(0.05))
 """
 
 
