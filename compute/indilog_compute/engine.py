@@ -234,7 +234,7 @@ class Engine:
         self._conditional.start(append, waiter)
 
     def _without_shard(self) -> NotReadyError:
-        return NotReadyError("This compute node has no shard to append to (yet).")
+        return NotReadyError("This compute node has no shard to append to.")
 
     def read(
         self,

@@ -137,7 +137,6 @@ class ShardWriter:
         """For asking the primary for the shard."""
         self._ordering = Resend(*self._resend_s)
         """For asking replicas what they have stored, while batches in flight are not ordered."""
-        """When to ask the replicas again."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()

@@ -258,7 +258,7 @@ class Home:
         append = check.append
         try:
             if writer is None:
-                raise NotReadyError("This compute node has no shard to append to (yet).")
+                raise NotReadyError("This compute node has no shard to append to.")
             columns = [(data, tag_columns(append.log, tags)) for data, tags in append.records]
             writer.add_batch(columns, check)
         except IndilogError as error:

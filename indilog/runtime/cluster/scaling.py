@@ -61,7 +61,13 @@ def decided(
         processes: nodes that have a process.
     """
     leaving = leaving_engines(installed, members)
-    nodes = [node for node in needed(installed, members) if node not in leaving]
+    ending = tuple(node for node in processes if node in leaving)
+    # A new compute node may get the shard of one that leaves. So it starts after that one has
+    # ended: a writer needs a greater epoch than the one before.
+    waiting = set(members.engines) - set(installed.engines) if ending else set()
+    nodes = [
+        node for node in needed(installed, members) if node not in leaving and node not in waiting
+    ]
     # A compute node that left and is wanted again needs a new incarnation to get a shard.
     left = set(before.engines) - set(installed.engines)
     here = set(installed.nodes)
@@ -69,7 +75,7 @@ def decided(
         start=tuple(node for node in nodes if node not in processes),
         stop=tuple(node for node in processes if node not in nodes or node in left),
         awaited=tuple(n for n in members.nodes if n not in here and kind_of(n) != "engine"),
-        ending=tuple(node for node in processes if node in leaving),
+        ending=ending,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from indilog.base.errors import ConfigError
@@ -208,3 +209,12 @@ def test_a_compute_node_that_left_and_is_wanted_again_gets_a_new_process() -> No
     assert (decision.start, decision.stop) == ((), ("engine-2",))
     left = [node for node in running if node != "engine-2"]
     assert decided(again, shrunk, shrunk, left).start == ("engine-2",)
+
+
+def test_a_compute_node_starts_after_those_that_leave_have_ended() -> None:
+    """It may get the shard of one of them, and needs a greater epoch."""
+    grown = msgspec.structs.replace(VIEW, engines=(*VIEW.engines, NodeId("engine-7")))
+    members = msgspec.structs.replace(VIEW.members, engines=(*VIEW.engines, NodeId("engine-8")))
+    early = decided(members, grown, grown, [*grown.nodes, NodeId("engine-8")])
+    assert (early.start, set(early.stop)) == ((), {"engine-7", "engine-8"})
+    assert decided(members, grown, grown, VIEW.nodes).start == ("engine-8",)
