@@ -3,10 +3,9 @@
 
 A batch is accepted if its writer has opened the shard and the batch continues the records that were
 accepted before. It counts as stored when the journal has it. Once per iteration of the loop the
-node reports to the primary how far its shards are stored. It repeats the report while stored
-records are not ordered. If it refuses a batch, it notifies the writer once per iteration how far
-the shard is stored here. The writer then resends the rest, or finds that a newer writer has the
-shard.
+node reports the stored prefixes of its shards to the primary. It repeats the report while stored
+records are not ordered. If it refuses a batch, it sends the writer the stored prefix of the shard,
+once per iteration. The writer then resends the rest, or finds that a newer writer has the shard.
 
 A shard's state is its writer and the localid where the writer opened it. States change in memory in
 the order of their frames, so replay gives the same states. The writer gets its answer when the
@@ -74,7 +73,7 @@ class Appends:
         # Collected in an iteration, sent at its end.
         self._progressed: set[ShardId] = set()
         self._answered: set[tuple[NodeId, ShardId]] = set()
-        """Writers to notify of what is stored."""
+        """Writers that must get the stored prefix of a shard."""
 
     def _token(self) -> int:
         self._last_token += 1
@@ -111,9 +110,9 @@ class Appends:
         return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
-        """Note that a writer needs to know how much is stored here, and under which writer.
+        """Note that a writer must get the stored prefix of the shard here, and the shard's writer.
 
-        A writer that no applied entry names gets this when an entry names it.
+        If no applied entry names the writer yet, it gets them once an entry does.
         """
         if epoch > shard.writer:
             self.awaited = max(self.awaited, epoch)
@@ -152,8 +151,8 @@ class Appends:
         return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
 
     def on_persisted(self, token: int, location: Location) -> Stored | None:
-        """Count a batch as stored; None: it was dropped, because a new writer has the shard, or
-        another storage node.
+        """Count a batch as stored; None: it was dropped, because the shard got a new writer or was
+        moved to another storage node.
         """
         shard, batch = self._batches.pop(token)
         header = batch.header
@@ -166,31 +165,31 @@ class Appends:
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Assign seqnums to records; return their batches that are still in memory."""
         self._report.stop()
-        held = len(shard.unordered)
+        before = len(shard.unordered)
         batches = shard.order(span)
-        if len(shard.unordered) + len(batches) == held:
+        if len(shard.unordered) + len(batches) == before:
             self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
-        else:  # others gave way to the span
-            self._unordered_bytes = sum(map(_held_bytes, self._shards.values()))
+        else:  # batches of an unnamed writer were dropped
+            self._unordered_bytes = sum(map(_unordered_bytes_of, self._shards.values()))
         return batches
 
     # --- writers
 
     def begin(self, shard: Shard, epoch: Epoch) -> None:
         """Give a shard to the writer that a metalog entry names, and notify it."""
-        before = _held_bytes(shard)
+        before = _unordered_bytes_of(shard)
         shard.begin(epoch)
-        self._unordered_bytes += _held_bytes(shard) - before
+        self._unordered_bytes += _unordered_bytes_of(shard) - before
         self._progressed.add(shard.id)
         self._answered.add((self._placement.writer(shard.id), shard.id))
         if epoch >= self.awaited:
             self.awaited = NO_INCARNATION
 
     def note_moved(self) -> None:
-        """Note that shards were added, dropped or got other replicas: all are reported anew, and
-        their writers are answered.
+        """Report all shards again and answer their writers: shards were added, dropped or got other
+        replicas.
         """
-        self._unordered_bytes = sum(map(_held_bytes, self._shards.values()))
+        self._unordered_bytes = sum(map(_unordered_bytes_of, self._shards.values()))
         self._progressed &= self._shards.keys()
         self._answered = {asked for asked in self._answered if asked[1] in self._shards}
         self.start()
@@ -205,7 +204,7 @@ class Appends:
         self._answered.update((self._placement.writer(shard), shard) for shard in self._shards)
 
     def report(self) -> None:
-        """Report all shards at the end of this iteration: a new primary knows nothing of them."""
+        """Report all shards at the end of this iteration: a new primary has no reports yet."""
         self._progressed.update(self._shards)
 
     def conclude(
@@ -256,11 +255,11 @@ class Appends:
         """Assert cheap local facts."""
         for shard in self._shards.values():
             shard.check_invariants()
-        held = [batch for shard in self._shards.values() for batch in shard.unordered]
-        assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
+        unordered = [batch for shard in self._shards.values() for batch in shard.unordered]
+        assert self._unordered_bytes == sum(len(batch.buffer) for batch in unordered)
         assert not self._progressed, "sent at the end of the iteration"
         assert not self._answered, "sent at the end of the iteration"
 
 
-def _held_bytes(shard: Shard) -> int:
+def _unordered_bytes_of(shard: Shard) -> int:
     return sum(len(batch.buffer) for batch in shard.unordered)

@@ -67,10 +67,10 @@ class BatchTask(abc.ABC):
         todo: batches still to be requested.
         awaited: how many batches are being read for the task.
         queued: whether the task may request more.
-        dropped: whether no message is sent: the receiver asks again.
-        cold_left_bytes: how many bytes of batches on cold storage it may still request, at least
-            one batch; None: any number. A page that waits for many of them is asked for again
-            before it is complete.
+        dropped: whether the task ends without a message; the receiver then asks again.
+        cold_left_bytes: bytes of batches on cold storage that it may still request, but at least
+            one batch; None: any number. Without this limit a page could take longer than its
+            receiver waits.
     """
 
     cold_left_bytes: int | None = None
@@ -83,9 +83,7 @@ class BatchTask(abc.ABC):
         self.dropped = False
 
     def miss(self, location: Location) -> None:
-        """Continue without a batch that cold storage did not give in time: nothing is known about
-        it.
-        """
+        """Leave out a batch that cold storage did not return in time."""
         del location
         self.dropped = True
 
@@ -141,9 +139,13 @@ class BatchReads:
         self._tasks_max = tasks_max
         self._reading_bytes = 0
         self._reading: dict[Location, list[tuple[BatchTask, Location]]] = {}
-        """Places being read, with the tasks that wait for each and how they call it."""
+        """Places being read; for each, the tasks that wait and the place that each of them
+        named.
+        """
         self._moved: dict[Location, Location] = {}
-        """Where batches are now that moved while tasks in the queues had yet to request them."""
+        """The new place, by old place, of batches that moved before a queued task requested
+        them.
+        """
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
@@ -185,7 +187,7 @@ class BatchReads:
         return True
 
     def drop_tasks(self) -> None:
-        """Drop all tasks without an answer: their seqnums are wrong now."""
+        """Drop all tasks without an answer: the seqnums in them are outdated."""
         self._queue.clear()
         self._cold_queue.clear()
         self._moved.clear()
@@ -193,10 +195,10 @@ class BatchReads:
             tasks.clear()
 
     def note_moved(self, places: Sequence[tuple[Location, Location]]) -> None:
-        """Note that batches have moved, as pairs of the former and the new place.
+        """Note that batches have moved, as pairs of old and new place.
 
-        A task that waits for cold storage may have yet to request one of them. The rewrite of its
-        segment may by then have left it out.
+        A queued task may request one of them later, when the rewrite of its segment has removed it
+        from the old place.
         """
         if not places:
             return
@@ -272,7 +274,7 @@ class BatchReads:
         return [AskCold(ReadColdBatch(self._next_token, source, location.offset))]
 
     def on_cold_read(self, answer: ColdBatchRead) -> list[Effect]:
-        """Give a batch from cold storage to its tasks; call `advance` afterwards."""
+        """Pass a batch from cold storage to its tasks; call `advance` afterwards."""
         self._cold_tokens.remove(answer.token)
         self._queue.extendleft(reversed(self._cold_queue))
         self._cold_queue.clear()
@@ -288,7 +290,7 @@ class BatchReads:
         return effects
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Give a batch that was read to the tasks that wait for it; call `advance` afterwards."""
+        """Pass a batch that was read to the tasks that wait for it; call `advance` afterwards."""
         location = self._tokens.pop(token)
         is_cold = cold_number(location) is not None
         if not is_cold:

@@ -19,7 +19,7 @@ from indilog.kernel.cold import ColdObject
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import entries_decoded, entries_encoded
-from indilog_storage.moved_shards import LateBatch, MovedShards
+from indilog_storage.moved_shards import MovedShards, UnownedBatch
 from indilog_storage.ordering import Ordering, OrderingColumns
 from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.shard import Shard
@@ -41,15 +41,16 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
     columns: ShardColumns
     dropped: MetalogPosition = -1
     """The position of the entry that moved the shard away from this node; -1: the node keeps it."""
-    late: tuple[LateBatch, ...] = ()
-    """See `MovedShards`."""
+    unowned: tuple[UnownedBatch, ...] = ()
+    """Its batches that are not part of `columns`; see `MovedShards`."""
 
 
 class Covered:
     """The metalog extents that the two newest checkpoints cover; a node can restart from either.
 
     A start from the older checkpoint replays the frames after it, but damage or power loss may have
-    taken those. So the node may request again all entries that the older one does not cover.
+    destroyed them. So the node may have to request again any entry that the older checkpoint does
+    not cover.
 
     Attributes:
         older: the extent applied at the older checkpoint; without entries if there is none.
@@ -120,7 +121,7 @@ def checkpoint_of(
     trimmed_at = ordering.trimmed_at
     kept = [(shard.id, shard.copied()) for shard in moved.shards.values()]
     dropped = [
-        (one.shard.id, one.shard.copied(), one.position, moved.late_of(one.shard.id))
+        (one.shard.id, one.shard.copied(), one.position, moved.unowned_of(one.shard.id))
         for one in moved.dropped
     ]
 
@@ -134,7 +135,7 @@ def checkpoint_of(
             trimmed_at,
             (
                 *(_ShardPart(shard, copy()) for shard, copy in kept),
-                *(_ShardPart(shard, copy(), at, late) for shard, copy, at, late in dropped),
+                *(_ShardPart(shard, copy(), at, unowned) for shard, copy, at, unowned in dropped),
             ),
             entries_encoded(pending),
             gap,
@@ -173,16 +174,16 @@ def restore(
     ordering.restore(checkpoint.ordering)
     covered.restore(ordering.extent, checkpoint.before)
     moved.placement.restore(ordering.replicas, ordering.view)
-    moved.forget_all()
+    moved.clear()
     moved.sync()
     for part in checkpoint.shards:
         if part.dropped < 0 and (kept := moved.shards.get(part.shard)) is not None:
             shard = kept
         else:
             shard = Shard(part.shard)
-            moved.set_aside(shard, part.dropped if part.dropped >= 0 else ordering.position)
-            for late in part.late:
-                moved.add_late(part.shard, late)
+            moved.add_dropped(shard, part.dropped if part.dropped >= 0 else ordering.position)
+            for unowned in part.unowned:
+                moved.add_unowned(part.shard, unowned)
         shard.restore(part.columns)
         shard.lose_segments(gone)
     journal.restore(entries_decoded(checkpoint.pending), gap=checkpoint.gap)

@@ -7,13 +7,13 @@ are no longer needed, and the rewrite of their segments leaves them out. A crash
 leaves an object that no note names: the next start deletes it. A crash after the note leaves frames
 that the next start reports as unneeded.
 
-Only records move that the older of two checkpoints covers, so a move never has to be undone. One
-object at a time is in the making. The objects of a node are its own: each replica moves its own
-copy, so damage to an object is repaired like any other damage.
+Only records that the older of the two checkpoints covers are moved, so a move is never undone. The
+node writes one object at a time. Each replica moves its own copy, so damage to an object is
+repaired from another replica.
 
-An object is deleted when all its records are trimmed. One of them is its *witness*: while that
-record is alive, nothing has to be read. When it is dead, the tags of the object are read once, and
-the youngest living record becomes the witness.
+An object is deleted when all its records are trimmed. One of them is its *witness*. While the
+witness is not trimmed, the object stays, and the node reads nothing of it. When the witness is
+trimmed, the node reads the tags of the object once, and the newest live record becomes the witness.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class ColdObjectsKept:
     Attributes:
         objects: by number.
         released: former places of the batches whose notes recovery has replayed.
-        is_in_doubt: whether a note may have been lost; then no object is deleted as unknown.
+        may_lack_notes: whether a note may have been lost; an object without a note is then kept.
     """
 
     def __init__(self) -> None:
         self.objects: dict[int, ColdObject] = {}
         self.released: list[Location] = []
-        self.is_in_doubt = False
+        self.may_lack_notes = False
 
     def note(self, made: ColdObject, shard: Shard | None) -> list[tuple[Location, Location]]:
         """Place the batches of an object of a shard there; return where each was and is."""
@@ -100,7 +100,7 @@ class ColdObjectsKept:
 
 
 class _Gathering:
-    """Batches on their way into an object."""
+    """Batches that are read to be written as one object."""
 
     def __init__(self, shard: Shard, run: LocalRun) -> None:
         self.shard = shard
@@ -115,7 +115,7 @@ class ColdTier:
     """Moves records of one node to cold storage, and deletes objects there.
 
     Attributes:
-        moved_bytes: of the batches that were moved in this incarnation.
+        moved_bytes: bytes of the batches that were moved in this incarnation.
         deleted: objects deleted in this incarnation.
     """
 
@@ -129,13 +129,15 @@ class ColdTier:
     ) -> None:
         self._kept = kept
         self._shards: Mapping[ShardId, Shard] = moved.shards
-        self._shard = moved.of
+        self._shard = moved.kept_or_dropped
         self._ordering = ordering
         self._covered = covered
         self._config = config.cold
         self._started = False
         self._released: list[Location] = []
-        """Former places of batches that recovery found on cold storage, to be reported."""
+        """Former places of batches that recovery found on cold storage; the shell is still to be
+        notified.
+        """
         self._is_listed = False
         self._is_asking = False
         """Whether the store was asked for a list, or for the tags of an object."""
@@ -219,10 +221,12 @@ class ColdTier:
         return [AskCold(ListObjects(is_first=not self._kept.objects))]
 
     def _on_list(self, answer: ObjectsListed, now: Instant) -> list[Effect]:
-        """Delete objects that no note names, except those that may be the only copy."""
+        """Delete objects that no note names, except those that may be the only copy of their
+        records.
+        """
         self._is_asking = False
         if answer.objects is None:
-            self._check_at = self._again(now)
+            self._check_at = self._retry_at(now)
             return []
         self._is_listed = True
         effects: list[Effect] = []
@@ -233,13 +237,13 @@ class ColdTier:
             shard = self._shards.get(found.shard)
             if shard is None or shard.lacks_any(found.first, found.end):
                 effects.append(Ignore(found, "an object on cold storage has records lost here"))
-            elif self._kept.is_in_doubt and found.end <= shard.ordered:
+            elif self._kept.may_lack_notes and found.end <= shard.ordered:
                 effects += self._note(found)
             else:
                 effects.append(AskCold(DeleteObject(found)))
         return effects
 
-    def _again(self, now: Instant) -> Instant:
+    def _retry_at(self, now: Instant) -> Instant:
         return Instant(now + self._config.cold_retry_s)
 
     # --- moving
@@ -249,7 +253,7 @@ class ColdTier:
             return []
         if self._gathering is None:
             self._move_at = Instant(now + _LOOK_S)
-            if (found := self._past_the_edge(now)) is None or self._next_number >= COLD_OBJECTS_MAX:
+            if (found := self._find_due(now)) is None or self._next_number >= COLD_OBJECTS_MAX:
                 return []
             self._gathering = _Gathering(*found)
         gathering = self._gathering
@@ -272,26 +276,26 @@ class ColdTier:
         self._move_at = Instant(now + rest_s)
         return effects
 
-    def _past_the_edge(self, now: Instant) -> tuple[Shard, LocalRun] | None:
+    def _find_due(self, now: Instant) -> tuple[Shard, LocalRun] | None:
         """Return a shard and batches of it for one object; None: too few are due."""
         covered = self._ordering.tail_before(
             min(self._covered.older.length, self._ordering.position)
         )
-        by_age = min(covered, self._tail_of_age(now)) if self._config.cold_after_s else 0
+        by_age = min(covered, self._tail_of_old(now)) if self._config.cold_after_s else 0
         by_size = covered if self._has_too_many_bytes() else 0
         for shard in self._shards.values():
             if (found := self._run_of(shard, max(by_age, by_size))) is not None:
                 return shard, found
         return None
 
-    def _tail_of_age(self, now: Instant) -> SeqNum:
+    def _tail_of_old(self, now: Instant) -> SeqNum:
         """Return the seqnum below which all records are old enough."""
         last_us = self._ordering.last_us
         if last_us != self._stamp[0]:
             self._stamp = last_us, now
         passed_s = now - self._stamp[1]
-        edge_us = last_us + int((passed_s - self._config.cold_after_s) * 1e6)
-        position = self._ordering.find_time(max(edge_us, 0))
+        old_us = last_us + int((passed_s - self._config.cold_after_s) * 1e6)
+        position = self._ordering.find_time(max(old_us, 0))
         return self._ordering.tail if position is None else self._ordering.tail_before(position)
 
     def _has_too_many_bytes(self) -> bool:
@@ -348,7 +352,7 @@ class ColdTier:
         if answer.unfit:
             self._unfit[gathering.shard.id] = gathering.run.end
         else:
-            self._move_at = self._again(now)
+            self._move_at = self._retry_at(now)
         return []
 
     def _note(self, made: ColdObject) -> list[Effect]:
@@ -395,9 +399,9 @@ class ColdTier:
             return []
         if answer.tags is None:
             self._to_check.insert(0, answer.number)
-            self._check_at = self._again(now)
+            self._check_at = self._retry_at(now)
             return []
-        witness = _youngest_alive(answer.tags, self._ordering)
+        witness = _newest_live(answer.tags, self._ordering)
         if witness is not None:
             seqnum, tags = witness
             self._kept.objects[made.number] = msgspec.structs.replace(
@@ -421,16 +425,18 @@ class ColdTier:
             self.deleted += self._kept.objects.pop(answer.number, None) is not None
         elif answer.number in self._kept.objects:
             self._to_check.insert(0, answer.number)
-            self._check_at = self._again(now)
+            self._check_at = self._retry_at(now)
         else:
             self._is_listed = False  # one that no note names is found again by the next list
-            self._check_at = self._again(now)
+            self._check_at = self._retry_at(now)
         return []
 
     # --- answers
 
     def on_persisted(self, token: int) -> list[Effect]:
-        """Continue with an object whose note, or whose end, is written."""
+        """Continue with an object whose note, or the note of its last discarded records, is
+        durable.
+        """
         if (made := self._notes.pop(token, None)) is not None:
             moved = self._kept.note(made, self._shard(made.shard))
             self._to_check.append(made.number)  # floors may have risen meanwhile
@@ -473,7 +479,7 @@ class ColdTier:
         }
 
 
-def _youngest_alive(columns: ColdTags, ordering: Ordering) -> tuple[SeqNum, bytes] | None:
+def _newest_live(columns: ColdTags, ordering: Ordering) -> tuple[SeqNum, bytes] | None:
     """Return seqnum and tags of the last record that is not trimmed; None: all are."""
     seqnums = np.frombuffer(columns.seqnums, np.uint64)
     counts = np.frombuffer(columns.tag_counts, np.uint8).astype(np.int64)

@@ -78,8 +78,8 @@ class DiskCare:
     def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
         """Continue reading, and fetch missing batches.
 
-        `met` is the damage that readers found; it is emptied here. Damage that is known already is
-        not counted again.
+        `met` is the damage that readers found; it is emptied here. Known damage is not counted
+        again.
         """
         effects = self.scrub.conclude(now) + self.reclaim.conclude(now) + self.cold.conclude(now)
         for found in (met, self.scrub.damaged):

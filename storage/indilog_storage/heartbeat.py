@@ -17,8 +17,8 @@ HEARTBEATS: Final = 4
 
 
 class Heartbeat:
-    """Sends a heartbeat to the primary periodically, where a shard can move (`View.moves_shards`).
-    Also sends index nodes the placement, once it is not the first one.
+    """Sends heartbeats to the primary, where the view lets shards move (`View.moves_shards`). Sends
+    index nodes and aggregators the placement once it differs from the first one.
     """
 
     def __init__(self, moved: MovedShards, ordering: Ordering, config: NodeConfig) -> None:
@@ -49,7 +49,9 @@ class Heartbeat:
         return self._moved.placement.view.moves_shards or self._moved.placement.is_changed
 
     def announce(self) -> list[Effect]:
-        """Return what index nodes must know of the nodes and of replicas."""
+        """Return the placement as messages to all index nodes and aggregators, once it has
+        changed.
+        """
         placement = self._moved.placement
         if not placement.is_changed:
             return []

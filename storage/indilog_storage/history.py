@@ -1,4 +1,4 @@
-"""How a storage node fetches the order of records that the primary keeps no longer (decision 0030).
+"""How a storage node fetches metalog entries that the primary no longer keeps (decision 0030).
 
 A node whose disk lost old metalog entries receives the primary's base instead. The entries below
 the base are in the checkpoints of all other storage nodes. One of these nodes, the source, sends
@@ -6,9 +6,9 @@ first the floors of all trims, then the entries page by page. The node does not 
 entries: the next checkpoint holds them, and in the schedule of checkpoints each counts as one
 frame. After a crash before that checkpoint the fetch starts again.
 
-Only a source that has the base's last entry answers with entries, because it then has the right
-entries below that one (`indilog.kernel.lineage`). A source that is itself below the base answers
-`lacking`. If all sources do, the order of these records is lost.
+Only a source that has the base's last entry answers with entries, because its entries below that
+one are then the primary's (`indilog.kernel.lineage`). A source that is itself below the base
+answers `lacking`. If all sources do, the order of these records is lost.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class HistoryFetch:
         return self._others_at(self.base)
 
     def _others_at(self, base: Base | None) -> tuple[NodeId, ...]:
-        """Return the other storage nodes: those of the view of a base if it is newer than what the
-        applied entries say.
+        """Return the other storage nodes: those of the base's view if it is newer than the
+        view of the applied entries, otherwise those of the latter.
         """
         view = self._placement.view
         if base is not None and base.view is not None and base.view.number > view.number:

@@ -32,8 +32,8 @@ _COLUMNS_BYTES_MAX: Final = 1024 * 1024
 
 
 class Columns(NamedTuple):
-    """The tag columns of one batch: counts (u8 a record) and tags (u64 each). `lost`: the records
-    are lost.
+    """The tag columns of one batch: counts (u8 a record) and tags (u64 each). `lost`: whether the
+    records are lost.
     """
 
     shard: ShardId
@@ -173,7 +173,7 @@ class IndexPage(BatchTask):
         self._positions: list[tuple[MetalogPosition, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """Columns of records that are in no batch any more: trimmed or lost ones."""
+        """Columns of trimmed and lost records, which are in no batch."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}

@@ -1,9 +1,9 @@
-"""Which shards a storage node keeps, as metalog entries move them (decision 0048).
+"""The shards that a storage node keeps, as metalog entries move them (decision 0048).
 
-A node that gets a shard knows from the applied entries which records are ordered; all of them are
-missing here at first, and `Repair` fetches them. A node that an entry leaves out drops its copy:
-the others have told the primary that they have all of it. Its bytes are freed when both checkpoints
-have the entry: until then a restart may not know of it.
+A node that gets a shard knows from the applied entries which records are ordered. It has none of
+them at first, and `Repair` fetches them. When an entry takes a shard away from the node, it drops
+its copy: the other replicas have reported to the primary that theirs are complete. The bytes are
+freed when both checkpoints have that entry, because a restart from an older one may need them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NOTES_MAX: Final = 256
 
 
 class DroppedShard:
-    """A shard that is not kept here any more, and whose bytes are to be freed.
+    """A shard that the node no longer keeps, and whose bytes are to be freed.
 
     Attributes:
         position: of the entry that moved it away, or the position of the node when it found the
             batches after a restart.
-        at: from which localid on the bytes are not freed yet.
+        at: the first localid whose bytes are not freed yet.
     """
 
     __slots__ = ("at", "position", "shard")
@@ -42,9 +42,11 @@ class DroppedShard:
         self.at: LocalId = 0
 
 
-class LateBatch(NamedTuple):
-    """A batch in the journal of a shard that the node does not keep when it is replayed: the entry
-    that gives it the shard comes later, because entries from other storage nodes are not journaled.
+class UnownedBatch(NamedTuple):
+    """A batch that replay of the journal finds while the node does not keep its shard.
+
+    The entry that gives the node the shard may be applied later: entries from other storage nodes
+    are not journaled.
     """
 
     first: LocalId
@@ -54,12 +56,13 @@ class LateBatch(NamedTuple):
 
 
 class MovedShards:
-    """Keeps `shards` equal to what the placement says.
+    """Keeps `shards` equal to the placement.
 
     Attributes:
-        shards: the shards that the node keeps; other parts of the node hold this dictionary, too.
-        announces: whether it announces what belongs to no shard (`Placement.announcers`).
-        dropped: shards that it does not keep any more, the oldest first.
+        shards: the shards that the node keeps; other parts of the node share this dictionary.
+        announces: whether the node announces trims, views and other facts that belong to no shard
+            (`Placement.announcers`).
+        dropped: shards that the node no longer keeps, in the order in which they were dropped.
         has_freed: whether all bytes of a shard were freed since this was last cleared.
     """
 
@@ -68,10 +71,10 @@ class MovedShards:
         self.placement = placement
         self.shards: dict[ShardId, Shard] = {}
         self.dropped: list[DroppedShard] = []
-        self._aside: dict[ShardId, Shard] = {}
-        """Shards that are not kept; their batches are used if the node is given the shard again."""
-        self._late: dict[ShardId, list[LateBatch]] = {}
-        """Further batches of these, in the order of the journal."""
+        self._unowned: dict[ShardId, Shard] = {}
+        """Shards that the node does not keep; if it gets one again, the batches are used."""
+        self._unowned_batches: dict[ShardId, list[UnownedBatch]] = {}
+        """Further batches of these shards, in the order of the journal."""
         self.has_freed = False
         self._noted: dict[int, Location] = {}
         self._last_token = FIRST_TOKEN
@@ -79,10 +82,12 @@ class MovedShards:
         self.sync()
 
     def sync(self, ordering: Ordering | None = None, *, drops: bool = True) -> None:
-        """Add and drop shards.
+        """Add and drop shards according to the placement.
 
-        `ordering`: the applied entries, from which new shards learn what is ordered. None: they are
-        restored otherwise. `drops`: whether shards are dropped now; otherwise the next move does.
+        Args:
+            ordering: the applied entries, which say what is ordered of an added shard; None: the
+                caller restores the added shards.
+            drops: whether shards are dropped now. If not, the next call drops them.
         """
         placement, node = self.placement, self._node
         for shard_id in sorted(placement.shards):
@@ -91,71 +96,71 @@ class MovedShards:
             if node not in replicas:
                 if shard is not None and drops:
                     del self.shards[shard_id]
-                    self.set_aside(shard, placement.since(shard_id))
+                    self.add_dropped(shard, placement.since(shard_id))
                 continue
             if shard is None:
-                shard = self.shards[shard_id] = self._take_back(shard_id)
+                shard = self.shards[shard_id] = self._restore(shard_id)
                 if ordering is not None:
                     history = ordering.history_of(shard_id)
                     shard.catch_up(history)
-                    for late in self._late.pop(shard_id, ()):
-                        if history.may_have(late.first, late.writer):
-                            shard.fill(*late)
+                    for unowned in self._unowned_batches.pop(shard_id, ()):
+                        if history.may_have(unowned.first, unowned.writer):
+                            shard.fill(*unowned)
             shard.leading, shard.alone = replicas[0] == node, len(replicas) == 1
         self.announces = node in placement.announcers
 
-    def set_aside(self, shard: Shard, position: MetalogPosition) -> None:
-        """Keep a shard that the entry at `position` moved away, until its bytes are freed."""
-        self._aside[shard.id] = shard
+    def add_dropped(self, shard: Shard, position: MetalogPosition) -> None:
+        """Keep the batches of a shard that the entry at `position` moved away, until freed."""
+        self._unowned[shard.id] = shard
         self.dropped.append(DroppedShard(shard, position))
 
-    def _take_back(self, shard: ShardId) -> Shard:
-        if (back := self._aside.pop(shard, None)) is None:
+    def _restore(self, shard: ShardId) -> Shard:
+        if (restored := self._unowned.pop(shard, None)) is None:
             return Shard(shard)
-        self.dropped = [one for one in self.dropped if one.shard is not back]
-        back.written = back.stored  # what was being written when it was dropped does not count
-        return back
+        self.dropped = [one for one in self.dropped if one.shard is not restored]
+        restored.written = restored.stored  # batches in flight when it was dropped do not count
+        return restored
 
-    def of(self, shard: ShardId) -> Shard | None:
-        """Return a shard that is kept, or may come back with its batches."""
-        return self.shards.get(shard) or self._aside.get(shard)
+    def kept_or_dropped(self, shard: ShardId) -> Shard | None:
+        """Return a shard that is kept, or that was dropped and still has batches."""
+        return self.shards.get(shard) or self._unowned.get(shard)
 
-    def add_late(self, shard: ShardId, batch: LateBatch) -> None:
+    def add_unowned(self, shard: ShardId, batch: UnownedBatch) -> None:
         """Note a replayed batch of a shard that the node does not keep."""
-        if shard not in self._aside:
-            self._aside[shard] = Shard(shard)
-        self._late.setdefault(shard, []).append(batch)
+        if shard not in self._unowned:
+            self._unowned[shard] = Shard(shard)
+        self._unowned_batches.setdefault(shard, []).append(batch)
 
-    def take_late(self, shard: ShardId, first: LocalId, end: LocalId) -> list[LateBatch]:
-        """Remove and return the late batches within [first, end)."""
-        taken: list[LateBatch] = []
-        left: list[LateBatch] = []
-        for batch in self._late.get(shard, ()):
+    def pop_unowned(self, shard: ShardId, first: LocalId, end: LocalId) -> list[UnownedBatch]:
+        """Remove and return the unowned batches within [first, end)."""
+        taken: list[UnownedBatch] = []
+        left: list[UnownedBatch] = []
+        for batch in self._unowned_batches.get(shard, ()):
             (taken if first <= batch.first and batch.end <= end else left).append(batch)
         if taken:
-            self._late[shard] = left
+            self._unowned_batches[shard] = left
         return taken
 
-    def late_of(self, shard: ShardId) -> tuple[LateBatch, ...]:
-        """Return the late batches of a shard, for a checkpoint."""
-        return tuple(self._late.get(shard, ()))
+    def unowned_of(self, shard: ShardId) -> tuple[UnownedBatch, ...]:
+        """Return the unowned batches of a shard, for a checkpoint."""
+        return tuple(self._unowned_batches.get(shard, ()))
 
     def start(self, position: MetalogPosition) -> None:
-        """After recovery, queue the shards that the node does not keep to free their bytes."""
+        """After recovery, queue all shards that the node does not keep, to free their bytes."""
         known = {one.shard.id for one in self.dropped}
-        for shard in [*self._aside.values()]:
+        for shard in [*self._unowned.values()]:
             if shard.id not in known:
-                self.set_aside(shard, position)
+                self.add_dropped(shard, position)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Begin without any shard, before a checkpoint is restored."""
         self.shards.clear()
         self.dropped.clear()
-        self._aside.clear()
-        self._late.clear()
+        self._unowned.clear()
+        self._unowned_batches.clear()
 
-    def follow(self, ordering: Ordering, *, drops: bool = True) -> None:
-        """Restore the placement from the applied entries, then add and drop shards (`sync`)."""
+    def apply_placement(self, ordering: Ordering, *, drops: bool = True) -> None:
+        """Set the placement to that of the applied entries, then add and drop shards (`sync`)."""
         self.placement.restore(ordering.replicas, ordering.view)
         self.sync(ordering, drops=drops)
 
@@ -168,36 +173,38 @@ class MovedShards:
         """The shards of which this node has every ordered record that any replica has."""
         return tuple(shard.id for shard in self.shards.values() if shard.is_complete)
 
-    def freed(self, covered: MetalogPosition) -> list[Effect]:
-        """Note that batches of dropped shards are to be freed; both checkpoints have the entries
-        below `covered`. Their bytes are freed when the note is durable.
+    def free_dropped(self, covered: MetalogPosition) -> list[Effect]:
+        """Write notes that batches of dropped shards are freed.
 
-        Batches on cold storage are noted, too. Their objects are deleted when the shard is no
-        longer set aside (`has_freed`).
+        The bytes of a batch are freed when its note is durable. Batches on cold storage are noted,
+        too; their objects are deleted once all batches of the shard are freed (`has_freed`).
+        `covered`: both checkpoints have the entries below this position.
         """
         effects: list[Effect] = []
         while self.dropped and self.dropped[0].position < covered:
             if len(self._noted) >= _NOTES_MAX:
                 break
             dropped = self.dropped[0]
-            if late := self._late.get(dropped.shard.id):
-                first, end, location, _ = late.pop()
+            if unowned := self._unowned_batches.get(dropped.shard.id):
+                first, end, location, _ = unowned.pop()
                 if location != GONE:
-                    effects.append(self._freed(dropped.shard.id, first, end, location))
+                    effects.append(self._note_freed(dropped.shard.id, first, end, location))
                 continue
             if (batch := dropped.shard.batch_from(dropped.at)) is not None:
                 first, dropped.at, location = batch
                 dropped.shard.free(first, dropped.at)
-                effects.append(self._freed(dropped.shard.id, first, dropped.at, location))
+                effects.append(self._note_freed(dropped.shard.id, first, dropped.at, location))
                 continue
             if self._noted:
-                break  # until all of it is durable, the shard may come back by a restart
+                break  # until all notes are durable, a restart may find batches of the shard
             del self.dropped[0]
-            self._aside.pop(dropped.shard.id, None)
+            self._unowned.pop(dropped.shard.id, None)
             self.has_freed = True
         return effects
 
-    def _freed(self, shard: ShardId, first: LocalId, end: LocalId, location: Location) -> Effect:
+    def _note_freed(
+        self, shard: ShardId, first: LocalId, end: LocalId, location: Location
+    ) -> Effect:
         self._last_token -= 1
         self._noted[self._last_token] = location
         gone = GoneRecords(shard, NO_INCARNATION, first, end, repaired=False)
@@ -208,6 +215,6 @@ class MovedShards:
         location = self._noted.pop(token)
         return [Discard(location)] if location.segment < FIRST_COLD_SEGMENT else []
 
-    def awaits(self, covered: MetalogPosition, applied: MetalogPosition) -> bool:
+    def awaits_checkpoint(self, covered: MetalogPosition, applied: MetalogPosition) -> bool:
         """Whether the bytes of a dropped shard wait for checkpoints at the `applied` position."""
         return bool(self.dropped) and covered <= self.dropped[-1].position < applied

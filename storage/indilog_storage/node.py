@@ -96,7 +96,7 @@ from indilog_storage.trims import (
 
 _NEVER: Final = Instant(math.inf)
 _COLD_READS: Final = 4
-"""Reads of cold storage that may be under way, for each that a process makes at once."""
+"""Reads of cold storage that may be requested, for each that the process executes at once."""
 _PLACES_MAX: Final = 4096
 """Spans in one answer."""
 _AUX_OVERHEAD_BYTES: Final = 64
@@ -150,9 +150,8 @@ class StorageNode:
         self._journal = OrderingJournal()
         self.replaced = 0
         """Entries that were applied in this incarnation and later replaced by the primary."""
-        self._stirred = False
-        """Whether this iteration had other events than batches and entries, so that upkeep is
-        due.
+        self._needs_upkeep = False
+        """Whether upkeep is due, because this iteration had other events than batches and entries.
         """
         self._upkeep_at = Instant(0.0)
         self._restored = False
@@ -233,7 +232,7 @@ class StorageNode:
 
     def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
         """Return what must remain of a batch when its segment is rewritten (decision 0016)."""
-        return needed(self._moved.of, self._ordering.floors, kind, payload, location)
+        return needed(self._moved.kept_or_dropped, self._ordering.floors, kind, payload, location)
 
     @property
     def derived(self) -> bool:
@@ -247,10 +246,10 @@ class StorageNode:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether bytes of a dropped shard are freed only after a further checkpoint. A spare
-        writes little, so its journal makes none due for a long time.
+        """Whether the bytes of a dropped shard wait for a checkpoint. A spare writes so little that
+        the size of its journal would not cause one for a long time.
         """
-        waits = self._moved.awaits(self._covered.older.length, self.position)
+        waits = self._moved.awaits_checkpoint(self._covered.older.length, self.position)
         return waits and not self._ordering.reader.behind
 
     def checkpoint(self) -> Callable[[], bytes]:
@@ -269,7 +268,7 @@ class StorageNode:
         self._unsaved -= self._saving
         self._saving = 0
         self._covered.note_written()
-        self._stirred = True
+        self._needs_upkeep = True
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
         """Start from a checkpoint; batches in segments that are `gone` are missing.
@@ -297,7 +296,7 @@ class StorageNode:
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += distribute(self._view, blocks, self._ordering.last)
-        if self._stirred or now >= self._upkeep_at:
+        if self._needs_upkeep or now >= self._upkeep_at:
             effects += self._upkeep(now)
         elif events:
             self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.messages.resend_s))
@@ -310,17 +309,17 @@ class StorageNode:
             case Persisted(token, location):
                 return self._on_persisted(token, location)
             case FrameRead(token, payload):
-                self._stirred = True
+                self._needs_upkeep = True
                 return (self._care if token < 0 else self._reads).on_read(token, payload)
             case SpaceChanged(room):
-                self._stirred = True
+                self._needs_upkeep = True
                 self._appends.room = room
                 self._care.repair.paused = room is not None
                 self._disk_full_notifier.changed(full=room is not None, now=now)
                 self._heartbeat.has_room = room is None
                 return []
             case Started(epoch):
-                self._stirred = True
+                self._needs_upkeep = True
                 self._appends.start()
                 self._moved.start(self.position)
                 self._care.start(now, unread=self._restored)
@@ -338,12 +337,12 @@ class StorageNode:
                 raise AssertionError("a storage node has no snapshots")
 
     def _on_term(self, event: TermBegun, sender: NodeId | None = None) -> list[Effect]:
-        """Report everything to the primary of a new term, and have the copy of the metalog
-        confirmed.
+        """Report all shards to the primary of a new term, and ask it to confirm the copy of the
+        metalog here.
         """
         before = self._leadership.primary
         if self._leadership.begin(event, sender):
-            self._stirred = True
+            self._needs_upkeep = True
             self._ordering.reader.begin_term(elsewhere=event.primary != before)
             self._appends.report()
             self._heartbeat.hurry()
@@ -351,7 +350,7 @@ class StorageNode:
         return []
 
     def _on_cold(self, answer: ColdAnswer, now: Instant) -> list[Effect]:
-        self._stirred = True
+        self._needs_upkeep = True
         if isinstance(answer, ColdBatchRead):
             return self._reads.on_cold_read(answer)
         return self._care.cold.on_answer(answer, now)
@@ -360,12 +359,12 @@ class StorageNode:
         match event.message:
             case AppendBatch(batch):
                 effects = self._appends.on_batch(event, batch)
-                self._stirred = self._stirred or bool(self._appends.awaited)
+                self._needs_upkeep = self._needs_upkeep or bool(self._appends.awaited)
                 return effects
             case MetalogEntries() as message:
                 return self._on_metalog_entries(event, message)
             case _:
-                self._stirred = True
+                self._needs_upkeep = True
                 return self._on_other_message(event, now)
 
     def _on_other_message(self, event: Received, now: Instant) -> list[Effect]:
@@ -409,7 +408,7 @@ class StorageNode:
         message: BatchesWanted | Batches | DiscardedWanted | TagFloorsWanted,
         now: Instant,
     ) -> list[Effect]:
-        """Answer nodes that lack records or floors, or take batches that this node lacks."""
+        """Answer nodes that lack records or floors; store batches that this node lacks."""
         match message:
             case BatchesWanted():
                 return self._on_batches_wanted(event, message)
@@ -427,7 +426,7 @@ class StorageNode:
         if token == ORDERING_TOKEN:
             return []
         if token < ORDERING_TOKEN:
-            self._stirred = True
+            self._needs_upkeep = True
             return self._care.on_persisted(token, location)
         if (stored := self._appends.on_persisted(token, location)) is not None:
             self._reads.remember(stored.location, stored.batch)
@@ -458,13 +457,13 @@ class StorageNode:
             term, primary = self._leadership.term, self._leadership.primary
             effects.append(Send(primary, MetalogCovered(term, position, epoch)))
         effects += self._history.conclude(now)
-        if not self._ordering.reader.behind:  # otherwise a shard may come back
-            effects += self._moved.freed(self._covered.older.length)
+        if not self._ordering.reader.behind:  # an entry may move the shard here again
+            effects += self._moved.free_dropped(self._covered.older.length)
         if self._moved.has_freed:
             self._moved.has_freed = False
             self._care.cold.note_risen_floors()
         effects += self._heartbeat.conclude(self._leadership, now)
-        self._stirred = False
+        self._needs_upkeep = False
         parts = (
             self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history,
             self._heartbeat,
@@ -491,7 +490,7 @@ class StorageNode:
         taken = reader.take(event, message)
         if taken.refused is not None:
             return [Ignore(event, taken.refused)]
-        self._stirred = self._stirred or was_behind or reader.behind
+        self._needs_upkeep = self._needs_upkeep or was_behind or reader.behind
         effects: list[Effect] = []
         if taken.entries:
             self._history.end()
@@ -520,11 +519,11 @@ class StorageNode:
             # On disk it must come before the writers' batches.
             effects += self._journal.flush()
         elif isinstance(entry, NewReplicas | NewView):
-            self._follow_placement()
+            self._apply_placement()
             effects += self._journal.flush()
             effects += self._heartbeat.announce()
         elif isinstance(entry, Trim):
-            self._stirred = True
+            self._needs_upkeep = True
             self._care.note_risen_floors()
             if self._moved.announces:
                 effects += announce_trim(entry, self._view, self._ordering)
@@ -535,14 +534,16 @@ class StorageNode:
             if (given := self._shards.get(shard)) is not None:
                 self._appends.begin(given, epoch)
 
-    def _follow_placement(self) -> None:
-        """Keep the shards that the applied entries give to this node, and serve their nodes."""
-        self._moved.follow(self._ordering)
+    def _apply_placement(self) -> None:
+        """Add and drop shards as the applied entries say, and notify the nodes of the newest
+        view.
+        """
+        self._moved.apply_placement(self._ordering)
         self._disk_full_notifier.set_receivers(self._view.engines)
         self._appends.note_moved()
         self._care.repair.note_moved()
         self._heartbeat.hurry()
-        self._stirred = True
+        self._needs_upkeep = True
 
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
@@ -592,7 +593,7 @@ class StorageNode:
             if isinstance(entry, NewWriters):
                 self._begin_writers(entry)
             elif isinstance(entry, NewReplicas | NewView):
-                self._follow_placement()
+                self._apply_placement()
         self._unsaved += len(entries)
         self._journal.skip()
         base = self._history.base
@@ -623,7 +624,7 @@ class StorageNode:
         ]
 
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
-        """Journal the pending entries before repaired batches: replay of these must know which
+        """Journal the pending entries before repaired batches: their replay needs to know which
         records were ordered.
         """
         if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
@@ -638,7 +639,7 @@ class StorageNode:
             if (shard := self._shards.get(span.shard)) is None:
                 continue
             batches = self._appends.order(shard, span)
-            self._stirred = self._stirred or bool(shard.holes)
+            self._needs_upkeep = self._needs_upkeep or bool(shard.holes)
             if shard.leading:
                 announces = True
                 parts.append(part_of(span, map(columns_of, batches)))
@@ -673,7 +674,7 @@ class StorageNode:
 
     def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
         if message.start < 0 or message.step < 1:
-            return [Ignore(event, "index data of no sensible range of positions")]
+            return [Ignore(event, "index data of a range of positions that cannot exist")]
         end = min(message.end, self._ordering.position)
         if end < message.end < NO_POSITION:
             # The sender may know of entries that are not applied here.
@@ -705,7 +706,7 @@ class StorageNode:
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
         """Queue a task that reads batches; it is served at the end of the iteration."""
-        self._stirred = True
+        self._needs_upkeep = True
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
         return []
@@ -721,7 +722,7 @@ class StorageNode:
 
     def _on_places_lookup(self, event: Received, message: PlacesLookup) -> list[Effect]:
         if not 0 <= message.start < message.end:
-            return [Ignore(event, "places of no possible seqnums")]
+            return [Ignore(event, "places of a range of seqnums that cannot exist")]
         ordering = self._ordering
         spans = ordering.places(message.start, message.end, _PLACES_MAX)
         answer = PlacesFound(message.request, ordering.position, bool(spans), spans)

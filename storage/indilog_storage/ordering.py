@@ -112,7 +112,7 @@ class Ordering:
     """The applied entries.
 
     Attributes:
-        reader: the copy of the metalog, as requests to the primary describe it.
+        reader: checks received entries, and requests missing ones from the primary.
         floors: the floors of all applied trims.
         trimmed_at: the position after the last trim; a node that has applied all entries below it
             knows all these floors.
@@ -229,7 +229,7 @@ class Ordering:
     def cut_off(self, position: MetalogPosition) -> None:
         """Remove the entries from `position` on: the primary has replaced them.
 
-        Floors stay: a client whose trim was acknowledged relies on it.
+        Floors stay: a client may rely on a trim that was acknowledged.
         """
         assert position <= self.position, "only applied entries can be cut off"
         spans = self._span_ends[position - 1] if position else 0

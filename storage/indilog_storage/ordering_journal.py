@@ -1,4 +1,4 @@
-"""The write buffer of the ordering journal: applied metalog entries that no `ORDERING` frame holds
+"""The write buffer of the ordering journal: applied metalog entries that are in no `ORDERING` frame
 yet.
 
 Entries are batched. This is safe, because a node fetches entries again that a crash lost. Entries
@@ -23,7 +23,7 @@ class OrderingJournal:
     """The content of the next `ORDERING` frames.
 
     Attributes:
-        pending: applied entries that no frame holds yet, consecutive.
+        pending: applied entries that are in no frame yet, consecutive.
         gap: whether a gap frame is due after `pending`.
     """
 
@@ -41,7 +41,7 @@ class OrderingJournal:
         return frames
 
     def skip(self) -> None:
-        """Note that entries were applied that no frame will hold."""
+        """Note that entries were applied that no frame will contain."""
         self.gap = True
 
     def flush(self) -> list[Persist]:

@@ -14,7 +14,7 @@ from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location, Lost
 from indilog_storage.batch_reads import FIRST_COLD_SEGMENT, DamagedBatch, parse_batch
 from indilog_storage.cold_tier import ColdObjectsKept
-from indilog_storage.moved_shards import LateBatch, MovedShards
+from indilog_storage.moved_shards import MovedShards, UnownedBatch
 from indilog_storage.ordering import Ordering
 from indilog_storage.shard import GONE, Shard
 
@@ -23,10 +23,10 @@ BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GON
 
 
 def cut_off(position: MetalogPosition, ordering: Ordering, moved: MovedShards) -> None:
-    """Remove the entries from `position` on, which were replaced, and what they gave to shards."""
+    """Remove the replaced entries from `position` on, and their effects on shards."""
     replaced = {shard: ordering.writers_from(position, shard) for shard in moved.shards}
     ordering.cut_off(position)
-    moved.follow(ordering, drops=False)  # an entry that was cut off may come again
+    moved.apply_placement(ordering, drops=False)  # an entry that was cut off may come again
     for shard in moved.shards.values():
         ordered, writer = ordering.cut_of(shard.id), ordering.writer_of(shard.id)
         shard.cut_off(ordering.tail, ordered, writer, replaced.get(shard.id, ()))
@@ -87,19 +87,19 @@ class Recovery:
     def _kept(self, header: BatchHeader, location: Location) -> Shard | None:
         """Return the shard of a batch; None: it is not kept here, and the batch is noted."""
         if (shard := self._shards.get(header.shard)) is None:
-            late = LateBatch(header.first, header.end, location, header.epoch)
-            self._moved.add_late(header.shard, late)
+            batch = UnownedBatch(header.first, header.end, location, header.epoch)
+            self._moved.add_unowned(header.shard, batch)
         return shard
 
     def _records(
         self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
     ) -> None:
-        """Replay a batch of records; they follow the records before them.
+        """Replay a batch of records, which usually continues the records before it.
 
-        A gap within the records of one writer is possible: the newest batch was damaged and taken
-        for a torn tail. The replica then learned from the metalog that records were missing
-        (decision 0009). So is a batch whose records are stored already: the writer sent it again
-        while it was being written.
+        There are two exceptions. Within the records of one writer a gap is possible: the newest
+        batch was damaged and taken for a torn tail, and the metalog then showed the replica that
+        records were missing (decision 0009). And the records may be stored already: the writer
+        resent the batch while it was being written.
         """
         if shard.replaces(first, epoch):
             shard.truncate(max(first, shard.ordered))
@@ -117,8 +117,8 @@ class Recovery:
         """Replay the frame of a batch that was discarded."""
         header = batch_header(payload)
         if header.shard not in self._shards:
-            late = LateBatch(header.first, header.end, GONE, header.epoch)
-            self._moved.add_late(header.shard, late)
+            batch = UnownedBatch(header.first, header.end, GONE, header.epoch)
+            self._moved.add_unowned(header.shard, batch)
             return
         self._batch(payload, location)
         self._shards[header.shard].discard(header.first, location)
@@ -131,13 +131,14 @@ class Recovery:
         """
         gone = gone_decoded(payload)
         if kind is FrameKind.DISCARDED:
-            for late in self._moved.take_late(gone.shard, gone.first, gone.end):
-                self._moved.add_late(gone.shard, late._replace(location=GONE))
-            if (shard := self._moved.of(gone.shard)) is not None:
+            for batch in self._moved.pop_unowned(gone.shard, gone.first, gone.end):
+                self._moved.add_unowned(gone.shard, batch._replace(location=GONE))
+            if (shard := self._moved.kept_or_dropped(gone.shard)) is not None:
                 shard.discard_all(gone.first, gone.end)
             return
         if (shard := self._shards.get(gone.shard)) is None:
-            self._moved.add_late(gone.shard, LateBatch(gone.first, gone.end, GONE, gone.epoch))
+            batch = UnownedBatch(gone.first, gone.end, GONE, gone.epoch)
+            self._moved.add_unowned(gone.shard, batch)
             return
         if gone.repaired:
             shard.fill(gone.first, gone.end, location)
@@ -147,17 +148,17 @@ class Recovery:
 
     def _freed(self, payload: bytes) -> None:
         freed = gone_decoded(payload)
-        self._moved.take_late(freed.shard, freed.first, freed.end)
-        if (shard := self._moved.of(freed.shard)) is not None:
+        self._moved.pop_unowned(freed.shard, freed.first, freed.end)
+        if (shard := self._moved.kept_or_dropped(freed.shard)) is not None:
             shard.free(freed.first, freed.end)
 
     def _cold_object(self, made: ColdObject) -> None:
-        moved = self._cold.note(made, self._moved.of(made.shard))
+        moved = self._cold.note(made, self._moved.kept_or_dropped(made.shard))
         self._cold.released += [before for before, _ in moved]
-        for late in self._moved.take_late(made.shard, made.first, made.end):
-            place = Location(FIRST_COLD_SEGMENT + made.number, late.first, late.location.length)
-            self._moved.add_late(made.shard, late._replace(location=place))
-            self._cold.released.append(late.location)
+        for batch in self._moved.pop_unowned(made.shard, made.first, made.end):
+            place = Location(FIRST_COLD_SEGMENT + made.number, batch.first, batch.location.length)
+            self._moved.add_unowned(made.shard, batch._replace(location=place))
+            self._cold.released.append(batch.location)
 
     def _repaired(self, payload: bytes, location: Location) -> None:
         """Replay a batch that filled a hole, or replaced a batch that was intact at the
@@ -201,7 +202,7 @@ class Recovery:
                 if (shard := self._shards.get(shard_id)) is not None:
                     shard.begin(writer)
         elif isinstance(entry, NewReplicas | NewView):
-            self._moved.follow(self._ordering)
+            self._moved.apply_placement(self._ordering)
 
     def _follows_gap(self, entry: Entry) -> bool:
         """Whether an entry after a gap certainly follows the last recovered entry.
@@ -225,17 +226,17 @@ class Recovery:
             case FrameKind.DISCARDED | FrameKind.FREED | FrameKind.CHECKPOINT | FrameKind.MOVED:
                 pass  # such a frame has no writers, and does not show where a shard ends
             case FrameKind.COLD:
-                self._cold.is_in_doubt = True
+                self._cold.may_lack_notes = True
             case FrameKind.GONE_RECORDS | FrameKind.METALOG | FrameKind.METALOG_STATE | None:
                 self._gap = self._gap or frame.kind is None
-                self._doubt()
+                self._mark_lossy()
 
     def _lost_batch(self, frame: Lost) -> None:
         """Note a lost batch; if its own header is intact, the header names the lost records."""
         try:
             header = batch_header(frame.payload)
         except MalformedFrameError:
-            self._doubt()
+            self._mark_lossy()
             return
         if (shard := self._shards.get(header.shard)) is None:
             return
@@ -247,5 +248,5 @@ class Recovery:
         _, damage = parse_batch(frame.location, frame.payload)
         shard.lose(damage or DamagedBatch(frame.location, readable=True))
 
-    def _doubt(self) -> None:
-        self._lossy = self._cold.is_in_doubt = True
+    def _mark_lossy(self) -> None:
+        self._lossy = self._cold.may_lack_notes = True

@@ -2,14 +2,14 @@
 decision 0009, PITFALLS 14, 15 and 17).
 
 One request is in flight at a time, and `repair_bytes_per_s` limits the rate, so a wiped replica
-does not slow down the others. Only ordered records are requested and given: replicas cannot differ
-about those. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
+does not slow down the others. Only ordered records are requested and sent: all replicas have the
+same. A received batch is persisted as a `REPAIRED` frame and then fills its hole, so repair
 continues after a restart.
 
-Replicas are asked in rotation, those that did not answer the last request after the others: a
-moved shard is copied while one of its replicas is lost (decision 0048). If none has a batch, it is
-requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may have
-repaired itself by then, and such requests are cheap.
+Replicas are asked in rotation. Those that did not answer the last request are asked last, because a
+moved shard is copied while one of its replicas is lost (decision 0048). If no replica has a batch,
+it is requested again after a pause that doubles up to `repair_retry_s_max`. Another replica may
+have repaired itself by then, and such requests are cheap.
 
 A replica that lost a requested batch reports this if its disk shows the loss
 (`Batches.lacking_to`). If all other replicas have reported it, or there are no others, the records
@@ -35,7 +35,7 @@ from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
-_PATIENCE: Final = 8
+_RESENDS_MAX: Final = 8
 """An answer is awaited for this many times `resend_s`, because the replica reads from its disk."""
 _GONE_MAX: Final = 4096
 """Discarded ranges named by one answer."""
@@ -53,7 +53,7 @@ class Repair:
         self._shards: Mapping[ShardId, Shard] = moved.shards
         self._others = moved.others
         self._bytes_per_s = config.storage.repair_bytes_per_s
-        self._patience_s = _PATIENCE * config.messages.resend_s
+        self._timeout_s = _RESENDS_MAX * config.messages.resend_s
         self._retry_s_max = config.storage.repair_retry_s_max
         self._turn = 0
         self._asked: BatchesWanted | None = None
@@ -62,9 +62,9 @@ class Repair:
         """Replicas that did not answer the last request."""
         self._next_at: Instant | None = None
         """When to send the next request or resend; None: nothing can be requested."""
-        self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
-        """Holes that no asked replica could fill: failed requests in a row, and the next time to
-        ask.
+        self._failures: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
+        """For each hole that no asked replica could fill, the failed requests in a row, and when to
+        ask again.
         """
         self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
         """By hole and replica, the end of the range that the replica has lost."""
@@ -95,13 +95,15 @@ class Repair:
             if (wanted := self._missing(shard, now)) is None:
                 continue
             self._asked, self._asked_node = wanted, self._next_replica(wanted, others)
-            self._next_at = Instant(now + self._patience_s)
+            self._next_at = Instant(now + self._timeout_s)
             return [Send(self._asked_node, wanted)]
         return []
 
     def _next_replica(self, wanted: BatchesWanted, others: Sequence[NodeId]) -> NodeId:
-        """Return which replica is asked next: each before any is asked again for the same hole."""
-        times = self._fruitless.get((wanted.shard, wanted.first), (0, None))[0]
+        """Return the replica to ask next; every one is asked before any is asked again for the same
+        hole.
+        """
+        times = self._failures.get((wanted.shard, wanted.first), (0, None))[0]
         if not times:
             self._turn += 1
         start = self._turn % len(others)
@@ -113,7 +115,7 @@ class Repair:
         for first, end in sorted(shard.holes.items(), key=lambda hole: hole[0] in shard.given_up):
             if first >= shard.ordered:
                 continue
-            if (when := self._fruitless.get((shard.id, first), (0, now))[1]) <= now:
+            if (when := self._failures.get((shard.id, first), (0, now))[1]) <= now:
                 return BatchesWanted(shard.id, first, min(end, shard.ordered))
             self._next_at = min(self._next_at or when, when)
         return None
@@ -133,12 +135,12 @@ class Repair:
         there is a pause.
         """
         key = asked.shard, asked.first
-        times = self._fruitless.get(key, (0, now))[0] + 1
+        times = self._failures.get(key, (0, now))[0] + 1
         rounds, rest = divmod(times, max(1, len(self._others(asked.shard))))
         pause_s = 0.0 if rest else min(self._retry_s_max, _RETRY_S * 2.0 ** min(rounds - 1, 30))
-        self._fruitless = {hole: tried for hole, tried in self._fruitless.items() if self._is(hole)}
+        self._failures = {hole: tried for hole, tried in self._failures.items() if self._is(hole)}
         self._lacking = {hole: known for hole, known in self._lacking.items() if self._is(hole)}
-        self._fruitless[key] = (times, Instant(now + pause_s))
+        self._failures[key] = (times, Instant(now + pause_s))
 
     def _is(self, hole: tuple[ShardId, LocalId]) -> bool:
         return hole[0] in self._shards and hole[1] in self._shards[hole[0]].holes
@@ -153,7 +155,9 @@ class Repair:
             self._shards[asked.shard].give_up(asked.first, least)
 
     def note_moved(self) -> None:
-        """Forget what replicas lack: one may have got it from another that is no replica now."""
+        """Forget what replicas lack: one may have got records from a node that is no longer a
+        replica.
+        """
         self._lacking.clear()
         self._silent.clear()
 
@@ -191,7 +195,7 @@ class Repair:
             self._failed(asked, now)
             self._next_at = now
         else:
-            self._fruitless.pop((asked.shard, asked.first), None)
+            self._failures.pop((asked.shard, asked.first), None)
             self._next_at = Instant(now + taken / self._bytes_per_s)
         return effects
 

@@ -28,8 +28,8 @@ def needed(
     """Return the part of an intact batch that must remain.
 
     None: the batch was discarded, or all of its shard was freed here. `ELSEWHERE`: its records are
-    on cold storage. Records that a new writer dropped, and that others replaced, are removed when
-    the replacing records are.
+    on cold storage. Records that a new writer dropped and replaced are removed when the replacing
+    records are removed.
     """
     assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
     header = batch_header(payload)

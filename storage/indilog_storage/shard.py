@@ -6,9 +6,9 @@ and given to the journal), `stored` (durable), `ordered` (given seqnums by the m
 prefix may have *holes*: records that a damaged or wiped disk lost. Records in a hole are unknown
 here, never absent; `indilog_storage.repair` fetches them from another replica.
 
-A writer owns a shard from the metalog entry on that names it (`NewWriters`). Records of earlier
-writers that no entry before that one ordered are dropped. So unordered records are those of the
-newest writer. A batch comes before the entry that names its writer only in a replay after damage.
+A writer owns a shard from the metalog entry that names it (`NewWriters`). Records of earlier
+writers that are unordered then are dropped, so all unordered records are the newest writer's. Only
+in a replay after damage does a batch come before the entry that names its writer.
 
 Unordered records in a hole do not count as stored: the replica does not report them to the primary,
 and their writer resends them.
@@ -58,8 +58,8 @@ class Shard:
 
     Attributes:
         writer: the newest writer that the applied metalog entries name; 0: none.
-        leading: whether this replica is the first one, which sends index data unrequested.
-        alone: whether it is the only one.
+        leading: whether this is the first replica, which sends index data unrequested.
+        alone: whether this is the only replica.
         written, stored, ordered: prefix lengths, see the module.
         bytes: bytes of all stored batches.
         unordered: batches that no entry has ordered yet, kept for their tags; the oldest may be
@@ -93,7 +93,7 @@ class Shard:
         self._unreadable: set[LocalId] = set()
         """First localids of holes that the next incarnation may find readable."""
         self._runs: list[tuple[LocalId, Epoch]] = []
-        """Who wrote the stored records that are not ordered: from this localid on, this writer."""
+        """The writers of the stored, unordered records: first localid and epoch of each."""
         self._firsts = array("Q")
         self._segments = array("I")
         self._offsets = array("Q")
@@ -122,7 +122,7 @@ class Shard:
         self.written = self.stored
 
     def _drop(self, first: LocalId, end: LocalId, *, before: bool) -> None:
-        """Drop the records of [first, end); `before`: others follow them."""
+        """Drop the records of [first, end); `before`: later records stay, after a hole."""
         if not before:
             self._truncate(first)
         elif first < end:
@@ -140,9 +140,9 @@ class Shard:
             self.holes[first] = end
 
     def replaces(self, first: LocalId, writer: Epoch) -> bool:
-        """Whether a batch at `first` shows that a later writer dropped the records from there on.
+        """Whether a batch at `first` is of a later writer, which dropped the records from there on.
 
-        So it is if the entry that named the writer was lost.
+        This happens if the entry that names the writer was lost.
         """
         return first < self.stored and bool(self._runs) and writer > self._runs[-1][1]
 
@@ -175,8 +175,7 @@ class Shard:
     def catch_up(self, history: ShardHistory) -> None:
         """Apply what entries said about the shard while this node did not keep it.
 
-        Batches that are here stay if they are of the writer that has their localids; the other
-        records are missing.
+        A batch that is here stays if its writer owns its localids. All other records are missing.
         """
         for start, writer in history.writers:
             if writer > self.writer:
@@ -210,8 +209,8 @@ class Shard:
     # --- damage
 
     def skip_to(self, end: LocalId) -> None:
-        """Make a hole of what is missing up to `end`, and other replicas have stored. The hole
-        before it grows, so that `Repair` asks for all of them at once.
+        """Make a hole of the missing records up to `end`, which other replicas have stored. A hole
+        that ends where they begin is extended, so that `Repair` requests all of them at once.
         """
         if end <= self.stored:
             return
@@ -226,7 +225,7 @@ class Shard:
         self.written = max(self.written, end)
 
     def lose(self, damage: DamagedBatch) -> bool:
-        """Make a hole of a damaged batch, as far as it is lost; False: the loss is already known.
+        """Make a hole of the lost part of a damaged batch; False: the loss is already known.
 
         The only replica of a shard keeps two kinds of damaged batches: those with damage only in
         the data of some records, and those that cannot be read now but perhaps later.
@@ -358,7 +357,7 @@ class Shard:
 
     @property
     def _named_end(self) -> LocalId:
-        """Where the stored records end that are of the shard's writer, or ordered."""
+        """The end of the stored records that are ordered or of the shard's writer."""
         for first, writer in self._runs:
             if writer > self.writer:
                 return max(self.ordered, first)
@@ -369,7 +368,7 @@ class Shard:
         """The length of the prefix that is stored here under the shard's writer.
 
         It ends at the first hole that the writer must fill; other replicas fill holes in ordered
-        records. What a writer stored that the metalog does not name yet does not count.
+        records. Records of a writer that the metalog does not name yet do not count.
         """
         start, end = self.ordered, self._named_end
         index = self.holes.bisect_right(start)
@@ -383,7 +382,7 @@ class Shard:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every ordered record is stored here, but those that no replica has."""
+        """Whether this replica stores every ordered record, except those that no replica has."""
         return all(first >= self.ordered or first in self.given_up for first in self.holes)
 
     @property
@@ -393,7 +392,7 @@ class Shard:
 
     @property
     def lost(self) -> int:
-        """How many records no replica has, or has with intact data."""
+        """How many records no replica has with intact data."""
         lost = sum(end - first for first, end in self.lost_within(0, self.stored))
         return lost + sum(count for _, count in self.damaged.values())
 
@@ -410,7 +409,7 @@ class Shard:
     def store(
         self, first: LocalId, end: LocalId, location: Location, writer: Epoch = NO_INCARNATION
     ) -> None:
-        """Note the place of the next batch, which is durable, and who wrote it."""
+        """Note the place and the writer of the next batch, which is durable."""
         assert first == self.stored < end, "batches are stored in order, without gaps"
         if writer and (not self._runs or writer > self._runs[-1][1]):
             self._runs.append((first, writer))
@@ -513,8 +512,8 @@ class Shard:
         return _HOLE < self._segments[index] < _COLD or self._segments[index] == _GONE
 
     def move(self, first: LocalId, end: LocalId, number: int) -> list[tuple[Location, Location]]:
-        """Note that the batches of [first, end) are in a cold object; return from where to where
-        each has moved.
+        """Note that the batches of [first, end) are in a cold object; return the old and new place
+        of each.
         """
         index = bisect_left(self._firsts, first)
         self._row_packs.changed(index)
@@ -586,9 +585,7 @@ class Shard:
             index += 1
 
     def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
-        """Note that the batch of exactly these records is intact at another place; False: there is
-        none.
-        """
+        """Note that the batch of exactly these records is elsewhere; False: there is none."""
         index = bisect_left(self._firsts, first)
         there = index < len(self._firsts) and self._firsts[index] == first
         if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
@@ -727,7 +724,8 @@ class Shard:
     def order(self, span: Span) -> list[RecordBatch]:
         """Apply a span; return its batches that are still in memory.
 
-        Records of a writer that is not named give way; those of the span are then missing here.
+        If a writer that no entry names has stored records at these localids, they are dropped, and
+        the records of the span are missing here.
         """
         end = span.first_localid + span.length
         assert span.first_localid == self.ordered < end, "entries order without gaps"
@@ -755,8 +753,8 @@ class Shard:
         writer: Epoch,
         replaced: Sequence[tuple[LocalId, Epoch]],
     ) -> None:
-        """Remove the seqnums from `tail` on from the localids from `ordered` on: their entries were
-        replaced. The entries before them name `writer`.
+        """Remove the seqnums from `tail` on, which replaced entries gave to localids from
+        `ordered` on. The remaining entries name `writer`.
 
         The records stay and are ordered again. Holes stay, too: the other replicas have reported
         these records. `replaced`: the writers that the replaced entries name, and where each began.
