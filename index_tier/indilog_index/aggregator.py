@@ -67,12 +67,12 @@ class Aggregator:
                 return self._merging.add(sender, answer, now)
             case Received(sender=sender, message=PlacementIs(view, replicas)):
                 if sender not in {*view.storage_nodes, *self._placement.view.storage_nodes}:
-                    return [Ignore(event, "the placement, from a node that is no storage node")]
+                    return [Ignore(event, "the placement, sent by a node that is no storage node")]
                 self._placement.install(view)
                 self._placement.move(replicas)
                 return []
             case Received(message=message):
-                return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
+                return [Ignore(event, f"an aggregator does not handle {type(message).__name__}")]
             case Started() | TermBegun() | MembersWanted():
                 return []
             case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged() | ColdAnswered():

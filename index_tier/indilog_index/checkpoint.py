@@ -54,7 +54,7 @@ _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
 class Kept(NamedTuple):
-    """The part of a checkpoint that is used when the snapshot is open."""
+    """The part of a checkpoint that is used once the snapshot is open."""
 
     info: SnapshotInfo
     base: MetalogPosition | None

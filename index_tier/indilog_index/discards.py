@@ -1,11 +1,11 @@
-"""Which records storage has discarded, so that an index node may drop them (ARCHITECTURE 13).
+"""How an index node finds out which records storage has discarded (ARCHITECTURE 13).
 
 A record is dead below the floor of its log, or below the floors of all its tags. An index node
-knows all floors, but not which tags a record has, because it stores the records of each tag in a
-column. Storage nodes read the records, and discard a batch when all its records are dead. So an
-index node asks storage which of the records in its index were discarded. It asks after trims, when
-the index has grown by an eighth since the last time. Each question is about a bounded number of
-runs of one shard.
+knows all floors, but not which tags a record has: it stores the records of each tag in a column.
+Storage nodes read the records, and discard a batch when all its records are dead. So an index node
+asks storage which records of its index were discarded, and drops them. It asks when trims have
+happened and the index has grown by an eighth since the last question. Each question is about a
+bounded number of runs of one shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Runs: TypeAlias = NDArray[np.uint64]
 class _Question(NamedTuple):
     shard: ShardId
     runs: Runs
-    """The runs that are still to be asked about."""
+    """Runs without an answer."""
     attempt: int
 
 
@@ -52,7 +52,7 @@ class Discards:
         self._trims = 0
         """How many trims were known when storage was asked last."""
         self._todo: deque[_Question] = deque()
-        """Questions still to be answered; the first one is in flight."""
+        """Unanswered questions; the first one is in flight."""
         self._found: list[Runs] = []
         self.records = 0
 
@@ -91,8 +91,8 @@ class Discards:
         """Handle an answer; return the next question, and after the last answer the discarded runs.
 
         `copy_of`: the incarnation of the primary whose metalog the index follows. In the metalog of
-        another incarnation, a seqnum may name another record. An answer that rests on trims not
-        known here is ignored: otherwise lookups would report its records as absent instead of
+        another incarnation, a seqnum may name another record. An answer that depends on trims
+        unknown here is ignored: lookups would otherwise report its records as absent instead of
         trimmed.
         """
         if not self._todo or self._replica(self._todo[0]) != sender:

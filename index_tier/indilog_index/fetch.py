@@ -1,9 +1,9 @@
-"""Fetching missed index data from storage nodes, page by page (thesis 5.6.2).
+"""Fetching missing index data from storage nodes, page by page (thesis 5.6.2).
 
-After a restart an index node fetches the index data that its snapshot and its checkpoint lack;
-after a lost message, the index data in that message. A storage node has index data of its own
-shards only. So the index node asks several storage nodes at once that together keep every shard.
-Each of them answers in pages of its own.
+After a restart, an index node fetches the index data that its snapshot and its checkpoint lack.
+After a lost message, it fetches the index data of that message. A storage node has index data of
+its own shards only. So the index node asks several storage nodes at once that together keep every
+shard. Each of them answers in pages of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from indilog.wire.messages import IndexBlock, IndexDataWanted
 
 
 def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) -> tuple[NodeId, ...]:
-    """Return those of the storage nodes that together keep every shard; the first one changes by
-    attempt.
+    """Return storage nodes that together keep every shard; `attempt` selects the first one.
 
     With n storage nodes, each is the first in one of n attempts, so every replica of every shard is
-    asked. All are asked if it is not known where a shard is: a node that starts knows only a view.
+    asked. All are asked if the place of a shard is unknown: a node that starts knows only a view.
     """
     first = attempt % len(nodes)
     missing = set(placement.shards)
@@ -35,13 +34,13 @@ def sources_of(placement: Placement, nodes: tuple[NodeId, ...], attempt: int) ->
 
 
 class Fetch:
-    """Asks `sources` for those of `positions` that are in [start, end).
+    """Asks `sources` for the index data of those `positions` that are in [start, end).
 
     A source is asked for its next page as soon as it has answered, until it has nothing new. Lost
     messages are not resent here: the index node begins a new fetch after a pause without progress.
     """
 
-    __slots__ = ("_cursors", "_end", "_held", "_positions")
+    __slots__ = ("_cursors", "_end", "_paused", "_positions")
 
     def __init__(
         self,
@@ -55,8 +54,8 @@ class Fetch:
         self._positions = positions
         self._cursors = dict.fromkeys(sources, start)
         """For each source with further pages, the first position of the last requested page."""
-        self._held: set[NodeId] = set()
-        """Sources whose next page begins beyond the positions that can be held now."""
+        self._paused: set[NodeId] = set()
+        """Sources whose next page begins after the positions for which there is memory now."""
 
     @property
     def over(self) -> bool:
@@ -73,13 +72,13 @@ class Fetch:
         return [self._ask(source) for source in self._cursors]
 
     def is_answer(self, source: NodeId, blocks: Sequence[IndexBlock]) -> bool:
-        """Whether this is the answer of `source`, and not index data that it sent unasked.
+        """Whether this is the answer of `source`, and not index data that it sent unrequested.
 
         An answer begins at the requested position; an empty answer means that there is no index
         data.
         """
         cursor = self._cursors.get(source)
-        if cursor is None or source in self._held:
+        if cursor is None or source in self._paused:
             return False
         return not blocks or blocks[0].position <= cursor <= blocks[-1].position
 
@@ -95,8 +94,8 @@ class Fetch:
         Args:
             source: the storage node that answered.
             blocks: its answer, ascending by position without gaps.
-            applied: the first position that was missed before the answer.
-            horizon: the first position that cannot be held yet; it is asked for later.
+            applied: the first position that was missing before the answer.
+            horizon: the first position for which there is no memory yet; it is requested later.
         """
         assert self.is_answer(source, blocks), "only an answer moves a cursor"
         if not blocks or blocks[-1].position < applied:
@@ -108,16 +107,16 @@ class Fetch:
             del self._cursors[source]
             return []
         if cursor >= horizon:
-            self._held.add(source)
+            self._paused.add(source)
             return []
         return [self._ask(source)]
 
     def resume(self, position: MetalogPosition) -> list[Send]:
-        """Ask the sources that were held: all positions below `position` are applied now."""
-        held, self._held = self._held, set()
-        for source in held:
+        """Ask the paused sources: all positions below `position` are applied now."""
+        paused, self._paused = self._paused, set()
+        for source in paused:
             self._cursors[source] = max(self._cursors[source], position)
-        return [self._ask(source) for source in self._cursors if source in held]
+        return [self._ask(source) for source in self._cursors if source in paused]
 
     def _ask(self, source: NodeId) -> Send:
         """Ask for a page; it ends where the spacing of the positions changes."""

@@ -157,10 +157,10 @@ class IndexNode:
         """The restored checkpoint, until the snapshot is open."""
         self._kept_payload = b""
         self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
-        """When to begin a new fetch if nothing arrives; `due` is None while nothing is missed."""
+        """When to begin a new fetch if nothing arrives; `due` is None while nothing is missing."""
 
     def _note_view(self) -> None:
-        """Serve the nodes of the newest view, and take in the positions that it names."""
+        """Use the nodes of the newest view, and the positions that it gives to this index shard."""
         view = self._placement.view
         self._storage_nodes = frozenset(view.storage_nodes)
         self._engines = frozenset(view.engines)
@@ -237,7 +237,7 @@ class IndexNode:
         raise AssertionError(f"no {kind.name} frame of {len(payload)} bytes at {location} is ours")
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
-        """Apply index data, answer ready lookups, and fetch missed index data and trims."""
+        """Apply index data, answer ready lookups, and fetch missing index data and trims."""
         position = self._feed.position
         effects = self._merging.expire(now)
         for event in events:
@@ -284,7 +284,7 @@ class IndexNode:
         """Assert that positions are this shard's, and that no answerable lookup waits."""
         assert self._feed.position in self._positions or self._feed.position == NO_POSITION
         first = self._waiting.first_position
-        assert first is None or first > self._feed.position, "what can be answered is answered"
+        assert first is None or first > self._feed.position, "an answerable lookup was answered"
         assert (self._resend.due is None) == (not self._missing)
         assert self._lineage.last <= self._copy_of
         assert self._copy_of <= self._not_before
@@ -336,18 +336,17 @@ class IndexNode:
             return self._forget(found, sent)
         if isinstance(message, PlacementIs):
             return self._on_placement(event, message, now)
-        return [Ignore(event, f"an index node has no use for {type(message).__name__}")]
+        return [Ignore(event, f"an index node does not handle {type(message).__name__}")]
 
     def _on_placement(self, event: Received, message: PlacementIs, now: Instant) -> list[Effect]:
-        """Learn the newest view, which may give positions to this index shard or take them away.
+        """Install the newest view, which may give positions to this index shard or take them away.
 
-        Only positions after the entry that installed the view change. The index is rebuilt if it
-        has some of them, because they were fetched before the view was known: another index shard
-        has them, too. So it is if a snapshot claims some of them, which were not this index
-        shard's.
+        Only positions after the entry that installed the view change. If some of them were fetched
+        before the view was known, the index is rebuilt, because another index shard has them, too.
+        The index is also rebuilt if a snapshot claims some of them that were another index shard's.
         """
         if event.sender not in {*message.view.storage_nodes, *self._storage_nodes}:
-            return [Ignore(event, "the placement, from a node that is no storage node")]
+            return [Ignore(event, "the placement, sent by a node that is no storage node")]
         self._placement.move(message.replicas)
         before = self._placement.view.eras
         if not self._placement.install(message.view):
@@ -388,7 +387,7 @@ class IndexNode:
         """Compare applied entries with a newer copy of the metalog.
 
         Returns the first position where they differ; None: none is known. An older copy is not
-        compared: it may be the one with replaced entries.
+        compared: its entries may be the replaced ones.
         """
         applied = self._lineage.position
         for block in data.blocks:
@@ -400,7 +399,7 @@ class IndexNode:
         return None
 
     def _replaced_after(self, lookup: IndexLookup | TagFirstsWanted) -> MetalogPosition | None:
-        """Return the first applied position that contradicts the entry that a lookup rests on.
+        """Return the first applied position that contradicts the entry that a lookup names.
 
         Epochs ascend along a copy of the metalog. So an applied entry at or after the lookup's
         entry with an older epoch is of another copy. `_copy_of` shows whether the lookup's copy is
@@ -436,7 +435,7 @@ class IndexNode:
             self._unsaved += 1
             if not self._is_consistent(block):
                 self._feed.reject(block)
-                return [Ignore(event, "index data that contradicts the log before it")]
+                return [Ignore(event, "index data that contradicts the log before its position")]
             self._lineage.append(block.epoch, block.position)
             self._confirm(block.copy_of)
             for part in block.parts:
@@ -448,7 +447,7 @@ class IndexNode:
         return []
 
     def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
-        """Drop records below new floors; other tags of a trimmed log are swept step by step."""
+        """Drop records below new floors; a sweep removes those of a trimmed log from other tags."""
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "floors from a node that is no storage node")]
         risen, effects = self._floors.on_floors(event.sender, message, now)
@@ -474,7 +473,7 @@ class IndexNode:
         return list(sent)
 
     def _is_plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
-        """Whether a block is this index shard's and its columns have consistent lengths."""
+        """Whether a block belongs to this index shard and its columns have consistent lengths."""
         if block.position not in self._positions or block.tail > MAX_SEQNUM:
             return False
         if not block.previous <= block.epoch <= copy_of:
@@ -490,7 +489,9 @@ class IndexNode:
         )
 
     def _is_consistent(self, block: ReadyBlock) -> bool:
-        """Whether the parts are consecutive up to the block's tail and follow indexed records."""
+        """Whether the parts are consecutive, end at the block's tail, and follow the indexed
+        records.
+        """
         if not block.parts:
             return True
         end = block.parts[0].first_seqnum
@@ -527,14 +528,14 @@ class IndexNode:
         return []
 
     def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
-        """Whether applied entries and known trims include those that a lookup rests on."""
+        """Whether the entries and trims that a lookup names are applied and known here."""
         if lookup.view > self._placement.view.number:
             return False
         of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
         return of_its_copy and self._floors.known.covers(lookup.trims, lookup.epoch)
 
     def _rebuild_for_lookups(self, now: Instant) -> list[Effect]:
-        """Rebuild if a waiting lookup rests on an entry that replaced entries here.
+        """Rebuild if a waiting lookup names an entry that replaced one of the applied entries.
 
         While the log is idle, storage cannot show the replacement: the newest metalog may end
         before our last position, so storage has no index data of it.
@@ -555,7 +556,7 @@ class IndexNode:
         below = min(lookup.position, self._lineage.position)
         is_older = (self._lineage.before(below) or 0) > lookup.epoch
         if is_older or self._replaced_after(lookup) is not None:
-            return [Ignore(lookup, "a lookup that rests on entries that were replaced")]
+            return [Ignore(lookup, "a lookup that depends on entries that were replaced")]
         if isinstance(lookup, IndexLookup):
             return self._answer(origin, lookup, now)
         seqnums, shards = array("Q"), array("H")
@@ -736,7 +737,7 @@ class IndexNode:
         return self._fetch is not None or self._feed.behind or bool(self._waiting)
 
     def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:
-        """Begin a new fetch after a pause without progress, if something is missed."""
+        """Begin a new fetch after a pause without progress, if something is missing."""
         if self._fetch is not None and self._fetch.over:
             self._fetch = None
         if not self._missing:
@@ -753,10 +754,10 @@ class IndexNode:
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
-        """Ask storage nodes for what is missed; each attempt asks others (`sources_of`).
+        """Ask storage nodes for missing index data; each attempt asks others (`sources_of`).
 
-        One of them is also asked about our last position: its answer shows whether the entry there
-        was replaced.
+        The request to one of them also covers our last position: the answer shows whether the entry
+        there was replaced.
         """
         sources, last = (
             sources_of(self._placement, self._placement.view.storage_nodes, self._attempts),

@@ -32,11 +32,13 @@ from indilog_index.spilled import Found, GroupDirectory, RowCache, next_in, prev
 from indilog_index.tag_index import Matches, TagIndex
 
 _CACHE_SHARE: Final = 4
-"""A quarter of the memory is for cached row groups and the filter of the snapshot's tags."""
+"""1/4 of the memory is for cached row groups and the filter of the snapshot's tags."""
 _FILTER_SHARE: Final = 16
-"""At most a sixteenth of the memory is for that filter."""
+"""At most 1/16 of the memory is for that filter."""
 _RESIDENT_SHARE: Final = 2
-"""Generations that a snapshot covers are dropped while all take more than half of the memory."""
+"""Generations that a snapshot covers are dropped while all generations take more than 1/2 of the
+memory.
+"""
 
 
 class Search:
@@ -100,7 +102,7 @@ class Search:
 
 
 class _Generation:
-    """Consecutive seqnums from `start` on, until it is closed.
+    """The index of consecutive seqnums from `start` on; records are added until it is closed.
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
@@ -161,7 +163,7 @@ class _Generation:
     def _forget_added(self) -> None:
         """Rebuild `added` from the index, once the index has dropped more than half of its entries.
 
-        So the work is proportional to the dropped entries, however many trims there were.
+        So the work is proportional to the number of dropped entries, not of trims.
         """
         if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
             return
@@ -217,13 +219,14 @@ class IndexStore:
         self.filter_bytes_max = memory_bytes_max // _FILTER_SHARE
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
         self._writing: list[_Generation] = []
-        self._late_floors: list[Floor] = []
-        self._late_discards: list[Runs] = []
-        """Floors and discarded runs that arrived while the generations in `_writing` must not
-        change.
+        self._deferred_floors: list[Floor] = []
+        self._deferred_discards: list[Runs] = []
+        """Discarded runs (and in `_deferred_floors` floors) that arrived while the generations in
+        `_writing` must not change.
         """
-        self._unread = self._left_out = np.empty(0, np.uint64)
-        """Discarded records with rows in the snapshot, and those that the next snapshot leaves out.
+        self._discarded_in_base = self._discarded_in_write = np.empty(0, np.uint64)
+        """Discarded records that have rows in the snapshot; and of these, the ones that the
+        snapshot being written leaves out.
         """
         self.full = False
 
@@ -254,7 +257,7 @@ class IndexStore:
         """About how many bytes everything takes."""
         directory = self._directory.memory_bytes if self._directory is not None else 0
         tags = len(self._base.tags.bits) if self._base is not None else 0
-        cached = self._cache.bytes + self._unread.nbytes
+        cached = self._cache.bytes + self._discarded_in_base.nbytes
         return self.resident_bytes + cached + directory + tags
 
     @property
@@ -311,7 +314,7 @@ class IndexStore:
         Generations that are being written must not change: they are trimmed afterwards.
         """
         if self._writing:
-            self._late_floors.append(floor)
+            self._deferred_floors.append(floor)
         for generation in self._changeable:
             generation.trim(floor)
         self._measure()
@@ -334,7 +337,7 @@ class IndexStore:
         Generations that are being written are changed afterwards.
         """
         if self._writing:
-            self._late_discards.append(discarded)
+            self._deferred_discards.append(discarded)
         self._forget_in(self._changeable, discarded)
         self._measure()
 
@@ -344,7 +347,7 @@ class IndexStore:
             generation.index.forget(seqnums_in(discarded, generation.start, end))
         if self._base is not None:
             in_base = seqnums_in(discarded, 0, self._base.info.tail)
-            self._unread = np.union1d(self._unread, in_base)
+            self._discarded_in_base = np.union1d(self._discarded_in_base, in_base)
 
     def sweep(self, tags: int) -> None:
         """Remove forgotten records from the next `tags` tags."""
@@ -474,22 +477,24 @@ class IndexStore:
             self.full = self.resident_bytes >= self._full_bytes
         fresh = self._writing = [g for g in self._closed if not self._is_covered(g)]
         rows = partial(_rows_of, [generation.index for generation in fresh])
-        self._left_out = self._unread
-        return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._left_out)
+        self._discarded_in_write = self._discarded_in_base
+        return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._discarded_in_write)
 
     def written(self, snapshot: Snapshot | None) -> None:
         """Adopt the snapshot that was written; None: writing failed."""
         assert self._writing, "a generation was closed"
-        for floor in self._late_floors:
+        for floor in self._deferred_floors:
             for generation in self._writing:
                 generation.trim(floor)
         if snapshot is not None:
-            self._unread = np.setdiff1d(self._unread, self._left_out)
+            self._discarded_in_base = np.setdiff1d(
+                self._discarded_in_base, self._discarded_in_write
+            )
             self._adopt(snapshot)
-        for discarded in self._late_discards:
+        for discarded in self._deferred_discards:
             self._forget_in(self._writing, discarded)
-        self._left_out = np.empty(0, np.uint64)
-        self._writing, self._late_floors, self._late_discards = [], [], []
+        self._discarded_in_write = np.empty(0, np.uint64)
+        self._writing, self._deferred_floors, self._deferred_discards = [], [], []
         self._measure()
         if snapshot is not None:
             self.shrink()

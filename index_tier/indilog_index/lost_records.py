@@ -1,4 +1,6 @@
-"""Lookups that cross lost records (decision 0024): only the matches before those are an answer."""
+"""Lookups that cross lost records (decision 0024): only the matches before the lost records are
+valid.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def crossed(
 
 
 def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> LostRange | None:
-    """Return the lost range that a lookup crosses first, of those that index shards found.
+    """Return the first lost range that a lookup crosses, among those that index shards found.
 
     Parts below the floor are left out, and adjacent ranges are joined. None: the lookup crosses no
     lost records.

@@ -1,7 +1,8 @@
 """Merging the answers of all index shards to one lookup (thesis 5.4, algorithm 6).
 
-Part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
-"master-slave-mode"). It keeps no index data, only lookups that not every index shard has answered.
+An aggregator merges, and so does an index node that is the master of a lookup (thesis 5.2,
+"master-slave-mode"). `Merging` keeps no index data, only lookups that not every index shard has
+answered.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _Lookup:
         self.index_shards = answer.index_shards
         """How many index shards were asked."""
         self.floor: SeqNum = 0
-        """The highest floor of all answers: an index shard that is ahead has dropped the records
-        below its floor.
+        """The highest floor of all answers: an index shard that has applied more trims has dropped
+        the records below its floor.
         """
         self.log_floor: SeqNum = 0
         self.position: MetalogPosition = 0
@@ -46,7 +47,7 @@ class _Lookup:
         self.matches: list[tuple[SeqNum, ShardId]] = []
         self.lost: list[LostRange] = []
         self.done = False
-        """An exact match was found; further answers change `answered` only."""
+        """Whether an exact match was found; further answers then change `answered` only."""
 
     def fits(self, answer: IndexAnswer) -> bool:
         return (self.direction, self.count, self.bound, self.index_shards) == (

@@ -64,7 +64,7 @@ class Snapshots:
 
     @property
     def wanted(self) -> bool:
-        """Whether a snapshot was asked for and is not written yet."""
+        """Whether a snapshot was requested and is not written yet."""
         return self._wanted is not None
 
     def is_ours(self, snapshot: Snapshot) -> bool:

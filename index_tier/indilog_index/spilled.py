@@ -21,7 +21,7 @@ _GROUP_BYTES: Final = 32
 
 
 class GroupDirectory:
-    """Finds the row groups that may hold the rows of a tag around a bound.
+    """Finds the row groups that may have rows of a tag at or next to a bound.
 
     The row groups of a tag are adjacent. All but the first begin with the tag, and all but the last
     end with it. So the groups between them have rows of that tag only, and their seqnums ascend.
@@ -38,7 +38,7 @@ class GroupDirectory:
         return _GROUP_BYTES * len(self._groups.first_tags)
 
     def of(self, tag: TagHash) -> range:
-        """Return the row groups that may hold rows of `tag`."""
+        """Return the row groups that may have rows of `tag`."""
         value = np.uint64(tag)
         first = int(np.searchsorted(self._groups.last_tags, value, side="left"))
         return range(first, int(np.searchsorted(self._groups.first_tags, value, side="right")))

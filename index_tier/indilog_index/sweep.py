@@ -24,12 +24,12 @@ _FEW: Final = 16
 class Sweep:
     """Removes the seqnums in `dead`, ascending, from the columns that were there at its start.
 
-    Records added meanwhile have greater seqnums than all in `dead`.
+    Records that are added during the sweep have greater seqnums than all in `dead`.
 
     Attributes:
         dead: the seqnums.
         tags: how many columns there were at the start.
-        used: for each of the spans that begin at `firsts`, whether some of its records stay.
+        used: for each span that begins at `firsts`, whether any of its records stay.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ arrays with 10 bytes.
 
 Seqnums arrive in ascending order and are appended, so every array stays sorted.
 
-Added parts *wait* until the next lookup, or until many wait. They are then sorted by tag together,
-so that each tag takes one step for all its records in these parts.
+Added parts *wait* until the next lookup, or until there are many. They are then sorted by tag
+together, so that each tag takes one step for all its records in these parts.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class TagIndex:
             self.sort_waiting()
 
     def sort_waiting(self) -> None:
-        """Add waiting parts to the columns, before any read; a thread may read only if no part
-        waits.
+        """Add waiting parts to the columns, as every read requires; another thread may read only if
+        no part waits.
         """
         if not self._waiting:
             return
@@ -161,7 +161,7 @@ class TagIndex:
         return rows.chosen(~np.isin(rows.seqnums, np.concatenate(dead))) if dead else rows
 
     def _pending(self) -> list[NDArray[np.uint64]]:
-        """Return the forgotten records that sweeps have still to remove."""
+        """Return the forgotten records that sweeps have not removed yet."""
         pending = [np.array(dead, np.uint64) for dead in self._dead]
         if self._sweep is not None:
             pending.append(np.array(self._sweep.dead, np.uint64))

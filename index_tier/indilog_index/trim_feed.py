@@ -1,9 +1,10 @@
-"""Which trims an index node knows, and how it fetches those that it misses (ARCHITECTURE 13).
+"""The trims that an index node knows, and the fetch of missing ones (ARCHITECTURE 13).
 
-Every index node needs every trim: a floor holds for all positions of the log, whichever index shard
-has them. Two storage nodes send each trim unasked. Trims are numbered, so the next trim reveals a
-gap, and so does a lookup that names more trims than are known. The node then fetches all floors,
-page by page. Floors only grow, so a page may have newer floors than the trims that it names.
+Every index node needs every trim: a floor holds for all positions of the log, so for all index
+shards. Two storage nodes send each trim unrequested. Trims are numbered. So a gap shows when the
+next trim arrives, or a lookup that names more trims than are known. The node then fetches all
+floors, page by page. Floors only grow, so a page may have newer floors than the trims that it
+names.
 
 The metalog entry of a trim may be replaced (decision 0031). One incarnation of the primary proposes
 one metalog. So the number of trims, and the incarnation that proposed the last of them, identify a
@@ -27,7 +28,7 @@ from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
 
 
 class TrimFeed:
-    """The floors of all trims up to a number, and the fetch of those that are missed.
+    """The floors of all trims up to a number, and the fetch of missing trims.
 
     Attributes:
         trimmed: the floors, at least those of the trims in `known`.
@@ -46,7 +47,7 @@ class TrimFeed:
         """The most trims that a storage node has announced, of the known copy or a newer one."""
         self._attempts = 0
         self._cursor: FloorCursor | None = None
-        """Where the awaited page begins; None: none is awaited."""
+        """Where the requested page begins; None: no page is requested."""
         self._promised = TrimExtent()
         """Which trims the pages cover once the last one has arrived."""
 
@@ -114,7 +115,7 @@ class TrimFeed:
         extent, is_first = message.extent, self._cursor == NO_FLOORS
         if not is_first and extent.copy_of != self._promised.copy_of:
             return self._fetch(now)  # trims on earlier pages may have been replaced
-        # A later page may be from the same node after a restart, when the node knows fewer trims.
+        # The source may have restarted between two pages, and then know fewer trims.
         self._promised = extent if is_first else min(self._promised, extent)
         self._resend.stop()
         if message.last:
@@ -125,7 +126,7 @@ class TrimFeed:
         return self._ask(sender, Trimmed.cursor_after(message.floors), now)
 
     def on_time(self, now: Instant, *, waited_for: bool = False) -> list[Send]:
-        """Ask for trims that are missed, after a pause without progress.
+        """Ask for missing trims, after a pause without progress.
 
         `waited_for`: a lookup needs more trims, or needs the known ones to be confirmed.
         """
@@ -133,11 +134,11 @@ class TrimFeed:
             self._resend.stop()
             return []
         if self._resend.due is None:
-            self._resend.sent(now)  # the missed trims may be on their way
+            self._resend.sent(now)  # the missing trims may be in transit
         return self._fetch(now) if self._resend.is_due(now) else []
 
     def deadline(self) -> Instant | None:
-        """When to ask again; None: nothing is missed."""
+        """When to ask again; None: nothing is missing."""
         return self._resend.due
 
     def _fetch(self, now: Instant) -> list[Send]:

@@ -64,7 +64,7 @@ class WaitingLookups:
         """Remove and return the lookups that can be answered.
 
         A lookup can be answered if it asks only about positions below `position`, and `known`
-        returns that the entries and trims it rests on are known.
+        returns that the entries and trims that it names are known.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
@@ -105,8 +105,8 @@ class WaitingLookups:
         return expired
 
     def check_invariants(self) -> None:
-        """Assert that each lookup waits for one thing: positions, or the entries and trims it rests
-        on.
+        """Assert that each lookup waits for one thing: positions, or the entries and trims that it
+        names.
         """
         assert len(self._lookups) == len(self._by_position) + len(self._applied)
         assert len(self._lookups) <= self._lookups_max

@@ -1,6 +1,6 @@
 """Ranges of rows of about equal size, so that each of several processes sorts a part.
 
-Half of all rows may have the empty tag or the tag of one log. So a range is bounded by tag and
+The empty tag, or the tag of one log, may have half of all rows. So a range is bounded by tag and
 seqnum, not by tag alone.
 """
 

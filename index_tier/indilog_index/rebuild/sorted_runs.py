@@ -1,8 +1,8 @@
 """Rows sorted with bounded memory: sorted runs in files, merged block by block.
 
 Rows are added in log order. So the rows of a tag in an earlier run have smaller seqnums than in a
-later run, and a merge compares tags only. A tag with more rows than a block (the empty tag has a
-quarter or a half of all) is copied run by run.
+later run, and a merge compares tags only. A tag with more rows than a block is copied run by run;
+the empty tag has a quarter or a half of all rows.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class SortedRuns:
         self._directory = directory
         self._rows_max = max(1, memory_bytes_max // (_COPIES * ROW_BYTES))
         self._pieces: list[Rows] = []
-        self._held = 0
+        self._rows_pending = 0
         self._runs: list[Rows] = []
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
         """Add sorted rows; the seqnums of each tag are greater than all added before."""
         self._pieces.append(rows)
-        self._held += len(rows.tags)
+        self._rows_pending += len(rows.tags)
         self.rows += len(rows.tags)
-        if self._held >= self._rows_max:
+        if self._rows_pending >= self._rows_max:
             self._write(iter([sorted_rows(self._pieces)]))
-            self._pieces, self._held = [], 0
+            self._pieces, self._rows_pending = [], 0
 
     def add_run(self, pieces: Iterable[Rows]) -> None:
         """Add sorted rows in sorted pieces, without holding them in memory."""

@@ -409,7 +409,7 @@ def test_index_data_that_goes_back_in_the_log_is_ignored_and_asked_for_again() -
     node = index_node()
     node.handle([data(one(1, 4))], T0)
     effects = node.handle([data(one(3, 4))], T0)
-    assert reasons(effects) == ["index data that contradicts the log before it"]
+    assert reasons(effects) == ["index data that contradicts the log before its position"]
     assert node.position == 3
     node.handle([data(one(3, 5))], T0)
     assert node.position == 5

@@ -167,7 +167,7 @@ def test_an_index_without_records_writes_no_snapshot() -> None:
 def test_a_snapshot_is_wanted_by_engines_only() -> None:
     event = wanted(1)._replace(sender=A)
     assert reasons(index_node().handle([event], T0)) == [
-        "an index node has no use for SnapshotWanted"
+        "an index node does not handle SnapshotWanted"
     ]
 
 

@@ -147,7 +147,7 @@ def test_a_lookup_of_an_engine_with_replaced_entries_is_dropped() -> None:
     node = index_node()
     node.handle([data(of(1, 0, 1, 4), of(2, 1, 3, 7), copy_of=2)], T0)
     effects = node.handle([asks_of(1, 0, 5)], T0)
-    assert reasons(effects) == ["a lookup that rests on entries that were replaced"]
+    assert reasons(effects) == ["a lookup that depends on entries that were replaced"]
     assert answers(node.handle([asks_of(1, 0, 3)], T0)) == [(4, 7)], "up to there they are equal"
 
 
@@ -214,7 +214,7 @@ def test_a_lookup_of_entries_that_a_newer_metalog_never_had_is_dropped() -> None
     node = index_node()
     node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), of(3, 1, 5, 9), copy_of=3)], T0)
     effects = node.handle([asks_of(2, 0, 3)], T0)
-    assert reasons(effects) == ["a lookup that rests on entries that were replaced"]
+    assert reasons(effects) == ["a lookup that depends on entries that were replaced"]
 
 
 def test_index_data_of_an_older_copy_does_not_follow_on_what_a_newer_one_confirmed() -> None:
